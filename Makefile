@@ -1,18 +1,18 @@
 # Everything starts with a private .venv made from the lock files; a second run finds it ready.
 #   make chat [ARGS="--model …"]   make test [ARGS="-k …"]   make quick   make eval   make bench   make lint
-#   make format   make types   make chaos   make pictures   make docs   make race   make clean
+#   make format   make types   make chaos   make failover   make pictures   make docs   make race   make clean
 #   PYTHON=/path/to/python3 picks the interpreter; make lock renews the lock files (needs uv).
 
 # The folder of this file, so that `make -f "some where/Makefile" test` works from anywhere.
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench race lint format types chaos pictures docs lock setup clean
+.PHONY: chat test quick eval bench race lint format types chaos failover pictures docs lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench race lint format types chaos pictures docs lock setup clean:
+chat test quick eval bench race lint format types chaos failover pictures docs lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -77,6 +77,10 @@ types: $(READY_DEV)
 # The long forms of the tests that kill processes: every commit, thousands of messages.
 chaos: $(READY_DEV)
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)
+
+# 60 failovers of a PostgreSQL with a synchronous standby, ten of them behind PgBouncer, under the history checker.
+failover: $(READY_DEV)
+	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 tests/store/postgres/test_failover.py $(ARGS)
 
 setup: $(READY_DEV)
 	@:

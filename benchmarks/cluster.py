@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,12 +253,18 @@ class Ground:
 
 @contextlib.asynccontextmanager
 async def ground(
-    server: Server | None, count: int, model: str = "tools-0x0-d50", settings: str = ""
+    server: Server | None,
+    count: int,
+    model: str = "tools-0x0-d50",
+    settings: str = "",
+    pool: Callable[[str], str] | None = None,
 ) -> AsyncIterator[Ground]:
-    """Workers on a fresh store: a database of this server, or an SQLite file."""
+    """Workers on a fresh store: a database of this server, or an SQLite file. `pool` tells a pooler's address of it."""
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         address = stack.enter_context(server.database()) if server is not None else f"{home}/everloop.db"
+        if pool is not None:
+            settings = f'store_pool = "{pool(address.partition("?")[0].rpartition("/")[2])}"\n{settings}'
         url = await stack.enter_async_context(fake_model())
         made = await stack.enter_async_context(workers(count, address, url, model, home, settings))
         field = Ground(address, url, made, server)

@@ -298,6 +298,7 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("database_cpu", lambda: many(rounds, "turn_cpu", True)),
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),
+        ("workers_pool", lambda: many(rounds, "pooled")),
     ]
     results = []
     for name, figure in figures:

@@ -2,7 +2,7 @@
 
 Workers, a fake model that takes 50 ms, and a PostgreSQL with fsync on are all processes of this one machine, next to
 SQLite in the same run. NAME is loads, takeover or streaming; or one of those that `--short` leaves out: statements,
-queue, notices, holds, disk and growth.
+queue, notices, holds, disk, growth and pool.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.cluster import Ground, Load, ground
 from benchmarks.database import counted, memory_of, postgres, statements
 from benchmarks.notices import notices
+from benchmarks.pool import pool, server_connections
 from benchmarks.streaming import streamed, streaming
 from benchmarks.tables import Row, head, say
 from tests.store.postgres.server import Server
@@ -310,6 +311,14 @@ async def notify(rounds: int) -> Row:
     return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", ours - base, 60, " ms")
 
 
+async def pooled(rounds: int) -> Row:
+    """Connections to PostgreSQL of 100 processes through a pooler, against those without."""
+    with postgres() as server:
+        ours, base = await server_connections(server, 100, pooled=True), await server_connections(server, 10)
+    what = "connections to PostgreSQL of 100 processes through PgBouncer (against 10 processes without)"
+    return Row(what, f"{ours}", f"{base}", ours, 132, "")
+
+
 PARTS = {
     "loads": loads,
     "statements": said,
@@ -320,6 +329,7 @@ PARTS = {
     "disk": disk,
     "holds": holds,
     "growth": growth,
+    "pool": pool,
 }
 
 

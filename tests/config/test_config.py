@@ -130,6 +130,7 @@ def test_a_variable_wins_over_the_file_and_a_flag_over_both(home):
 def test_every_variable_reaches_its_attribute(home, key):
     value = "/somewhere" if key.kind.startswith("Path") else "http://x/v1" if key.url else "value"
     value = str(not key.default) if key.kind == "bool" else value
+    value = "postgresql://x/y" if key.kind.startswith("DSN") else value
     value = key.choices[-1] if key.choices else value
     assert str(getattr(load(home, env={key.env: value.lower()}), key.attribute)).lower() == value.lower()
 

@@ -117,7 +117,8 @@ async def checks_of(config: Config, store: Store) -> list[Check]:
         *(await _model(config)),
         await asyncio.to_thread(_workspace, config.workspace),
         await asyncio.to_thread(_sandbox, config),
-        Check("store", True, str(config.store)),
+        _place(config),
+        *(await _replication(config, store)),
         *_checks(await work_in(store)),
     ]
 
@@ -239,10 +240,43 @@ async def _store(config: Config) -> tuple[list[Check], Overview | None]:
         return [missing], None
     try:
         async with reading(config) as store:
+            replicated = await _replication(config, store)
             work = await work_in(store)
     except EverloopError as error:
         return [Check("store", False, f"{config.store} cannot be read", str(error))], None
-    return [Check("store", True, str(config.store)), *_checks(work)], work
+    return [_place(config), *replicated, *_checks(work)], work
+
+
+def _place(config: Config) -> Check:
+    pool = f", through the pooler {config.store_pool}" if config.store_pool and isinstance(config.store, DSN) else ""
+    return Check("store", True, f"{config.store}{pool}")
+
+
+async def _replication(config: Config, store: Store) -> list[Check]:
+    """The standbys of a PostgreSQL; nothing for a server without any."""
+    if not isinstance(config.store, DSN):
+        return []
+    from ..store.postgres.store import PostgresStore
+
+    if not isinstance(store, PostgresStore):
+        return []
+    seen = await store.standbys()
+    if seen.waiting and seen.seconds > 1:
+        wait = "1 write waits" if seen.waiting == 1 else f"{seen.waiting} writes wait"
+        what = f"{wait} for a synchronous standby that does not confirm, the first for {_span(seen.seconds)}"
+        return [Check("standbys", False, what, f"start it again; synchronous_standby_names is {seen.names!r}")]
+    if not seen.standbys:
+        missing = Check(
+            "standbys", False, f"none is connected, and writes wait for {seen.names!r}", "start the standby"
+        )
+        return [missing] if seen.names else []
+    if not seen.is_visible:
+        hidden = f"{len(seen.standbys)} connected; this user may not see their state (GRANT pg_monitor)"
+        return [Check("standbys", True, hidden)]
+    named = [f"{one.name} ({one.sync}, {one.state}, {(one.behind or 0) / 1e6:.1f} MB behind)" for one in seen.standbys]
+    safe = any(one.is_synchronous for one in seen.standbys)
+    fix = "a failover to an asynchronous standby loses what it has not received: set synchronous_standby_names"
+    return [Check("standbys", safe, ", ".join(named), fix)]
 
 
 async def _channels(config: Config) -> list[Check]:

@@ -219,6 +219,14 @@ def _add_upkeep(add: Add) -> None:
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
+    move = add("move", "move", "move one owner from a PostgreSQL database to another")
+    move.add_argument("owner", metavar="OWNER", help="whose sessions, jobs, budgets and tokens")
+    move.add_argument("source", metavar="FROM", help="the database that has them")
+    move.add_argument("target", metavar="TO", help="the database that gets them")
+    move.add_argument(
+        "--files", metavar="HOME", help="copy the owner's folder, with workspace and memory, to this home"
+    )
+
     backup = add("backup", "backup", "copy the SQLite store into a file, while Everloop runs")
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
     backup.set_defaults(restore=False)

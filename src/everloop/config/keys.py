@@ -95,6 +95,7 @@ KINDS = {
     "str": "one line of text",
     "Path": "a path",
     "Path | DSN": "a path or a `postgresql://` address",
+    "DSN | None": "a `postgresql://` address",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -131,7 +132,7 @@ def reference(keys: tuple[Key, ...]) -> str:
 def _shown_default(key: Key) -> str:
     if isinstance(key.default, UnderHome):
         return f"`{key.default.name}` in the home"
-    if key.default in ("", (), MISSING) or key.default == {}:
+    if key.default in ("", (), None, MISSING) or key.default == {}:
         return ""
     if isinstance(key.default, tuple):
         return f"`{list(key.default)}`".replace("'", '"')

@@ -67,7 +67,7 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
     """Merge two sources; `above` wins. An address belongs to its provider, and a key to its endpoint (unless it is not
-    `tied` to one): neither is carried over to another endpoint that `above` names."""
+    `tied` to one): neither is carried over to another endpoint that `above` names. Nor is a pool to another store."""
     kept = dict(below)
     usual = {"provider": "openai", "base_url": ""}  # the defaults
     moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}
@@ -75,6 +75,8 @@ def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dic
         kept.pop("base_url", None)
     if tied and moved:
         kept.pop("api_key", None)
+    if "store" in above and below.get("store", above["store"]) != above["store"]:
+        kept.pop("store_pool", None)
     return kept | above
 
 
@@ -233,7 +235,9 @@ def _parsed(key: Key, text: str) -> Any:
 
 def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
     """The value in its field's type, or a ConfigError that says what is allowed and never shows a secret."""
-    if key.kind == "Path | DSN" and (isinstance(value, DSN) or (isinstance(value, str) and is_dsn(value))):
+    if key.kind in ("Path | DSN", "DSN | None") and (
+        isinstance(value, DSN) or (isinstance(value, str) and is_dsn(value))
+    ):
         return value if isinstance(value, DSN) else DSN(value.strip())
     if key.kind.startswith("Path") and isinstance(value, (str, os.PathLike)) and os.fspath(value):
         return _path(os.fspath(value), folder, where)
@@ -304,7 +308,12 @@ def shown(path: Path) -> str:
 
 def _not_this(key: Key, value: Any) -> str:
     """The value that was given instead, unless it is or may contain a secret."""
-    if key.secret or not isinstance(value, (str, int, float)) or (key.url and "@" in str(value)):
+    if (
+        key.secret
+        or key.kind == "DSN | None"
+        or not isinstance(value, (str, int, float))
+        or (key.url and "@" in str(value))
+    ):
         return ""
     if isinstance(value, str):
         return f", not {_quoted(value)}"

@@ -57,13 +57,19 @@ class Page:
 
     async def text(self) -> bytes:
         seen = await self._overview()
-        lines = *self._meters.lines(), *self._of_relay(), *_of_store(seen)
+        lines = *self._meters.lines(), *self._of_relay(), *self._of_standby(), *_of_store(seen)
         return "".join(f"{line}\n" for line in lines).encode()
 
     def _of_relay(self) -> Iterator[str]:
         name = "everloop_notify_batches_total"
         yield from heading(name, "Batches of events sent to other processes.", "counter")
         yield sample(name, self._relay.batches)
+
+    def _of_standby(self) -> Iterator[str]:
+        """Known to the process itself: while writes wait, a query of the store may wait behind them."""
+        name = "everloop_standby_wait_seconds"
+        yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
+        yield sample(name, self._store.standby_wait)
 
     async def _overview(self) -> Overview | None:
         """The store's overview; None when it is unavailable."""

@@ -601,6 +601,11 @@ class Store(Protocol):
     @property
     def relay(self) -> EventRelay: ...
 
+    @property
+    def standby_wait(self) -> float:
+        """Seconds that a write has been waiting for a synchronous standby of the database; 0 when none does."""
+        ...
+
     async def overview(self) -> Overview:
         """The work of all owners: what is done by which worker, what waits, and what no worker does. Its cost depends
         on the amount of open work."""

@@ -21,7 +21,8 @@ def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | Postg
         from .postgres.store import LEASE_SECONDS, PostgresStore
 
         lease = getattr(config, "lease_seconds", LEASE_SECONDS)
-        return PostgresStore(place, lease_seconds=lease, flush_always=flush_always)
+        pool = getattr(config, "store_pool", None) if getattr(config, "store", None) == place else None
+        return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
     from .sqlite import SQLiteStore
 
     return SQLiteStore(place, flush_always=flush_always)

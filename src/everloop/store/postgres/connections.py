@@ -59,17 +59,29 @@ SETTINGS = {
 }
 # A peer that vanishes is noticed within seconds instead of minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+# An address of several servers: the primary among them is wanted, and a machine that does not answer is soon given up.
+FAILOVER = {
+    "target_session_attrs": "read-write",
+    "connect_timeout": 3,
+    "keepalives_idle": 4,
+    "keepalives_interval": 2,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 8_000,
+}
 MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
 BATCH = 64  # writes in one transaction
 RETRY_SECONDS = 0.05  # before the second try to connect; then longer and longer
 LONGEST_RETRY = 1.0
 # Each thread has a row, in which every one of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number was taken by RESOLVE meanwhile can no longer be committed.
+# RESOLVE writes in any case: where a server waits for its synchronous standby, a commit whose wait was cut off can be
+# seen before the standby has it, and would be lost with the server. What RESOLVE commits after it waits for both.
 INSERT_MARK = f"INSERT INTO lane (id, number, at) VALUES (%s, %s, {NOW}) ON CONFLICT (id) DO NOTHING"
 MARK = f"UPDATE lane SET number = %s, at = {NOW}, result = NULL WHERE id = %s AND number < %s RETURNING id"
-RESOLVE = f"UPDATE lane SET number = %s, at = {NOW} WHERE id = %s AND number < %s"
-RESULT = "SELECT number, result FROM lane WHERE id = %s"
+RESOLVE = f"""UPDATE lane SET number = CASE WHEN number < %s THEN %s ELSE number END, at = {NOW}
+    WHERE id = %s RETURNING number, result"""
 UNMARKED = "EL001"  # raised by a lone write whose thread's row is gone
+READ_ONLY = "25006"  # a standby, or a primary that is one now
 CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be repeated
 TRIES = 10
 
@@ -81,8 +93,12 @@ class Unreachable(StoreError):
     """There is no connection now; there may be one later."""
 
 
-def connect(dsn: DSN) -> Connection:
-    """Open a connection in autocommit mode, or raise a StoreError in one line."""
+def connect(dsn: DSN, *, pooled: bool = False) -> Connection:
+    """Open a connection in autocommit mode, or raise a StoreError in one line.
+
+    One that is `pooled` leads through a pooler, which may run each transaction in another server process: no statement
+    is prepared on it.
+    """
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
@@ -99,9 +115,13 @@ def connect(dsn: DSN) -> Connection:
             "special characters as in web addresses (@ is %40)"
         )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
+    if "," in str(given.get("host", "")) + str(given.get("hostaddr", "")):
+        defaults |= FAILOVER
     options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
     try:
         connection = psycopg.connect(dsn.secret, autocommit=True, **options)
+        if pooled:
+            connection.prepare_threshold = None
     except psycopg.Error as error:
         raise Unreachable(
             f"cannot open the store {dsn} ({one_line(dsn, error)}): check that the server runs, and the address, the "
@@ -123,7 +143,7 @@ def explain(dsn: DSN, error: Exception) -> Exception:
     state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
     if state == "53100":
         what = f"the disk of the store {dsn} is full: free some space and try again"
-    elif state == "25006":
+    elif state == READ_ONLY:
         what = f"the store {dsn} is read-only: use the address of the primary server"
     elif state == "42501":
         what = f"the user of the store {dsn} lacks a right ({what}): give it the rights of the database's owner"
@@ -373,7 +393,7 @@ class Connections:
             try:
                 job.result = job.work(connection)
             except psycopg.Error as error:
-                if _is_lost(connection, error):
+                if self._is_lost(connection, error):
                     raise
                 job.error = self._explain(error)
             except Exception as error:
@@ -391,7 +411,7 @@ class Connections:
             except _Again:
                 continue
             except psycopg.Error as error:
-                if _is_lost(state.connection, error):
+                if self._is_lost(state.connection, error):
                     raise
                 with contextlib.suppress(Exception):  # a broken connection has rolled back already
                     state.connection.execute("ROLLBACK")
@@ -444,7 +464,7 @@ class Connections:
             if error.sqlstate == UNMARKED:
                 state.has_row = False
                 raise _Again from error
-            if not _is_lost(connection, error):
+            if not self._is_lost(connection, error):
                 raise
             state.connection = None
             kept = self._kept(state, give_up)
@@ -489,7 +509,7 @@ class Connections:
                 ending = connection.execute("COMMIT")  # sent and answered when this block ends
             kept = ending.statusmessage == "COMMIT"
         except psycopg.Error as error:
-            if ending is None or not _is_lost(connection, error):
+            if ending is None or not self._is_lost(connection, error):
                 raise
             state.connection = None
             kept = self._kept(state, give_up) is not None
@@ -533,20 +553,32 @@ class Connections:
         while True:
             try:
                 connection = state.connection = state.connection or self._connection()
-                connection.execute(RESOLVE, (state.number + 1, state.name, state.number))  # waits for its end
-                row = connection.execute(RESULT, (state.name,)).fetchone()
+                values = (state.number, state.number + 1, state.name)
+                row = connection.execute(RESOLVE, values).fetchone()  # waits for its end
                 if row is not None and row[0] == state.number:
                     return row[1:]
                 state.number += 1  # as RESOLVE has left it
                 return None
             except Exception as error:
                 is_running = getattr(error, "sqlstate", None) == "55P03"  # it did not end within the lock timeout
+                if state.connection is not None:
+                    self._is_lost(state.connection, error)
                 if not is_running and not self._may_pass(error, state):
                     raise _unknown(error) from error
             if self._is_late(give_up):
                 raise _unknown(None)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY)
+
+    def _is_lost(self, connection: Connection, error: Exception) -> bool:
+        """Whether the connection can no longer be used: after a fatal error, broken inside its pipeline, or to a server
+        that does not take writes any more, while another one is or will be the primary."""
+        diagnosis = getattr(error, "diag", None)
+        fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")
+        demoted = self.commits > 0 and getattr(error, "sqlstate", None) == READ_ONLY
+        if fatal or demoted or (not connection.closed and connection.pgconn.pipeline_status):
+            connection.close()
+        return connection.closed
 
     def _tell(self, when: str) -> None:
         if self.hook is not None:
@@ -558,15 +590,6 @@ def _attempt(job: Job) -> None:
         job.result = job.work()
     except Exception as error:
         job.error = error
-
-
-def _is_lost(connection: Connection, error: Exception) -> bool:
-    """Whether the connection can no longer be used: after a fatal error, or broken inside its pipeline."""
-    diagnosis = getattr(error, "diag", None)
-    fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")
-    if fatal or (not connection.closed and connection.pgconn.pipeline_status):
-        connection.close()
-    return connection.closed
 
 
 def _unknown(error: Exception | None) -> StoreError:

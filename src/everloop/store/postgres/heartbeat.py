@@ -1,6 +1,7 @@
 """The heartbeat of a process: renews its workers' leases, receives notifications, and removes dead workers.
 
 It is one thread with its own connection, so that neither a busy event loop nor a queue of writes lets a lease expire.
+Nor does it wait for a synchronous standby: while one is missing, all other writes wait, and the heartbeat says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
+from . import replication
 from .transactions import NOW
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ LOG_CHANNEL = "everloop_log"  # notified of entries while there are workers that
 BROADCASTS = ("relay", CHANNEL)  # the key of jobs that notify all processes, which must stay in order
 RENEWALS = 3  # of a lease before it would expire
 RETRY_SECONDS = 0.5
+STANDBY_SECONDS = 1.5  # between two looks for commits that wait for a standby, on a server that has a synchronous one
+STANDBY_WAIT = 1.0  # seconds after which such a wait is reported
 
 RENEW = f"""INSERT INTO worker (id, address, at)
     SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
@@ -43,6 +47,8 @@ REMOVE_DEAD = f"""WITH dead AS (
 
 # A worker takes its first session: those on its machine watch its process from then on.
 ANNOUNCE = f"SELECT pg_notify('{CHANNEL}', '{JOINED}')"
+# After a failover all workers get the full time to renew their rows: none could while there was no primary.
+GRACE = f"UPDATE worker SET at = {NOW}"
 REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
 Deliver = Callable[[str], None]
@@ -58,6 +64,9 @@ class Heartbeat:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
+        self.standby_wait = 0.0  # seconds that a commit has waited for a synchronous standby, at the last look
+        self._has_sync_standby = False  # the server is to wait for one
+        self._timeline = ""  # of the primary that was connected last
         self._connect = connect
         self._explain = explain
         self._lease = lease
@@ -136,6 +145,8 @@ class Heartbeat:
                 try:
                     if connection is None:
                         connection = self._connect()
+                        connection.execute("SET synchronous_commit = local")
+                        self._notice_failover(connection)
                         connection.execute(f"LISTEN {CHANNEL}")
                         connection.execute(f"LISTEN {CHANNEL}_{self.address}")
                         if self._log_listener is not None:
@@ -153,6 +164,7 @@ class Heartbeat:
                     if not is_reported:
                         log.warning("no heartbeat: %s", self._explain(error))
                     is_reported = True
+                    self.standby_wait = 0.0
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -164,6 +176,7 @@ class Heartbeat:
     def _renew_and_remove(self, connection: Connection) -> None:
         """Renew this process's leases, and remove dead workers."""
         connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
+        self._has_sync_standby = connection.execute(replication.NAMES).fetchone() not in (None, ("",))
         if self.owes:
             self.owes = False  # before sending: it may be set again meanwhile
             try:
@@ -186,9 +199,36 @@ class Heartbeat:
                 if workers == self._workers:
                     return list(workers)
 
+    def _notice_failover(self, connection: Connection) -> None:
+        row = connection.execute(replication.TIMELINE).fetchone()
+        timeline = row[0] if row is not None else ""
+        if self._timeline not in ("", timeline):
+            log.warning("the store has failed over to another server")
+            connection.execute(GRACE)
+        self._timeline = timeline
+
+    def _look_for_standby(self, connection: Connection) -> None:
+        """Report commits that wait for a synchronous standby, once, and the end of that."""
+        row = connection.execute(replication.WAITING).fetchone()
+        count, seconds = row if row is not None else (0, 0.0)
+        waited, self.standby_wait = self.standby_wait, seconds if seconds > STANDBY_WAIT else 0.0
+        if self.standby_wait and not waited:
+            log.warning(
+                "the store has no synchronous standby: %d writes wait for one, the first for %.0f s; start the standby "
+                "again, or take it out of synchronous_standby_names",
+                count,
+                seconds,
+            )
+        elif waited and not self.standby_wait:
+            log.warning("the store's writes no longer wait for a synchronous standby")
+
     def _receive(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Deliver notifications until the next renewal is due."""
+        look_at = time.monotonic() + STANDBY_SECONDS
         while not stop.is_set:
+            if self._has_sync_standby and time.monotonic() >= look_at:
+                self._look_for_standby(connection)
+                look_at = time.monotonic() + STANDBY_SECONDS
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
             if any(channel == LOG_CHANNEL for channel, _ in notices):
                 notices = [notice for notice in notices if notice[0] != LOG_CHANNEL]
@@ -200,6 +240,8 @@ class Heartbeat:
                 self._deliver(payload)
             if (left := until - time.monotonic()) <= 0:
                 break
+            if self._has_sync_standby:
+                left = min(left, max(0.0, look_at - time.monotonic()))
             _wait(left, connection.fileno(), stop.fileno())
 
     def _wake_log_listener(self) -> None:

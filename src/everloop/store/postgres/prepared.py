@@ -1,5 +1,7 @@
 """Prepared statements by libpq itself: the few that every turn runs.
 
+Through a pooler nothing is prepared: the next transaction may run in a server process that does not know the name.
+
 psycopg adapts values of any type, and spends several times as long on that as libpq on the rest of a statement. These
 statements have values of five types, so they are sent and read here. Everything else is left to psycopg.
 """
@@ -23,7 +25,7 @@ _names: weakref.WeakKeyDictionary[Connection, dict[str, bytes]] = weakref.WeakKe
 def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Rows:
     """Run a statement with `%s` for its values outside of a pipeline, and return its rows.
 
-    It is prepared the first time that it runs on a connection.
+    It is prepared the first time that it runs on a connection, unless the connection is one of a pooler.
     """
     from psycopg import OperationalError
     from psycopg.pq import ExecStatus
@@ -31,11 +33,14 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
     names = _names.setdefault(connection, {})
     arguments: list[Any] = [_encoded(value) for value in values]
     try:
-        if (name := names.get(query)) is None:
-            name = b"everloop_%d" % (len(names) + 1)
-            _check(connection, connection.pgconn.prepare(name, _numbered(query)))
-            names[query] = name
-        result = connection.pgconn.exec_prepared(name, arguments)
+        if connection.prepare_threshold is None:
+            result = connection.pgconn.exec_params(_numbered(query), arguments)
+        else:
+            if (name := names.get(query)) is None:
+                name = b"everloop_%d" % (len(names) + 1)
+                _check(connection, connection.pgconn.prepare(name, _numbered(query)))
+                names[query] = name
+            result = connection.pgconn.exec_prepared(name, arguments)
     except OperationalError:  # libpq has no result at all
         connection.close()
         raise

@@ -42,7 +42,7 @@ from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, prepared, queries
+from . import deleting, prepared, queries, replication
 from . import search as searching
 from . import transactions as tx
 from .connections import Connections, connect, explain
@@ -50,7 +50,8 @@ from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
-from .pooler_check import refuse_transaction_mode
+from .pooler import check_pool, refuse_transaction_mode, set_defaults
+from .replication import Replication
 from .schema import migrate
 from .transactions import NOW, living
 
@@ -68,22 +69,31 @@ PATIENCE = 30.0  # seconds that a call waits for a server that was reachable bef
 class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
-    Nothing is opened before the first call. `lease_seconds` is how long a worker that misses its heartbeats keeps its
-    leases; it should be the same in all processes of a store. With `flush_always` every step waits for the disk.
+    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode before the same
+    database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is
+    how long a worker that misses its heartbeats keeps its leases; it should be the same in all processes of a store.
+    With `flush_always` every step waits for the disk.
     """
 
     def __init__(
         self,
         dsn: str | DSN,
         *,
+        pool: str | DSN | None = None,
         lease_seconds: float = LEASE_SECONDS,
         connections: int = CONNECTIONS,
         patience: float = PATIENCE,
         flush_always: bool = False,
     ) -> None:
         self.dsn = dsn if isinstance(dsn, DSN) else DSN(dsn)
+        self.pool = pool if isinstance(pool, DSN | None) else DSN(pool)
         in_words = partial(explain, self.dsn)
-        self.connections = Connections(self._connect, in_words, connections, patience)
+        self.connections = Connections(
+            self._connect if self.pool is None else partial(self._connect_pooled, self.pool),
+            in_words if self.pool is None else partial(explain, self.pool),
+            connections,
+            patience,
+        )
         self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
@@ -91,6 +101,8 @@ class PostgresStore:
         self._flush_always = flush_always
         self._migrated = False
         self._migrating = threading.Lock()
+        self._pool_checked = False
+        self._checking_pool = threading.Lock()
 
     # ------------------------------------------------------------------------------------------ inbox
 
@@ -499,6 +511,14 @@ class PostgresStore:
     async def overview(self) -> Overview:
         return await self._in_reader(lambda db: queries.overview(db, self._lease))
 
+    async def standbys(self) -> Replication:
+        """What the server says of its standbys."""
+        return await self._in_reader(replication.look)
+
+    @property
+    def standby_wait(self) -> float:
+        return self.heartbeat.standby_wait
+
     async def is_alive(self, worker: str) -> bool:
         return await self._in_reader(lambda db: tx.is_alive(db, worker, self._lease))
 
@@ -559,6 +579,7 @@ class PostgresStore:
         return await self._in_reader(lambda db: db.execute(query, values).fetchall())
 
     def _connect(self) -> Connection:
+        """A connection to the server itself."""
         connection = connect(self.dsn)
         try:
             with self._migrating:
@@ -570,6 +591,19 @@ class PostgresStore:
             connection.close()
             raise explain(self.dsn, error) from error
         return connection
+
+    def _connect_pooled(self, pool: DSN) -> Connection:
+        """A connection through the pooler, once it is known to lead to the same tables."""
+        with self._checking_pool:
+            if not self._pool_checked:
+                with self._connect() as direct, connect(pool, pooled=True) as pooled:
+                    try:
+                        check_pool(pooled, pool, direct, self.dsn)
+                        set_defaults(pooled)
+                    except Exception as error:
+                        raise explain(pool, error) from error
+                self._pool_checked = True
+        return connect(pool, pooled=True)
 
 
 def _session_info(row: Sequence[Any]) -> SessionInfo:

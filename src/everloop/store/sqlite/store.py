@@ -442,6 +442,10 @@ class SQLiteStore:
             if worker != but:
                 send(address, what)
 
+    @property
+    def standby_wait(self) -> float:
+        return 0.0
+
     async def overview(self) -> Overview:
         return await self._in_reader(queries.overview)
 

@@ -1,0 +1,260 @@
+"""Moves one owner from a PostgreSQL database to another: all of it, compared, or nothing.
+
+The log, which only grows, is copied while work goes on. Then the owner's sessions are locked in the old database, the
+rest is copied, and the new database commits: from there on the owner can work in it. Last, everything is deleted in the
+old one. A move that is cut off before that leaves the owner in both, and is completed when it is run again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...config.sources import DSN
+from ...errors import StoreError
+from . import deleting
+from .connections import connect, explain
+from .import_sqlite import TABLES
+from .schema import migrate
+from .transactions import is_alive
+
+if TYPE_CHECKING:
+    from .connections import Connection
+
+WAIT_SECONDS = 30.0  # for turns that run, and answers that are being sent
+OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant")
+BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
+HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
+    UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session
+    WHERE o.owner = %(owner)s AND o.sent_at IS NULL AND o.worker IS NOT NULL"""
+LOCK = (
+    "SELECT 1 FROM session WHERE owner = %(owner)s ORDER BY id FOR UPDATE",
+    "SELECT 1 FROM outbox WHERE owner = %(owner)s AND sent_at IS NULL ORDER BY id FOR UPDATE",
+    "SELECT 1 FROM timer WHERE owner = %(owner)s ORDER BY id FOR UPDATE",
+)
+NUMBERS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
+PLACES = "unnest(%s::bigint[], %s::bigint[])"  # the number of a row, and the one that it gets
+LENGTHS = """SELECT s.id, coalesce((SELECT max(seq) FROM entry e WHERE e.session = s.id), 0) FROM session s
+    WHERE s.id = ANY(%s)"""
+LOG = """COPY (SELECT p.place, e.seq, e.turn, e.kind, e.data, e.at
+    FROM entry e JOIN unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS p (id, place, after, until)
+        ON p.id = e.session AND e.seq > p.after AND e.seq <= p.until
+    ORDER BY p.place, e.seq) TO STDOUT"""
+TAKEN_NAME = "SELECT name FROM token WHERE name = ANY(%s) AND revoked_at IS NULL AND hash <> ALL(%s)"
+
+
+class Part(NamedTuple):
+    """A part of a session's log, and the session's number in both databases."""
+
+    id: int
+    place: int
+    after: int
+    until: int
+
+
+@dataclass(slots=True)
+class MovedOwner:
+    """What was moved: rows by table, sessions whose logs were compared, and how long the owner's work waited."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    logs: int = 0
+    pause: float = 0.0  # seconds from the lock until the owner can work in the new database
+    left: int = 0  # sessions that came into being in the old database meanwhile
+
+
+def move_owner(
+    owner: str,
+    source: DSN,
+    target: DSN,
+    before_commit: Callable[[], None] = lambda: None,
+    wait: float = WAIT_SECONDS,
+    lease: float = 15.0,
+) -> MovedOwner:
+    """Move the owner. `before_commit` is called between the copy and the commits; if it raises, nothing is moved."""
+    with closing(connect(source)) as old, closing(connect(target)) as new:
+        try:
+            migrate(old, source)
+            migrate(new, target)
+            if _is_same(old, new):
+                raise StoreError(f"{target} is the database that {owner} is in: name another one")
+            return _Move(owner, old, new, source, target, lease).run(before_commit, wait)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"{explain(source, error)} Run it again: what is there twice is compared.") from error
+
+
+def _is_same(old: Connection, new: Connection) -> bool:
+    """Whether both are one database: an advisory lock is held in one database of one server."""
+    key = secrets.randbits(62)
+    old.execute("SELECT pg_advisory_lock(%s)", (key,))
+    try:
+        row = new.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
+    finally:
+        old.execute("SELECT pg_advisory_unlock(%s)", (key,))
+    return row == (False,)
+
+
+class _Move:
+    """One move. A connection that is closed rolls its transaction back."""
+
+    def __init__(self, owner: str, old: Connection, new: Connection, source: DSN, target: DSN, lease: float) -> None:
+        self._owner = owner
+        self._old, self._new = old, new
+        self._source, self._target = source, target
+        self._lease = lease
+        self._places: dict[int, int] = {}  # sessions that are copied, and their numbers in the new database
+        self._lengths: dict[int, int] = {}  # of their logs, so far as they are copied
+        self._moved = MovedOwner(rows={"session": 0, "entry": 0})
+
+    def run(self, before_commit: Callable[[], None], wait: float) -> MovedOwner:
+        self._new.execute(BEGIN)
+        there: dict[str, int] = dict(
+            self._new.execute("SELECT key, id FROM session WHERE owner = %s", (self._owner,)).fetchall()
+        )
+        known = {id: there[key] for id, key in self._sessions().items() if key in there}  # by a move that was cut off
+        self._copy_log(known)
+        self._wait_until_idle(wait)
+        self._old.execute(BEGIN)
+        began = time.monotonic()
+        for query in LOCK:
+            self._old.execute(query, {"owner": self._owner})
+        if busy := self._busy():
+            raise StoreError(f"a worker has just begun to work on {', '.join(busy[:3])}: try again")
+        sessions = self._sessions()
+        if not sessions and not any(self._count(table) for table in OF_OWNER):
+            raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
+        if self._places.keys() - sessions.keys():
+            raise StoreError("a session was deleted meanwhile: try again")
+        lengths = self._lengths_of(known)
+        changed = f"{self._target} has a session of the same name with another log"
+        self._compare((Part(id, known[id], 0, length) for id, length in lengths.items()), changed)
+        self._update_sessions()
+        self._copy_log(known)
+        self._copy_rest()
+        before_commit()
+        self._new.execute("COMMIT")
+        self._moved.pause = time.monotonic() - began
+        self._delete(list(sessions))
+        self._old.execute("COMMIT")
+        self._moved.logs, self._moved.left = len(sessions), len(self._sessions())
+        return self._moved
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _wait_until_idle(self, wait: float) -> None:
+        give_up = time.monotonic() + wait
+        while busy := self._busy():
+            if time.monotonic() > give_up:
+                raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
+            time.sleep(0.1)
+
+    def _busy(self) -> list[str]:
+        """The sessions that a living worker holds, or sends answers of."""
+        held = self._old.execute(HELD, {"owner": self._owner}).fetchall()
+        return sorted({key for worker, key in held if is_alive(self._old, worker, self._lease)})
+
+    # ------------------------------------------------------------------------------------------ copying
+
+    def _sessions(self) -> dict[int, str]:
+        return dict(self._old.execute("SELECT id, key FROM session WHERE owner = %s", (self._owner,)).fetchall())
+
+    def _count(self, table: str) -> int:
+        row = self._old.execute(f"SELECT count(*) FROM {table} WHERE owner = %s", (self._owner,)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _lengths_of(self, sessions: Iterable[int]) -> dict[int, int]:
+        return dict(self._old.execute(LENGTHS, (list(sessions),)).fetchall())
+
+    def _copy_log(self, known: dict[int, int]) -> None:
+        """Copy sessions and entries that are not copied yet, and compare these entry by entry."""
+        fresh = self._numbered("session", sorted(self._sessions().keys() - known.keys() - self._places.keys()))
+        self._moved.rows["session"] += self._stream("session", {}, fresh)
+        self._places |= fresh
+        lengths = self._lengths_of(self._places)
+        parts = [Part(id, self._places[id], self._lengths.get(id, 0), length) for id, length in lengths.items()]
+        columns = ", ".join(TABLES["entry"])
+        with (
+            self._old.cursor().copy(LOG, _values(parts)) as out,
+            self._new.cursor().copy(f"COPY entry ({columns}) FROM STDIN") as into,
+        ):
+            for row in out:
+                into.write(row)
+                self._moved.rows["entry"] += 1
+        self._compare(parts, f"the log arrived changed in {self._target}: nothing was moved")
+        self._lengths = lengths
+
+    def _compare(self, parts: Iterable[Part], wrong: str) -> None:
+        """Compare logs entry by entry, as both servers write them."""
+        parts = list(parts)
+        there = [part._replace(id=part.place) for part in parts]
+        with (
+            self._old.cursor().copy(LOG, _values(parts)) as mine,
+            self._new.cursor().copy(LOG, _values(there)) as theirs,
+        ):
+            if any(one != other for one, other in zip_longest(mine, theirs)):
+                raise StoreError(wrong)
+
+    def _update_sessions(self) -> None:
+        """What has changed of a session since its log was copied."""
+        columns = [name for name in TABLES["session"] if name not in ("id", "owner", "key")]
+        query = f"SELECT id, {', '.join(columns)} FROM session WHERE id = ANY(%s)"
+        rows = self._old.execute(query, (list(self._places),)).fetchall()
+        update = f"UPDATE session SET {', '.join(f'{name} = %s' for name in columns)} WHERE id = %s"
+        self._new.cursor().executemany(update, [(*row[1:], self._places[row[0]]) for row in rows])
+
+    def _copy_rest(self) -> None:
+        tokens = self._old.execute("SELECT name, hash FROM token WHERE owner = %s", (self._owner,)).fetchall()
+        names, sums = [name for name, _ in tokens], [one for _, one in tokens]
+        if taken := self._new.execute(TAKEN_NAME, (names, sums)).fetchone():
+            raise StoreError(f'{self._target} has another token named "{taken[0]}": revoke one of the two first')
+        for table in ("inbox", "outbox"):
+            query = f"SELECT id FROM {table} WHERE session = ANY(%s) ORDER BY id"
+            ids = [id for (id,) in self._old.execute(query, (list(self._places),)).fetchall()]
+            self._moved.rows[table] = self._stream(table, self._places, self._numbered(table, ids))
+        for table in OF_OWNER:
+            columns = ", ".join(TABLES[table])
+            rows = self._old.execute(f"SELECT {columns} FROM {table} WHERE owner = %s", (self._owner,)).fetchall()
+            values = ", ".join(["%s"] * len(TABLES[table]))
+            insert = f"INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT DO NOTHING"
+            self._new.cursor().executemany(insert, rows)
+            self._moved.rows[table] = len(rows)
+
+    def _numbered(self, table: str, ids: list[int]) -> dict[int, int]:
+        """Give each row the number that it gets in the other database, in the same order."""
+        numbers = sorted(number for (number,) in self._new.execute(NUMBERS, (table, len(ids))).fetchall())
+        return dict(zip(ids, numbers, strict=True))
+
+    def _stream(self, table: str, sessions: dict[int, int], rows: dict[int, int]) -> int:
+        """Copy these rows as the server writes them, with new numbers; `sessions` are those that they belong to."""
+        named = {"id": "r.place", "session": "s.place"}
+        columns = ", ".join(named.get(name, f"t.{name}") for name in TABLES[table])
+        joined = f"{table} t JOIN {PLACES} AS r (id, place) ON r.id = t.id"
+        values = [list(rows), list(rows.values())]
+        if table != "session":
+            joined += f" JOIN {PLACES} AS s (id, place) ON s.id = t.session"
+            values += [list(sessions), list(sessions.values())]
+        count = 0
+        with (
+            self._old.cursor().copy(f"COPY (SELECT {columns} FROM {joined}) TO STDOUT", values) as out,
+            self._new.cursor().copy(f"COPY {table} ({', '.join(TABLES[table])}) FROM STDIN") as into,
+        ):
+            for row in out:
+                into.write(row)
+                count += 1
+        return count
+
+    def _delete(self, sessions: list[int]) -> None:
+        for query in deleting.DELETE:
+            self._old.execute(query, (sessions,))
+        for table in (*OF_OWNER, "rate"):
+            self._old.execute(f"DELETE FROM {table} WHERE owner = %s", (self._owner,))
+
+
+def _values(parts: list[Part]) -> list[list[int]]:
+    return [list(column) for column in zip(*parts, strict=True)] or [[], [], [], []]

@@ -1,0 +1,55 @@
+"""What a server says of its standbys: which it waits for, which lag behind, and whether commits wait right now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .connections import Connection
+
+# Commits of this database that wait for a synchronous standby, and for how long the first of them. The sessions of
+# another user are seen only with the rights of pg_monitor.
+WAITING = """SELECT count(*), coalesce(extract(epoch FROM max(clock_timestamp() - query_start)), 0)::float8
+    FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"""
+NAMES = "SELECT current_setting('synchronous_standby_names')"
+STANDBYS = """SELECT application_name, state, sync_state, pg_wal_lsn_diff(sent_lsn, replay_lsn)::bigint
+    FROM pg_stat_replication ORDER BY application_name, pid"""
+# The number of a primary's history, which a promotion raises: the first eight digits of a file of its log.
+TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A standby that is connected. A user who may not see its state sees None."""
+
+    name: str
+    state: str | None  # "streaming" as a rule
+    sync: str | None  # "sync" or "quorum": commits wait for it; "potential"; or "async"
+    behind: int | None  # bytes of the log that it has not applied
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.sync in ("sync", "quorum")
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """The state of a primary and its standbys."""
+
+    names: str  # synchronous_standby_names; "": commits wait for no standby
+    standbys: tuple[Standby, ...]
+    waiting: int  # commits that wait for a standby
+    seconds: float  # the longest of these waits
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether this user may see the state of standbys."""
+        return all(one.state is not None for one in self.standbys)
+
+
+def look(db: Connection) -> Replication:
+    names: Any = db.execute(NAMES).fetchone()
+    standbys = tuple(Standby(*row) for row in db.execute(STANDBYS).fetchall())
+    waiting: Any = db.execute(WAITING).fetchone()
+    return Replication(names[0], standbys, *waiting)

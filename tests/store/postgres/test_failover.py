@@ -1,0 +1,195 @@
+"""A primary that dies and a synchronous standby that takes its place: nothing is lost, doubled or issued twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everloop.bus import InboundMessage
+from everloop.observability.metrics import Meters
+from everloop.observability.metrics_page import Page
+from everloop.store.peers import new_worker, retire
+from everloop.store.postgres.store import PostgresStore
+from tests.support.commands import everloop, until
+
+from .failover_load import load
+from .pgbouncer import pgbouncer
+from .standby import Pair, pair
+
+LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Pair]:
+    with pair() as made:
+        yield made
+
+
+@pytest.fixture
+def servers(machines: Pair) -> Pair:
+    """A primary with its synchronous standby, whatever the test before has left of them."""
+    if not machines.standby.runs:
+        machines.add_standby()
+    return machines
+
+
+@pytest.fixture
+def name(servers: Pair) -> str:
+    """A database with our tables."""
+    made = f"ha{next(_numbers)}"
+    servers.primary.sql(f"CREATE DATABASE {made} TEMPLATE everloop_template")
+    return made
+
+
+async def standbys_told(dsn: str) -> dict[str, Any]:
+    """What `everloop doctor` says of standbys."""
+    done = await everloop("doctor", "--json", EVERLOOP_STORE=dsn)
+    return next(check for check in done.json["checks"] if check["name"] == "standbys")
+
+
+def said(text: str, chat: str = "1") -> InboundMessage:
+    return InboundMessage("test", "user", chat, text, id=text).addressed()
+
+
+@pytest.mark.parametrize("times", [2, LONG])
+async def test_nothing_is_lost_or_doubled_and_no_fence_comes_twice_over_failovers(servers, name, times, capsys):
+    async with load(servers.dsn(name)) as work:
+        for number in range(times):
+            await work.until(20)
+            await asyncio.to_thread(servers.fail_over)
+            await work.until(10)
+            if number + 1 < times:
+                await asyncio.to_thread(servers.add_standby)
+    assert await asyncio.to_thread(work.problems, servers.primary, name) == []
+    assert work.errors == []
+    with capsys.disabled():
+        if times > 2:
+            figures = f"{times} failovers: {len(work.said)} messages, {len(work.fences)} fences"
+            print(f"{figures}, longest wait {work.longest:.1f} s")
+
+
+async def test_an_address_of_two_servers_leads_to_the_primary_in_either_order(servers, name):
+    first, second = servers.primary.folder, servers.standby.folder
+    for hosts in (f"{first},{second}", f"{second},{first}"):
+        store = PostgresStore(f"postgresql://postgres@/{name}?host={hosts}", patience=0.1)
+        await store.accept(said(hosts))
+        await store.close()
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])])
+async def test_the_same_holds_behind_a_pooler_that_is_led_to_the_standby_before_it_is_promoted(servers, name, times):
+    here = "SELECT 1 FROM pg_stat_activity WHERE datname = %s"
+    with pgbouncer(servers.primary.folder) as pooler:
+        async with load(servers.dsn(name), pooler.dsn(name)) as work:
+            for number in range(times):
+                await work.until(20)
+                await asyncio.to_thread(servers.primary.crash)
+                await asyncio.to_thread(pooler.lead_to, servers.standby.folder)
+                async with asyncio.timeout(30):  # it is asked to write, and cannot yet
+                    while not await asyncio.to_thread(servers.standby.sql, here, name):
+                        await asyncio.sleep(0.02)
+                await asyncio.to_thread(servers.promote)
+                await work.until(10)
+                if number + 1 < times:
+                    await asyncio.to_thread(servers.add_standby)
+    assert await asyncio.to_thread(work.problems, servers.primary, name) == []
+    assert work.errors == []
+
+
+async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_is_back(servers, name, caplog):
+    caplog.set_level(logging.WARNING)
+    store, worker = PostgresStore(servers.dsn(name), lease_seconds=1.5), new_worker()  # renewed every half a second
+    peer = store.peer(worker, lambda _: None)
+    await peer.join()
+    await store.accept(said("before"))
+    await asyncio.to_thread(servers.standby.crash)
+    waiting = asyncio.ensure_future(store.accept(said("now")))
+    await until(lambda: "no synchronous standby" in caplog.text)
+    assert store.standby_wait > 0
+    assert not waiting.done()
+    found = await store.standbys()
+    assert (found.names, found.standbys, found.waiting) == ("*", (), 1)
+    assert await store.is_alive(worker)  # its heartbeat waits for no standby
+    text = (await Page(store, Meters()).text()).decode()
+    assert float(text.partition("\neverloop_standby_wait_seconds ")[2].split()[0]) > 1
+    told = await standbys_told(servers.dsn(name))
+    assert (told["ok"], told["found"].partition(" that ")[0]) == (False, "1 write waits for a synchronous standby")
+    await asyncio.to_thread(servers.standby.start)
+    await waiting
+    await until(lambda: "no longer wait" in caplog.text)
+    assert store.standby_wait == 0
+    await peer.leave()
+    await store.close()
+    retire(worker)
+
+
+async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_for(servers, name):
+    told = await standbys_told(servers.dsn(name))
+    assert told["ok"]
+    assert "walreceiver (sync, streaming" in told["found"]
+    await asyncio.to_thread(servers.configure, "synchronous_standby_names", "")
+    async with asyncio.timeout(30):
+        while (told := await standbys_told(servers.dsn(name)))["ok"]:  # the server reads its settings soon
+            await asyncio.sleep(0.1)
+    assert "async" in told["found"]
+    assert "loses what it has not received" in told["fix"]
+    await asyncio.to_thread(servers.wait_for_standby)
+
+
+async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(servers, name):
+    """Its connection is ended while it waits for the standby: PostgreSQL then shows it to others, and would lose it
+    in a failover."""
+    store = PostgresStore(servers.dsn(name))
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+    def sql(query: str, *values: object) -> list[tuple[int, ...]]:
+        return servers.primary.sql(query, *values, database=name)
+
+    message = InboundMessage("test", "user", "1", "now").addressed()  # without an id, its outcome is looked up
+    await store.accept(message)
+    await asyncio.to_thread(servers.standby.crash)
+    waiting = asyncio.ensure_future(store.accept(message))
+    async with asyncio.timeout(30):
+        while not (found := await asyncio.to_thread(sql, waits)):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(sql, "SELECT pg_terminate_backend(%s)", found[0][0])
+        while (await asyncio.to_thread(sql, "SELECT count(*) FROM inbox")) != [(2,)]:
+            await asyncio.sleep(0.01)  # it can be seen
+        while True:  # the lookup of its outcome waits too
+            again = await asyncio.to_thread(sql, waits)
+            assert not waiting.done()
+            if again and again != found:
+                break
+            await asyncio.sleep(0.01)
+    await asyncio.to_thread(servers.primary.crash)
+    await asyncio.to_thread(servers.standby.start)
+    await asyncio.to_thread(servers.promote)
+    row = await waiting
+    assert sql("SELECT id FROM inbox ORDER BY id")[-1] == (row.id,)
+    assert sql("SELECT count(*) FROM inbox") == [(2,)]  # the message that was lost with the primary was written again
+    await store.close()
+
+
+async def test_workers_that_could_not_renew_their_leases_while_there_was_no_primary_keep_them(servers, name, caplog):
+    caplog.set_level(logging.WARNING)
+    lease = 3.0
+    stores = [PostgresStore(servers.dsn(name), lease_seconds=lease) for _ in range(2)]
+    workers = [new_worker(), "0123456789ab.1.1.1.1"]  # the second one is of another machine, and died with the primary
+    peer = stores[0].peer(workers[0], lambda _: None)
+    await peer.join()
+    await stores[1].join(workers[1], "work")
+    await asyncio.to_thread(servers.primary.crash)
+    await asyncio.sleep(lease + 0.5)
+    await asyncio.to_thread(servers.promote)
+    await until(lambda: "failed over" in caplog.text)
+    assert await stores[1].is_alive(workers[1])
+    await peer.leave()
+    for store in stores:
+        await store.close()
+    retire(workers[0])

@@ -15,14 +15,16 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
 
+from ..commands import COMMANDS
 from ..context.pictures import user_content
 from ..context.skills import SHIPPED
 from ..log import Call
@@ -44,6 +46,7 @@ T = TypeVar("T")
 MAX_ENTRIES = 1_000
 MAX_TEXT = 1_000_000  # bytes of a file that is shown
 MAX_UPLOAD = 20_000_000  # bytes
+MAX_TYPED = 200  # characters of a path
 CHUNK = 256 * 1024
 EDITABLE = ("memory", "skills")
 UPLOADS = "uploads"
@@ -115,23 +118,88 @@ class Uploaded(msgspec.Struct):
     size: int
 
 
-async def attached(agent: AgentLoop, text: str, paths: Sequence[str]) -> str | list[dict[str, Any]]:
-    """A message with files that were uploaded: pictures as they are now, other files by their paths."""
-    for path in paths:
-        call = Call(secrets.token_hex(8), "read_file", {"path": path})
-        context = await _admitted(agent, call)
+class FileNames(Protocol):
+    """The files of a workspace by their names."""
+
+    def matching(self, typed: str) -> list[str]:
+        """The paths that fit what was typed, the best first. It reads the disk."""
+        ...
+
+
+class MatchingFiles(msgspec.Struct):
+    paths: list[str]
+
+
+class CommandItem(msgspec.Struct):
+    name: str
+    about: str
+
+
+class CommandList(msgspec.Struct):
+    commands: list[CommandItem]
+
+
+class NoFileNames:
+    """The names of a server that was given none."""
+
+    def __init__(self, workspace: Path) -> None:
+        pass
+
+    def matching(self, typed: str) -> list[str]:
+        return []
+
+
+async def attached(
+    agent: AgentLoop, text: str, uploaded: Sequence[str], named: Sequence[str]
+) -> str | list[dict[str, Any]]:
+    """A message with files that were uploaded, and those that it names: pictures as they are now, other files by their
+    paths. A named file that may not be read stays a word."""
+    paths: list[str] = []
+    reach: Reach | None = None
+    for path in uploaded:
+        context = await _admitted(agent, Call(secrets.token_hex(8), "read_file", {"path": path}))
         reach = _confined(context)
         if _relative(path, context).split("/")[0] != UPLOADS:
             raise bad_request(f"media: {clean(path)[:200]} was not uploaded", "media")
         await _in_thread(path, _check_regular, reach, path)
-    return await in_thread(user_content, text, paths, reach) if paths else text
+        paths.append(path)
+    for path in named:
+        with suppress(ApiError):
+            context = await _admitted(agent, Call(secrets.token_hex(8), "read_file", {"path": path}))
+            await _in_thread(path, _check_regular, _confined(context), path)
+            reach = _confined(context)
+            paths.append(path)
+    return await in_thread(user_content, text, paths, reach) if reach is not None else text
 
 
 class FilesApi:
     """The workspace of an owner: list, read, download, upload; memory and skills also change."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, file_names: Callable[[Path], FileNames]) -> None:
         self._owners = owners
+        self._file_names = file_names
+        self._names: dict[Path, FileNames] = {}  # by workspace
+
+    @operation("GET", "/api/commands", "commands", "The commands that work in every chat.", CommandList)
+    async def commands(self, request: web.Request) -> web.Response:
+        return json_response(CommandList([CommandItem(name, about) for name, about in sorted(COMMANDS.items())]))
+
+    @operation(
+        "GET",
+        "/api/files/matching",
+        "matching_files",
+        "Files of the workspace whose paths have these characters in this order, the best first.",
+        MatchingFiles,
+        None,
+        Parameter("q", "What was typed of a path."),
+    )
+    async def matching(self, request: web.Request) -> web.Response:
+        typed = request.query.get("q", "")
+        if len(typed) > MAX_TYPED:
+            raise bad_request(f"q: must have at most {MAX_TYPED} characters", "q")
+        reach = await self._reach(request, "list_dir", ".")
+        names = self._names.setdefault(reach.workspace, self._file_names(reach.workspace))
+        return json_response(MatchingFiles([clean(path) for path in await in_thread(names.matching, typed)]))
 
     @operation("GET", "/api/files", "files", "List a folder of the workspace.", FileList, None, FOLDER_PATH)
     async def files(self, request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@ import { html, lazy, render, signal, computed, effect, useEffect, useState } fro
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
 import { Session } from "./session.js";
-import { Palette, Sidebar, keepFresh, questions, refresh, sessions } from "./sidebar.js";
+import { Sidebar, keepFresh, questions, refresh, sessions } from "./sidebar.js";
 
 const THEME = "everloop.theme";
 
@@ -39,6 +39,7 @@ function viewOf(/** @type {string} */ hash) {
   return Object.hasOwn(VIEWS, name) ? { name, rest: rest.map(decodeURIComponent) } : null;
 }
 
+const Palette = lazy(async () => (await import("./palette.js")).Palette);
 const SessionMenu = lazy(async () => (await import("./actions.js")).SessionMenu);
 
 function newKey() {

@@ -206,4 +206,12 @@ effect(() => {
   if (isBegun || turn || parked) queueMicrotask(refresh);
 });
 
+/** Let the browser keep the page's files, so that it opens while the server is away. The one Trusted Types policy names one path. */
+async function keepOffline() {
+  const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("everloop-worker", { createScriptURL: () => "/web/offline.js" });
+  await navigator.serviceWorker?.register(policy?.createScriptURL("") ?? "/web/offline.js", { scope: "/" });
+}
+
+addEventListener("load", () => keepOffline().catch(() => undefined), { once: true });
+if (document.readyState === "complete") keepOffline().catch(() => undefined);
 render(html`<${App} error=${error} />`, /** @type {HTMLElement} */ (document.getElementById("app")));

@@ -60,7 +60,8 @@ export function Chat({ session }) {
       <div class="log" role="log" aria-label="Messages" aria-busy=${isRunning}>
         ${!isEmpty && html`<h2 class="hidden">Messages</h2>`}
         ${session.first.value > 0 && html`<button class="quiet earlier" type="button" onClick=${earlier}>Show earlier messages</button>`}
-        ${!session.loaded.value && html`<p class="hint" role="status">Loading…</p>`}
+        ${!session.loaded.value && html`<p class="hint" role="status">${session.isAway.value
+          ? "The conversation is shown when the server is back. What you write stays here until then." : "Loading…"}</p>`}
         ${isEmpty && html`<${Welcome} />`}
         <${Entries} session=${session} entries=${entries} chunks=${chunks} list=${list} isRunning=${isRunning} />
         <${Live} session=${session} isRunning=${isRunning} />
@@ -69,8 +70,7 @@ export function Chat({ session }) {
         ${session.notice.value && html`<p class="notice" role="status">${session.notice.value}</p>`}
       </div>
     </div>
-    ${!session.connected.value && session.loaded.value && html`<p class="banner" role="status">
-      The connection is lost. Trying again…</p>`}
+    ${session.isAway.value && html`<p class="banner" role="status">The connection is lost. Trying again…</p>`}
     <${Composer} session=${session} isRunning=${isRunning} key=${session.key} />
   </section>`;
 }

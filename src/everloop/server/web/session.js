@@ -48,6 +48,7 @@ export class Session {
     this.hasLive = signal(false);
     this.reasoning = signal("");
     this.connected = signal(false);
+    this.isAway = signal(false); // the last attempt to connect has failed, or the connection was lost
     this.loaded = signal(false);
     this.notice = signal("");
     /** Messages that were sent and are not in the log yet. */
@@ -67,6 +68,7 @@ export class Session {
       const onOpen = () => {
         pause = FIRST_PAUSE;
         this.connected.value = true;
+        this.isAway.value = false;
       };
       try {
         const path = `${sessionPath(this.key, "feed")}?last=${LAST}`;
@@ -76,6 +78,7 @@ export class Session {
       }
       this.flush(); // before the next connection goes on from the last id
       this.connected.value = false;
+      this.isAway.value = true;
       if (!aborted.aborted) await sleep(pause, aborted);
       pause = Math.min(pause * 1.7, LONGEST_PAUSE);
     }

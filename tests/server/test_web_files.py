@@ -39,6 +39,10 @@ def test_every_import_is_a_file_of_the_page_and_nothing_is_set_as_html():
         assert len(source.splitlines()) < 600
 
 
+def test_the_page_is_small_enough_to_be_read():
+    assert sum(len(path.read_text().splitlines()) for path in OWN) <= 6_000
+
+
 def test_scripts_are_sent_without_their_comments_and_nothing_else_is_left_out():
     for path in OWN:
         source, sent = path.read_text().splitlines(), files()[f"/web/{path.name}"].body.decode().splitlines()

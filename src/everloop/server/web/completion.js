@@ -1,4 +1,4 @@
-/** What the beginning of a word in the message may become: a command after a slash, a file after an @. */
+/** What the beginning of a word in the message may become: a command after a slash, a file after an at sign. */
 import { api } from "./api.js";
 
 /**

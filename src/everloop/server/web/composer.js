@@ -60,8 +60,9 @@ export function Composer({ session, isRunning }) {
     const files = [...(from?.files ?? [])];
     setError("");
     try {
-      const { upload } = files.length ? await import("./actions.js") : { upload: null };
-      for (const file of upload ? files : []) {
+      if (!files.length) return;
+      const { upload } = await import("./actions.js");
+      for (const file of files) {
         const path = await upload(file);
         setMedia((before) => [...before, { name: file.name || "pasted", path }]);
       }

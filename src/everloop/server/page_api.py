@@ -24,6 +24,7 @@ from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number, words_of
 from .guard import LOGIN, OWNER
+from .page_changes import ChangesApi, MakeChanges
 from .page_files import FileNames, FilesApi, NoFileNames, attached
 from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
@@ -142,13 +143,14 @@ class FoundList(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """What the command line brings to the page: the checks of `doctor`, the export of sessions, and the files that a
-    message names with an @."""
+    """What the command line brings to the page: the checks of `doctor`, the export of sessions, the files that a
+    message names with an @, and what turns change in the workspace."""
 
     checks: Checks = no_checks
     export: Export = no_export
     file_names: Callable[[Path], FileNames] = NoFileNames
     named_files: Callable[[str, Path], list[str]] = lambda text, workspace: []
+    changes: MakeChanges | None = None
 
 
 NO_SERVICES = Services()
@@ -170,7 +172,9 @@ class PageApi:
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
+        self._changes = ChangesApi(owners, services.changes)
         self._others = (
+            self._changes,
             SessionsApi(owners, services.export),
             TimelineApi(owners),
             WorkApi(owners),
@@ -188,6 +192,7 @@ class PageApi:
 
     def stop(self) -> None:
         """End the feeds: the server is shutting down."""
+        self._changes.stop()
         self._feeds.stop()
 
     @operation(
@@ -330,6 +335,8 @@ class PageApi:
             reply=False,
             busy=body.busy,
         )
+        if not body.text.startswith("/"):
+            await self._changes.before(agent, owner, key)
         reply = await agent.conversations.post(message)
         self._feeds.look(owner, key)
         return json_response(Posted(message.id or "", reply), 202)
@@ -402,5 +409,6 @@ HANDLERS: tuple[type, ...] = (
     TimelineApi,
     WorkApi,
     FilesApi,
+    ChangesApi,
     OperationApi,
 )  # of all operations of the page

@@ -27,7 +27,7 @@ from aiohttp import web
 from ..commands import COMMANDS
 from ..context.pictures import user_content
 from ..context.skills import SHIPPED
-from ..log import Call
+from ..log import Call, CallEnded, Logged, ModelAnswered
 from ..runtime.agent import AgentLoop
 from ..runtime.owners import Owners
 from ..sandbox.reach import FOLDER, OutOfReach, Reach, normalized, within
@@ -46,6 +46,9 @@ T = TypeVar("T")
 MAX_ENTRIES = 1_000
 MAX_TEXT = 1_000_000  # bytes of a file that is shown
 MAX_UPLOAD = 20_000_000  # bytes
+WRITING = frozenset({"write_file", "edit_file"})
+HISTORY, HISTORY_SESSIONS, HISTORY_ENTRIES = 50, 50, 1_000  # changes shown; sessions looked at, and entries of each
+SHOWN = 20_000  # characters of a change
 MAX_TYPED = 200  # characters of a path
 CHUNK = 256 * 1024
 EDITABLE = ("memory", "skills")
@@ -96,6 +99,21 @@ class MemoryList(msgspec.Struct):
 class MemoryText(msgspec.Struct):
     text: str
     digest: str
+
+
+class MemoryChange(msgspec.Struct):
+    """A call of the agent that wrote a file of the memory or of a skill."""
+
+    at: float
+    session: str
+    seq: int
+    status: str
+    before: str  # what was replaced; "" where the whole file was written
+    after: str
+
+
+class MemoryHistory(msgspec.Struct):
+    changes: list[MemoryChange]  # the latest first
 
 
 class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -278,6 +296,24 @@ class FilesApi:
             raise bad_request(f"{path} is no text, or too long to be shown", "path")
         return json_response(MemoryText(found.text, found.digest))
 
+    @operation(
+        "GET",
+        "/api/memory/history",
+        "memory_history",
+        "What the agent wrote into a file of the memory or of a skill, from the logs of the latest sessions.",
+        MemoryHistory,
+        None,
+        PATH,
+    )
+    async def memory_history(self, request: web.Request) -> web.Response:
+        path, owner = read_text(request, "path"), request[OWNER]
+        workspace = (await self._reach(request, "read_file", path)).workspace
+        found: list[MemoryChange] = []
+        for info in await self._owners.store.sessions(owner, HISTORY_SESSIONS):
+            logged = await self._owners.store.read_log(info.id, max(info.entries - HISTORY_ENTRIES, 0))
+            found += _writes(logged, info.key, normalized(path, workspace), workspace)
+        return json_response(MemoryHistory(sorted(found, key=lambda one: -one.at)[:HISTORY]))
+
     @operation("POST", "/api/memory", "save_memory", "Write a file of the memory or of a skill.", Saved, SaveBody)
     async def save(self, request: web.Request) -> web.Response:
         body = await read_body(request, SaveBody)
@@ -300,6 +336,20 @@ class FilesApi:
         agent = await self._owners.agent(request[OWNER])
         call = Call(secrets.token_hex(8), tool, {"path": path, **arguments})
         return _confined(await _admitted(agent, call))
+
+
+def _writes(logged: Sequence[Logged], session: str, path: str, workspace: Path) -> Iterator[MemoryChange]:
+    """The calls in these entries that wrote a file."""
+    calls: dict[str, Call] = {}
+    for one in logged:
+        if isinstance(one.entry, ModelAnswered):
+            calls |= {call.id: call for call in one.entry.calls if call.name in WRITING}
+        elif isinstance(one.entry, CallEnded) and (call := calls.pop(one.entry.id, None)) is not None:
+            given = call.arguments
+            if normalized(str(given.get("path", "")), workspace) == path:
+                before = clean(str(given.get("old_text", "")))
+                after = clean(str(given.get("content", given.get("new_text", ""))))
+                yield MemoryChange(one.at, session, one.seq, one.entry.status, before[:SHOWN], after[:SHOWN])
 
 
 async def _admitted(agent: AgentLoop, call: Call) -> CallContext:

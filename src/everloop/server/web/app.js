@@ -24,6 +24,7 @@ function keyOf(/** @type {string} */ hash) {
  */
 const VIEWS = {
   timeline: { title: "Timeline", load: () => import("./timeline.js") },
+  changes: { title: "Changes", load: () => import("./changes.js") },
   jobs: { title: "Scheduled jobs", load: () => import("./jobs.js") },
   agents: { title: "Sub-agents", load: () => import("./agents.js") },
   memory: { title: "Memory and skills", load: () => import("./memory.js") },
@@ -167,6 +168,7 @@ function Page() {
           ${questions.value > 0 && html`<span class="count">${questions.value}</span>`}</button>
         <h1 dir="auto">${title}</h1>
         ${!view && session.entries.value.length > 0 && html`<a class="quiet small button go" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
+          <a class="quiet small button go" href=${`#/changes/${encodeURIComponent(session.key)}`}>Changes</a>
           <button class="quiet small" type="button" aria-haspopup="dialog" onClick=${() => setMenu(true)}>Session…</button>`}
         <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
       </header>

@@ -73,6 +73,7 @@ format: $(READY_DEV)
 
 types: $(READY_DEV)
 	@$(PY) -m mypy src tests $(wildcard benchmarks evaluation)
+	@sh scripts/web_types.sh
 
 # The long forms of the tests that kill processes: every commit, thousands of messages.
 chaos: $(READY_DEV)

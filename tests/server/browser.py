@@ -88,7 +88,8 @@ class Tab:
 
 @contextlib.asynccontextmanager
 async def tab(browser: Browser, address: str, **options: Any) -> AsyncIterator[Tab]:
-    context = await browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
+    usual = {"viewport": {"width": 1200, "height": 800}, "service_workers": "block"}
+    context = await browser.new_context(**{**usual, **options})
     try:
         made = Tab(await context.new_page())
         await made.page.goto(address)

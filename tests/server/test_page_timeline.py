@@ -76,6 +76,25 @@ def test_what_runs_is_shown_until_now(tmp_path: Path):
     assert runs.cost is None
 
 
+def test_an_empty_answer_that_is_asked_again_and_a_lost_worker_are_steps(tmp_path: Path):
+    turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 120.0, "answer")
+    calls = (Called("c1", "exec", {"command": "ls"}), Called("c2", "exec", {"command": "ls"}))
+    entries = logged(
+        (100.0, UserSaid("go")),
+        (101.0, ModelAnswered("", seconds=1.0)),
+        (102.0, ModelAnswered(None, calls, seconds=1.0)),
+        (110.0, CallEnded("c1", "exec", "cut off", "interrupted")),
+        (110.0, CallEnded("c2", "exec", "cut off", "interrupted")),
+        (111.0, ModelAnswered("fine", seconds=1.0)),
+        (111.0, TurnEnded("answer", "fine")),
+    )
+    found = timeline_of(turn, entries, Config(home=tmp_path, workspace=tmp_path), 0.0)
+    kinds = [step.kind for step in found.steps]
+    assert (kinds.count("retry"), kinds.count("takeover")) == (1, 1)
+    assert kinds.index("retry") == 2
+    assert "was lost" in found.steps[kinds.index("takeover")].text
+
+
 async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(server: Serving, ada: PageClient):
     server.fake.calls(call("write_file", path="a.txt", content="x"))
     server.fake.reply("It is written.")

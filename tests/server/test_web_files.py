@@ -39,6 +39,21 @@ def test_every_import_is_a_file_of_the_page_and_nothing_is_set_as_html():
         assert len(source.splitlines()) < 600
 
 
+def test_the_page_is_small_enough_to_be_read():
+    assert sum(len(path.read_text().splitlines()) for path in OWN) <= 6_000
+
+
+def test_scripts_are_sent_without_their_comments_and_nothing_else_is_left_out():
+    for path in OWN:
+        source, sent = path.read_text().splitlines(), files()[f"/web/{path.name}"].body.decode().splitlines()
+        assert len(source) == len(sent)
+        for before, after in zip(source, sent, strict=True):
+            assert after == before or (not after and re.match(r"\s*(/\*\*|\*|//)", before)), (path.name, before)
+    assert sum(len(files()[f"/web/{path.name}"].body) for path in OWN) < 0.9 * sum(
+        len(path.read_bytes()) for path in OWN
+    )
+
+
 def test_the_page_loads_only_its_own_files():
     page = files()["/"].body.decode()
     addresses = re.findall(r'(?:src|href)="([^"]+)"', page)

@@ -1,4 +1,4 @@
-"""Messages and sessions on the page: retry, edit, fork, uploads, pictures, export; in a real browser."""
+"""Messages and sessions on the page: retry, edit, fork, uploads, completion, archive, export; in a real browser."""
 
 from __future__ import annotations
 
@@ -126,4 +126,70 @@ async def test_code_is_coloured_as_text_and_the_session_is_exported(browser: Bro
         await menu.get_by_role("button", name="Delete").click()
         await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
         await expect(one.page.get_by_role("link", name=re.compile("garden"))).to_be_hidden()
+        assert one.errors == []
+
+
+async def test_files_and_commands_are_completed_and_a_named_picture_is_shown_to_the_model(
+    browser: Browser, tmp_path: Path
+):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        workspace = server.owners.config.workspace
+        (workspace / "beds" / "old herbs").mkdir(parents=True)
+        (workspace / "beds" / "roses.png").write_bytes(PIXEL)
+        (workspace / "beds" / "old herbs" / "sage.md").write_text("dry")
+        field = one.page.get_by_label("Message", exact=True)
+        offers = one.page.get_by_role("listbox", name="Completions").get_by_role("option")
+        await field.press_sequentially("Look at @brpng")
+        await expect(offers).to_have_text([re.compile("beds/roses.png")])
+        await one.check("completion")
+        await field.press("Tab")
+        await expect(field).to_have_value("Look at @beds/roses.png ")
+        await expect(offers).to_have_count(0)
+        await field.press_sequentially("and @")
+        await expect(offers).not_to_have_count(0)
+        await field.press("Escape")
+        await expect(offers).to_have_count(0)
+        await field.press_sequentially("sage")
+        await expect(offers).to_have_count(1)
+        await field.press("Enter")  # takes the completion, and sends nothing
+        await expect(field).to_have_value('Look at @beds/roses.png and @"beds/old herbs/sage.md" ')
+        server.fake.reply("A rose.")
+        await field.press("Enter")
+        await expect(one.log.get_by_text("A rose.")).to_be_visible()
+        assert "data:image/png;base64," in str(server.seen()[-1]["content"])
+        await field.press_sequentially("/st")
+        await expect(offers).to_have_text([re.compile("/status"), re.compile("/stop")])
+        await field.press("ArrowDown")
+        await field.press("ArrowUp")
+        await field.press("Enter")
+        await expect(field).to_have_value("/status")
+        await field.press("Enter")
+        await expect(one.log.get_by_text("scripted", exact=False).last).to_be_visible()
+        assert one.errors == []
+
+
+async def test_an_archived_session_leaves_the_list_is_found_and_comes_back_by_a_message(
+    browser: Browser, tmp_path: Path
+):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await talked(server, one, "Name a rose", "Peace, of course.")
+        listed = one.page.get_by_label("Sessions", exact=True).get_by_role("link", name=re.compile("Name a rose"))
+        await expect(listed).to_be_visible()
+        await one.page.get_by_role("button", name="Session…").click()
+        await one.page.get_by_role("button", name="Archive", exact=True).click()
+        await expect(listed).to_be_hidden()
+        await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
+        search = one.page.get_by_label("Search everything")
+        await search.fill("Peace")
+        await one.page.get_by_role("link", name=re.compile("Peace, of")).click()
+        await expect(one.log.get_by_text("Peace, of course.")).to_be_visible()
+        await search.fill("")
+        await expect(one.page.get_by_label("Sessions", exact=True).get_by_text("No sessions yet.")).to_be_visible()
+        await expect(listed).to_be_hidden()
+        await one.page.get_by_role("button", name="Session…").click()
+        await expect(one.page.get_by_role("button", name="Take out of the archive")).to_be_visible()
+        await one.check("archived")
+        await one.page.get_by_role("button", name="Close").click()
+        await talked(server, one, "And another", "Iceberg.")
+        await expect(listed).to_be_visible()
         assert one.errors == []

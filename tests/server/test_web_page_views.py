@@ -66,6 +66,91 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
         assert not re.search(r"#link", one.page.url)
 
 
+async def test_a_turn_is_replayed_step_by_step_and_compared_with_another(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await talked(server, one)
+        server.fake.reply("Nothing else.")
+        await one.say("What else?")
+        await expect(one.log.get_by_text("Nothing else.")).to_be_visible()
+        await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+        await one.page.locator("header").get_by_role("link", name="Timeline").click()
+        steps = one.page.get_by_role("list", name="Steps").first.get_by_role("listitem")
+        await expect(steps).to_have_count(3)
+        await one.page.locator("select").first.select_option(index=1)
+        await expect(steps).to_have_count(5)
+        replay = one.page.get_by_label("Replay")
+        await replay.fill("1")
+        await expect(steps.locator(".kind")).to_have_text(["Message"])
+        await replay.press("ArrowRight")
+        await replay.press("ArrowRight")
+        await expect(steps.locator(".kind")).to_have_text(["Message", "Model", "Tool"])
+        await expect(steps.nth(2)).to_contain_text("watered")  # what is replayed is open
+        await expect(one.page.get_by_text("step 3 of 5")).to_be_visible()
+        await one.check("replay")
+        await one.page.get_by_label("Compare with").select_option(index=1)
+        other = one.page.get_by_label("The other turn").get_by_role("list", name="Steps").get_by_role("listitem")
+        await expect(other).to_have_count(3)
+        await replay.first.fill("5")
+        await expect(steps).to_have_count(5)
+        await one.check("compared")
+        await steps.nth(1).get_by_role("button").first.click()
+        server.fake.reply("Done otherwise.")
+        await steps.nth(0).get_by_role("button").first.click()
+        await steps.nth(0).get_by_role("button", name="Fork from here").click()
+        await expect(one.log.get_by_text("Done otherwise.")).to_be_visible()
+        assert one.errors == []
+
+
+async def test_what_a_turn_changed_is_shown_as_a_diff_and_undone(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        workspace = server.owners.config.workspace
+        (workspace / "beds.md").write_text("- roses\n- weeds\n")
+        (workspace / "kept.md").write_text("old\n")
+        server.fake.calls(
+            call("edit_file", id="a", path="beds.md", old_text="- weeds", new_text="- <b>sage</b>"),
+            call("exec", id="b", command="echo made > made.md; echo new > kept.md"),
+        )
+        server.fake.reply("Planted.")
+        await one.say("Plant sage")
+        await expect(one.log.get_by_text("Planted.")).to_be_visible()
+        await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+        await one.page.get_by_role("link", name="Changes").click()
+        shown = one.page.locator("#main")
+        undo = one.page.get_by_role("button", name="Undo these changes")
+        await expect(shown.locator(".minus", has_text="- weeds")).to_be_visible()
+        await expect(shown.locator(".plus", has_text="- <b>sage</b>")).to_be_visible()
+        await expect(shown.get_by_text("The file is new.")).to_be_visible()
+        await one.check("changes")
+        (workspace / "kept.md").write_text("by hand\n")
+        await undo.click()
+        await expect(shown.get_by_text("Restored: beds.md, made.md")).to_be_visible()
+        await expect(shown.get_by_text("kept.md: it was changed since")).to_be_visible()
+        assert (workspace / "beds.md").read_text() == "- roses\n- weeds\n"
+        assert (workspace / "kept.md").read_text() == "by hand\n"
+        assert not (workspace / "made.md").exists()
+        await expect(shown.get_by_text("No turn of this session")).to_be_visible()
+        assert one.errors == []
+
+
+async def test_the_history_of_the_memory_is_read_from_the_log(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        path = "memory/MEMORY.md"
+        server.fake.calls(call("write_file", id="a", path=path, content="Roses like sun.\n"))
+        server.fake.calls(call("edit_file", id="b", path=path, old_text="sun", new_text="<b>shade</b>"))
+        server.fake.reply("Noted.")
+        await one.say("Remember the roses")
+        await expect(one.log.get_by_text("Noted.")).to_be_visible()
+        await one.go("#/memory")
+        changes = one.page.get_by_role("list", name="Changes").get_by_role("listitem")
+        await expect(changes).to_have_count(2)
+        await expect(changes.first.locator(".plus", has_text="<b>shade</b>")).to_be_visible()  # the latest is above
+        await expect(changes.nth(1).locator(".plus", has_text="Roses like sun.")).to_be_visible()
+        await one.check("memory-history")
+        await changes.first.get_by_role("link", name="Remember the roses").click()
+        await expect(one.log.get_by_text("Noted.")).to_be_visible()
+        assert one.errors == []
+
+
 async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()

@@ -52,6 +52,25 @@ async def test_a_new_conversation_drops_the_title_of_a_model_and_keeps_that_of_a
     assert await store.set_title("me", "test:model", "Again", Naming("small", {}))
 
 
+# ---------------------------------------------------------------------------------------------- archive
+
+
+async def test_an_archived_session_comes_back_with_the_next_entry_or_when_it_is_taken_out(opened, me):
+    store, beside = await opened(), await opened()
+    await finish(store, await begun(store, me))
+    assert not (await store.session("me", "test:1")).archived
+    assert await store.set_archived("me", "test:1", True)
+    assert (await beside.sessions("me"))[0].archived
+    assert await store.set_title("me", "test:1", "Named meanwhile")
+    assert (await beside.session("me", "test:1")).archived
+    await finish(store, await begun(store, me, "again"))
+    assert not (await beside.session("me", "test:1")).archived
+    assert await store.set_archived("me", "test:1", True)
+    assert await store.set_archived("me", "test:1", False)
+    assert not (await beside.session("me", "test:1")).archived
+    assert not await store.set_archived("you", "test:1", True)
+
+
 # ---------------------------------------------------------------------------------------------- deletion
 
 

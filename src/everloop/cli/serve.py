@@ -85,14 +85,20 @@ async def _open_page(server: Server, address: str, in_browser: bool) -> None:
 
 
 def page_services(config: Config, store: Store) -> Services:
-    """What the commands `doctor` and `sessions export` do, for the page."""
+    """What the commands `doctor` and `sessions export` do, and what an @ means in the chat, for the page."""
     from ..server.page_api import Services
     from .doctor import checks_of
     from .export import exported, redactor
+    from .page_changes import PageChanges
+    from .prompt import WorkspaceFiles, attachments
 
     redact = redactor(config)
     return Services(
-        partial(checks_of, config, store), lambda entries, title, form: exported(entries, title, form, redact)
+        partial(checks_of, config, store),
+        lambda entries, title, form: exported(entries, title, form, redact),
+        WorkspaceFiles,
+        attachments,
+        partial(PageChanges, config.home),
     )
 
 

@@ -7,6 +7,7 @@ The ids hold for every server of the store.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from .resume import Place
 
 RETRY = b"retry: 1000\n\n"
 PING = b": ping\n\n"
+PACE = 0.1  # seconds between two pieces of a text: a page that draws each word by itself is busy with nothing else
 LAST = 1_000  # entries from the end that a client may begin with
 _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8})(?:\.([0-9]{1,9})\.([0-9a-f]{8}))?)?", re.ASCII)
 
@@ -120,6 +122,8 @@ class FeedHandler:
             while not self._stopping and not subscriber.is_over:
                 updates = await subscriber.next(self._ping_seconds)
                 await response.write(b"".join(feed.encode(updates)) or PING)
+                if any(isinstance(update, Streamed) for update in updates):
+                    await asyncio.sleep(PACE)
             await response.write_eof()
         finally:
             subscriber.close()

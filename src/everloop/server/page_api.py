@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
@@ -17,11 +19,13 @@ from ..providers.openai import encode
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
 from ..text import clean, one_line
+from ..threads import in_thread
 from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number, words_of
 from .guard import LOGIN, OWNER
-from .page_files import FilesApi, attached
+from .page_changes import ChangesApi, MakeChanges
+from .page_files import FileNames, FilesApi, NoFileNames, attached
 from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
     EVENTS,
@@ -96,6 +100,7 @@ class SessionItem(msgspec.Struct):
     state: State
     updated_at: float
     entries: int
+    archived: bool
 
 
 class SessionList(msgspec.Struct):
@@ -138,10 +143,14 @@ class FoundList(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """What the command line brings to the page: the checks of `doctor`, and the export of sessions."""
+    """What the command line brings to the page: the checks of `doctor`, the export of sessions, the files that a
+    message names with an @, and what turns change in the workspace."""
 
     checks: Checks = no_checks
     export: Export = no_export
+    file_names: Callable[[Path], FileNames] = NoFileNames
+    named_files: Callable[[str, Path], list[str]] = lambda text, workspace: []
+    changes: MakeChanges | None = None
 
 
 NO_SERVICES = Services()
@@ -163,13 +172,16 @@ class PageApi:
         self._access = access
         self._store = owners.store
         self._feeds = FeedHandler(owners.store, ping_seconds)
+        self._changes = ChangesApi(owners, services.changes)
         self._others = (
+            self._changes,
             SessionsApi(owners, services.export),
             TimelineApi(owners),
             WorkApi(owners),
-            FilesApi(owners),
+            FilesApi(owners, services.file_names),
             OperationApi(owners, services.checks),
         )
+        self._named_files = services.named_files
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
         self._failed: dict[tuple[int, int], bool] = {}  # by session and its number of entries
@@ -180,6 +192,7 @@ class PageApi:
 
     def stop(self) -> None:
         """End the feeds: the server is shutting down."""
+        self._changes.stop()
         self._feeds.stop()
 
     @operation(
@@ -213,10 +226,19 @@ class PageApi:
         set_cookie(request, response, None)
         return response
 
-    @operation("GET", "/api/sessions", "sessions", "The latest sessions with their states.", SessionList)
+    @operation(
+        "GET",
+        "/api/sessions",
+        "sessions",
+        "The latest sessions with their states, without those that are archived.",
+        SessionList,
+        None,
+        Parameter("archived", "1 for those that are archived instead."),
+    )
     async def _sessions(self, request: web.Request) -> web.Response:
-        owner = request[OWNER]
-        infos = [info for info in await self._store.sessions(owner, 3 * SESSIONS) if not info.key.startswith(HIDDEN)]
+        owner, archived = request[OWNER], request.query.get("archived", "") == "1"
+        known = await self._store.sessions(owner, 10 * SESSIONS if archived else 3 * SESSIONS)
+        infos = [info for info in known if info.archived is archived and not info.key.startswith(HIDDEN)]
         items = [await self._item(info) for info in infos[:SESSIONS]]
         return json_response(SessionList(items, sum(item.state == "waiting" for item in items)))
 
@@ -226,7 +248,8 @@ class PageApi:
             state = "waiting" if info.parked else "running"
         elif await self._has_failed(info):
             state = "failed"
-        return SessionItem(info.key, await self._title(info), state, info.updated_at, info.entries)
+        title = await self._title(info)
+        return SessionItem(info.key, title, state, info.updated_at, info.entries, info.archived)
 
     async def _title(self, info: SessionInfo) -> str:
         """The title of a session, or its first words."""
@@ -298,7 +321,8 @@ class PageApi:
             raise bad_request(f"id: must have at most {MAX_KEY} characters", "id")
         await self._rate_limit.check(owner)
         agent, id = await self._owners.agent(owner), clean(body.id) or secrets.token_hex(8)
-        content = await attached(agent, body.text, body.media)
+        named = await in_thread(self._named_files, body.text, agent.workspace) if "@" in body.text else []
+        content = await attached(agent, body.text, body.media, named[:MAX_MEDIA])
         message = InboundMessage(
             WEB,
             who(request),
@@ -311,6 +335,8 @@ class PageApi:
             reply=False,
             busy=body.busy,
         )
+        if not body.text.startswith("/"):
+            await self._changes.before(agent, owner, key)
         reply = await agent.conversations.post(message)
         self._feeds.look(owner, key)
         return json_response(Posted(message.id or "", reply), 202)
@@ -383,5 +409,6 @@ HANDLERS: tuple[type, ...] = (
     TimelineApi,
     WorkApi,
     FilesApi,
+    ChangesApi,
     OperationApi,
 )  # of all operations of the page

@@ -15,17 +15,19 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
 
+from ..commands import COMMANDS
 from ..context.pictures import user_content
 from ..context.skills import SHIPPED
-from ..log import Call
+from ..log import Call, CallEnded, Logged, ModelAnswered
 from ..runtime.agent import AgentLoop
 from ..runtime.owners import Owners
 from ..sandbox.reach import FOLDER, OutOfReach, Reach, normalized, within
@@ -44,6 +46,10 @@ T = TypeVar("T")
 MAX_ENTRIES = 1_000
 MAX_TEXT = 1_000_000  # bytes of a file that is shown
 MAX_UPLOAD = 20_000_000  # bytes
+WRITING = frozenset({"write_file", "edit_file"})
+HISTORY, HISTORY_SESSIONS, HISTORY_ENTRIES = 50, 50, 1_000  # changes shown; sessions looked at, and entries of each
+SHOWN = 20_000  # characters of a change
+MAX_TYPED = 200  # characters of a path
 CHUNK = 256 * 1024
 EDITABLE = ("memory", "skills")
 UPLOADS = "uploads"
@@ -95,6 +101,21 @@ class MemoryText(msgspec.Struct):
     digest: str
 
 
+class MemoryChange(msgspec.Struct):
+    """A call of the agent that wrote a file of the memory or of a skill."""
+
+    at: float
+    session: str
+    seq: int
+    status: str
+    before: str  # what was replaced; "" where the whole file was written
+    after: str
+
+
+class MemoryHistory(msgspec.Struct):
+    changes: list[MemoryChange]  # the latest first
+
+
 class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
     path: str
     text: str
@@ -115,23 +136,88 @@ class Uploaded(msgspec.Struct):
     size: int
 
 
-async def attached(agent: AgentLoop, text: str, paths: Sequence[str]) -> str | list[dict[str, Any]]:
-    """A message with files that were uploaded: pictures as they are now, other files by their paths."""
-    for path in paths:
-        call = Call(secrets.token_hex(8), "read_file", {"path": path})
-        context = await _admitted(agent, call)
+class FileNames(Protocol):
+    """The files of a workspace by their names."""
+
+    def matching(self, typed: str) -> list[str]:
+        """The paths that fit what was typed, the best first. It reads the disk."""
+        ...
+
+
+class MatchingFiles(msgspec.Struct):
+    paths: list[str]
+
+
+class CommandItem(msgspec.Struct):
+    name: str
+    about: str
+
+
+class CommandList(msgspec.Struct):
+    commands: list[CommandItem]
+
+
+class NoFileNames:
+    """The names of a server that was given none."""
+
+    def __init__(self, workspace: Path) -> None:
+        pass
+
+    def matching(self, typed: str) -> list[str]:
+        return []
+
+
+async def attached(
+    agent: AgentLoop, text: str, uploaded: Sequence[str], named: Sequence[str]
+) -> str | list[dict[str, Any]]:
+    """A message with files that were uploaded, and those that it names: pictures as they are now, other files by their
+    paths. A named file that may not be read stays a word."""
+    paths: list[str] = []
+    reach: Reach | None = None
+    for path in uploaded:
+        context = await _admitted(agent, Call(secrets.token_hex(8), "read_file", {"path": path}))
         reach = _confined(context)
         if _relative(path, context).split("/")[0] != UPLOADS:
             raise bad_request(f"media: {clean(path)[:200]} was not uploaded", "media")
         await _in_thread(path, _check_regular, reach, path)
-    return await in_thread(user_content, text, paths, reach) if paths else text
+        paths.append(path)
+    for path in named:
+        with suppress(ApiError):
+            context = await _admitted(agent, Call(secrets.token_hex(8), "read_file", {"path": path}))
+            await _in_thread(path, _check_regular, _confined(context), path)
+            reach = _confined(context)
+            paths.append(path)
+    return await in_thread(user_content, text, paths, reach) if reach is not None else text
 
 
 class FilesApi:
     """The workspace of an owner: list, read, download, upload; memory and skills also change."""
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, file_names: Callable[[Path], FileNames]) -> None:
         self._owners = owners
+        self._file_names = file_names
+        self._names: dict[Path, FileNames] = {}  # by workspace
+
+    @operation("GET", "/api/commands", "commands", "The commands that work in every chat.", CommandList)
+    async def commands(self, request: web.Request) -> web.Response:
+        return json_response(CommandList([CommandItem(name, about) for name, about in sorted(COMMANDS.items())]))
+
+    @operation(
+        "GET",
+        "/api/files/matching",
+        "matching_files",
+        "Files of the workspace whose paths have these characters in this order, the best first.",
+        MatchingFiles,
+        None,
+        Parameter("q", "What was typed of a path."),
+    )
+    async def matching(self, request: web.Request) -> web.Response:
+        typed = request.query.get("q", "")
+        if len(typed) > MAX_TYPED:
+            raise bad_request(f"q: must have at most {MAX_TYPED} characters", "q")
+        reach = await self._reach(request, "list_dir", ".")
+        names = self._names.setdefault(reach.workspace, self._file_names(reach.workspace))
+        return json_response(MatchingFiles([clean(path) for path in await in_thread(names.matching, typed)]))
 
     @operation("GET", "/api/files", "files", "List a folder of the workspace.", FileList, None, FOLDER_PATH)
     async def files(self, request: web.Request) -> web.Response:
@@ -210,6 +296,24 @@ class FilesApi:
             raise bad_request(f"{path} is no text, or too long to be shown", "path")
         return json_response(MemoryText(found.text, found.digest))
 
+    @operation(
+        "GET",
+        "/api/memory/history",
+        "memory_history",
+        "What the agent wrote into a file of the memory or of a skill, from the logs of the latest sessions.",
+        MemoryHistory,
+        None,
+        PATH,
+    )
+    async def memory_history(self, request: web.Request) -> web.Response:
+        path, owner = read_text(request, "path"), request[OWNER]
+        workspace = (await self._reach(request, "read_file", path)).workspace
+        found: list[MemoryChange] = []
+        for info in await self._owners.store.sessions(owner, HISTORY_SESSIONS):
+            logged = await self._owners.store.read_log(info.id, max(info.entries - HISTORY_ENTRIES, 0))
+            found += _writes(logged, info.key, normalized(path, workspace), workspace)
+        return json_response(MemoryHistory(sorted(found, key=lambda one: -one.at)[:HISTORY]))
+
     @operation("POST", "/api/memory", "save_memory", "Write a file of the memory or of a skill.", Saved, SaveBody)
     async def save(self, request: web.Request) -> web.Response:
         body = await read_body(request, SaveBody)
@@ -232,6 +336,20 @@ class FilesApi:
         agent = await self._owners.agent(request[OWNER])
         call = Call(secrets.token_hex(8), tool, {"path": path, **arguments})
         return _confined(await _admitted(agent, call))
+
+
+def _writes(logged: Sequence[Logged], session: str, path: str, workspace: Path) -> Iterator[MemoryChange]:
+    """The calls in these entries that wrote a file."""
+    calls: dict[str, Call] = {}
+    for one in logged:
+        if isinstance(one.entry, ModelAnswered):
+            calls |= {call.id: call for call in one.entry.calls if call.name in WRITING}
+        elif isinstance(one.entry, CallEnded) and (call := calls.pop(one.entry.id, None)) is not None:
+            given = call.arguments
+            if normalized(str(given.get("path", "")), workspace) == path:
+                before = clean(str(given.get("old_text", "")))
+                after = clean(str(given.get("content", given.get("new_text", ""))))
+                yield MemoryChange(one.at, session, one.seq, one.entry.status, before[:SHOWN], after[:SHOWN])
 
 
 async def _admitted(agent: AgentLoop, call: Call) -> CallContext:

@@ -1,4 +1,4 @@
-"""What can be done with a whole session on the page: fork, export, rename, delete; and the pictures in it."""
+"""What can be done with a whole session on the page: fork, export, rename, archive, delete; and the pictures in it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,20 @@ class Renamed(msgspec.Struct):
     title: str
 
 
+class ArchiveBody(msgspec.Struct, forbid_unknown_fields=True):
+    archived: bool
+
+
+class Archived(msgspec.Struct):
+    archived: bool
+
+
 class SessionDeleted(msgspec.Struct):
     deleted: bool
 
 
 class SessionsApi:
-    """Forks, exports, renames and deletes sessions of an owner."""
+    """Forks, exports, renames, archives and deletes sessions of an owner."""
 
     def __init__(self, owners: Owners, export: Export) -> None:
         self._owners = owners
@@ -111,6 +119,21 @@ class SessionsApi:
         title = one_line(body.title, TITLE)
         await self._store.set_title(info.owner, info.key, title)
         return json_response(Renamed(title))
+
+    @operation(
+        "POST",
+        "/api/sessions/{key}/archive",
+        "archive",
+        "Take a session out of the list until something happens in it, or put it back.",
+        Archived,
+        ArchiveBody,
+    )
+    async def archive(self, request: web.Request) -> web.Response:
+        body, info = await read_body(request, ArchiveBody), await self._session(request)
+        if body.archived and info.open_turn is not None:
+            raise conflict("the session is running or waits for you: stop it first", code="running")
+        await self._store.set_archived(info.owner, info.key, body.archived)
+        return json_response(Archived(body.archived))
 
     @operation("POST", "/api/sessions/{key}/delete", "delete", "Delete a session.", SessionDeleted, Nothing)
     async def delete(self, request: web.Request) -> web.Response:

@@ -34,10 +34,11 @@ from .feed import read_number
 from .guard import OWNER
 from .page_routes import Parameter, json_response, key_of, operation
 
-Kind = Literal["said", "model", "tool", "question", "compacted", "end"]
+Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeover", "end"]
 TURNS = 50
 SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of what opened a turn
+TAKEOVER = "The worker that ran this turn was lost, and another one went on here."
 IDLE = 0.5  # seconds without a step after which the time is cut out
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -164,7 +165,11 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
                 asked = None
             case "tool_started":
                 running[facts["call"]] = one
+            case "feedback" if facts["kind"] == "empty":
+                steps.append(_step("retry", one.at, text=facts["text"]))
             case "tool_ended" if isinstance(entry, CallEnded):
+                if entry.status == "interrupted" and not (steps and steps[-1].status == "interrupted"):
+                    steps.append(_step("takeover", one.at, seq=one.seq, text=TAKEOVER))
                 started = running.pop(entry.id, None)
                 began = started.at if started is not None else one.at - entry.seconds
                 steps.append(

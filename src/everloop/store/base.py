@@ -130,6 +130,12 @@ class SessionInfo:
     title: str = ""  # given by a person or a model; "" for a session that is known by its first words
     named_by: str = ""  # the model that was asked for that title
     naming_usage: dict[str, int] = field(default_factory=dict)  # the tokens of all model calls for titles
+    archived_at: int = 0  # the number of its entries when a person archived it; 0 for one that was not
+
+    @property
+    def archived(self) -> bool:
+        """Whether a person has archived it, and nothing has happened in it since."""
+        return 0 < self.archived_at == self.entries
 
 
 @dataclass(slots=True, frozen=True)
@@ -482,6 +488,10 @@ class Store(Protocol):
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
         """Give a session a title; "" takes it away. With `naming` a model made it: its usage is kept in any case, and
         its title only if no person or model gave one to this conversation. Return whether the title was set."""
+        ...
+
+    async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        """Archive a session, until something happens in it, or bring it back. Return whether it is there."""
         ...
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:

@@ -1,4 +1,4 @@
-/** What can be done with messages and whole sessions: retry, edit, fork; rename, export, delete; uploads. */
+/** What can be done with messages and whole sessions: retry, edit, fork; rename, export, archive, delete; uploads. */
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { api, blob, sessionPath } from "./api.js";
 import { refresh, sessionHash, titleOf } from "./sidebar.js";
@@ -38,7 +38,11 @@ export async function upload(file) {
 export function SessionMenu({ sessionKey, onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [title, setTitle] = useState(titleOf(sessionKey));
+  const [found, setFound] = useState(/** @type {{archived?: boolean}} */ ({}));
   const { run, error, isBusy } = useAction(refresh);
+  useEffect(() => {
+    api("sessions?archived=1").then((list) => setFound(list.sessions.find((/** @type {any} */ one) => one.key === sessionKey) ?? {}), () => undefined);
+  }, [sessionKey]);
   useEffect(() => dialog.current?.showModal(), []);
   /** @param {Event} event */
   const rename = (event) => {
@@ -53,6 +57,12 @@ export function SessionMenu({ sessionKey, onClose }) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   });
+  const isArchived = found.archived ?? false;
+  const archive = () => run(async () => {
+    await api(sessionPath(sessionKey, "archive"), { archived: !isArchived });
+    if (!isArchived) location.hash = "#/new";
+    onClose();
+  });
   const remove = () => confirm(`Delete “${titleOf(sessionKey)}” and its whole log? This cannot be undone.`) && run(async () => {
     await api(sessionPath(sessionKey, "delete"), {});
     location.hash = "#/new";
@@ -65,7 +75,9 @@ export function SessionMenu({ sessionKey, onClose }) {
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
     <p class="hint">Keys and tokens are taken out.</p>
-    <p class="row"><button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
+    <p class="hint">An archived session is not in the list. Search finds it, and a message brings it back.</p>
+    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button>
+      <button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
       <button type="button" onClick=${onClose}>Close</button></p>
     ${error && html`<p class="is-error" role="alert">${error}</p>`}
   </dialog>`;

@@ -3,7 +3,7 @@ import { html, lazy, render, signal, computed, effect, useEffect, useState } fro
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
 import { Session } from "./session.js";
-import { Palette, Sidebar, keepFresh, questions, refresh, sessions } from "./sidebar.js";
+import { Sidebar, keepFresh, questions, refresh, sessions } from "./sidebar.js";
 
 const THEME = "everloop.theme";
 
@@ -24,6 +24,7 @@ function keyOf(/** @type {string} */ hash) {
  */
 const VIEWS = {
   timeline: { title: "Timeline", load: () => import("./timeline.js") },
+  changes: { title: "Changes", load: () => import("./changes.js") },
   jobs: { title: "Scheduled jobs", load: () => import("./jobs.js") },
   agents: { title: "Sub-agents", load: () => import("./agents.js") },
   memory: { title: "Memory and skills", load: () => import("./memory.js") },
@@ -39,6 +40,7 @@ function viewOf(/** @type {string} */ hash) {
   return Object.hasOwn(VIEWS, name) ? { name, rest: rest.map(decodeURIComponent) } : null;
 }
 
+const Palette = lazy(async () => (await import("./palette.js")).Palette);
 const SessionMenu = lazy(async () => (await import("./actions.js")).SessionMenu);
 
 function newKey() {
@@ -166,6 +168,7 @@ function Page() {
           ${questions.value > 0 && html`<span class="count">${questions.value}</span>`}</button>
         <h1 dir="auto">${title}</h1>
         ${!view && session.entries.value.length > 0 && html`<a class="quiet small button go" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
+          <a class="quiet small button go" href=${`#/changes/${encodeURIComponent(session.key)}`}>Changes</a>
           <button class="quiet small" type="button" aria-haspopup="dialog" onClick=${() => setMenu(true)}>Session…</button>`}
         <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
       </header>
@@ -205,4 +208,12 @@ effect(() => {
   if (isBegun || turn || parked) queueMicrotask(refresh);
 });
 
+/** Let the browser keep the page's files, so that it opens while the server is away. The one Trusted Types policy names one path. */
+async function keepOffline() {
+  const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("everloop-worker", { createScriptURL: () => "/web/offline.js" });
+  await navigator.serviceWorker?.register(policy?.createScriptURL("") ?? "/web/offline.js", { scope: "/" });
+}
+
+addEventListener("load", () => keepOffline().catch(() => undefined), { once: true });
+if (document.readyState === "complete") keepOffline().catch(() => undefined);
 render(html`<${App} error=${error} />`, /** @type {HTMLElement} */ (document.getElementById("app")));

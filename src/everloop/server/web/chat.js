@@ -1,7 +1,9 @@
-/** A session on the screen: the conversation, questions, and where the visitor writes. */
-import { html, classes, lazy, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+/** A session on the screen: the conversation, and questions. */
+import { html, lazy, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { liveMarkdown, markdownOf } from "./markdown.js";
+import { Composer } from "./composer.js";
 import { ToolCard } from "./tools.js";
+import { chunksOf, useWindow } from "./window.js";
 
 const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
 const NEAR = 120; // pixels from the end within which the view follows new text
@@ -20,19 +22,24 @@ export function Chat({ session }) {
   const entries = session.entries.value;
   const state = session.state.value;
   const isRunning = state.turn !== null && !state.parked;
+  const chunks = useMemo(() => chunksOf(entries), [entries]);
+  const list = useWindow(scroller, follows, chunks.map((chunk) => chunk.id));
+  const current = useRef(list);
+  current.current = list;
 
   useLayoutEffect(() => {
     const element = scroller.current;
     if (!element) return;
-    const stick = () => {
-      if (follows.current) element.scrollTop = element.scrollHeight;
-    };
-    stick();
-    const watcher = new ResizeObserver(stick);
+    const watcher = new ResizeObserver(() => current.current.restore());
     for (const child of element.children) watcher.observe(child);
     return () => watcher.disconnect();
   }, [session]);
 
+  const earlier = () => {
+    follows.current = false;
+    list.hold();
+    session.loadEarlier();
+  };
   const onScroll = () => {
     const element = scroller.current;
     if (!element) return;
@@ -41,6 +48,9 @@ export function Chat({ session }) {
     if (scrollHeight - scrollTop - clientHeight < NEAR) follows.current = true;
     else if (scrollTop < last.current.scrollTop && scrollHeight === last.current.scrollHeight) follows.current = false;
     last.current = { scrollTop, scrollHeight };
+    list.hold();
+    list.look();
+    if (!follows.current && scrollTop < 2 * clientHeight && session.first.value > 0) session.loadEarlier();
   };
   const waiting = [...state.waiting, ...session.sent.value.filter((one) => !state.waiting.some(({ id }) => id === one.id))];
   const isEmpty = session.loaded.value && !entries.length && !waiting.length;
@@ -49,19 +59,18 @@ export function Chat({ session }) {
     <div class="scroller" ref=${scroller} onScroll=${onScroll} tabindex="-1">
       <div class="log" role="log" aria-label="Messages" aria-busy=${isRunning}>
         ${!isEmpty && html`<h2 class="hidden">Messages</h2>`}
-        ${session.first.value > 0 && html`<button class="quiet earlier" type="button"
-          onClick=${() => { follows.current = false; session.loadEarlier(); }}>Show earlier messages</button>`}
-        ${!session.loaded.value && html`<p class="hint" role="status">Loading…</p>`}
+        ${session.first.value > 0 && html`<button class="quiet earlier" type="button" onClick=${earlier}>Show earlier messages</button>`}
+        ${!session.loaded.value && html`<p class="hint" role="status">${session.isAway.value
+          ? "The conversation is shown when the server is back. What you write stays here until then." : "Loading…"}</p>`}
         ${isEmpty && html`<${Welcome} />`}
-        <${Entries} session=${session} entries=${entries} isRunning=${isRunning} />
+        <${Entries} session=${session} entries=${entries} chunks=${chunks} list=${list} isRunning=${isRunning} />
         <${Live} session=${session} isRunning=${isRunning} />
         ${waiting.map((one) => html`<article class="message from-you is-waiting" key=${one.id} aria-label="You, waiting">
           <div class="bubble" dir="auto">${one.text}</div><p class="meta">${isRunning ? "the agent reads it at its next step" : "waiting"}</p></article>`)}
         ${session.notice.value && html`<p class="notice" role="status">${session.notice.value}</p>`}
       </div>
     </div>
-    ${!session.connected.value && session.loaded.value && html`<p class="banner" role="status">
-      The connection is lost. Trying again…</p>`}
+    ${session.isAway.value && html`<p class="banner" role="status">The connection is lost. Trying again…</p>`}
     <${Composer} session=${session} isRunning=${isRunning} key=${session.key} />
   </section>`;
 }
@@ -74,14 +83,19 @@ function Welcome() {
   </div>`;
 }
 
-/** @param {{session: import("./session.js").Session, entries: import("./session.js").Entry[], isRunning: boolean}} props */
-function Entries({ session, entries, isRunning }) {
-  const results = new Map();
-  const decisions = new Map();
+/**
+ * What entries say about each other.
+ * @param {import("./session.js").Entry[]} entries
+ */
+function indexOf(entries) {
+  const results = new Map(); // by call
+  const decisions = new Map(); // by the position of the question
   const ends = new Map(); // of turns: their positions
+  const firsts = new Map(); // of turns: the position of what opened them
   let asked = /** @type {import("./session.js").Entry | null} */ (null);
   for (const entry of entries) {
     if (entry.kind === "result") results.set(entry.id, entry);
+    else if (entry.kind === "user" && !firsts.has(entry.turn)) firsts.set(entry.turn, entry.seq);
     else if (entry.kind === "asked") asked = entry;
     else if (entry.kind === "decided" || entry.kind === "end") {
       if (entry.kind === "end") ends.set(entry.turn, entry.seq);
@@ -89,15 +103,22 @@ function Entries({ session, entries, isRunning }) {
       asked = null;
     }
   }
+  return { results, decisions, ends, firsts, asked };
+}
+
+/**
+ * @param {{session: import("./session.js").Session, entries: import("./session.js").Entry[], chunks: ReturnType<typeof chunksOf>,
+ *   list: ReturnType<typeof useWindow>, isRunning: boolean}} props
+ */
+function Entries({ session, entries, chunks, list, isRunning }) {
+  const { results, decisions, ends, firsts, asked } = useMemo(() => indexOf(entries), [entries]);
   const openTurn = session.state.value.turn;
-  const opened = new Set();
-  /** Whether an entry is the first of its turn. @param {import("./session.js").Entry} entry */
-  const isFirst = (entry) => !opened.has(entry.turn) && Boolean(opened.add(entry.turn));
   const tools = session.tools.value;
-  return entries.map((entry) => {
+  /** @param {import("./session.js").Entry} entry */
+  const node = (entry) => {
     switch (entry.kind) {
       case "user":
-        return html`<${Said} key=${entry.seq} session=${session} entry=${entry} isFirst=${isFirst(entry)} />`;
+        return html`<${Said} key=${entry.seq} session=${session} entry=${entry} isFirst=${firsts.get(entry.turn) === entry.seq} />`;
       case "answer":
         return html`<${Answer} key=${entry.seq} session=${session} entry=${entry} results=${results} tools=${tools}
           asked=${asked && asked.ids} end=${ends.get(entry.turn)} isOver=${entry.turn !== openTurn || (!isRunning && !asked)} />`;
@@ -116,7 +137,14 @@ function Entries({ session, entries, isRunning }) {
       default:
         return null;
     }
-  });
+  };
+  // What comes back into the document when the visitor scrolls is not news to a screen reader.
+  return html`<div class="entries" ref=${list.box}>
+    <div key="before" style=${{ height: `${list.before}px` }}></div>
+    ${chunks.slice(list.from, list.to).map((chunk) => html`<div class="chunk" key=${chunk.id} data-chunk=${chunk.id}
+      aria-live=${chunk === chunks[chunks.length - 1] ? undefined : "off"}>${chunk.entries.map(node)}</div>`)}
+    <div key="after" style=${{ height: `${list.after}px` }}></div>
+  </div>`;
 }
 
 /**
@@ -245,97 +273,4 @@ function LiveMarkdown({ live }) {
     };
   }, [live]);
   return html`<div class="markdown" dir="auto" ref=${root}></div>`;
-}
-
-// ---------------------------------------------------------------------------------------------- writing
-
-/** @param {{session: import("./session.js").Session, isRunning: boolean}} props */
-function Composer({ session, isRunning }) {
-  const input = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
-  const [text, setText] = useState(localStorage.getItem(session.draft) ?? "");
-  const [error, setError] = useState("");
-  const [media, setMedia] = useState(/** @type {{name: string, path: string}[]} */ ([]));
-  const [isOver, setOver] = useState(false);
-  const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
-
-  useEffect(() => {
-    if (matchMedia("(hover: hover)").matches) input.current?.focus();
-  }, [session]);
-
-  /** @param {string} value */
-  const change = (value) => {
-    setText(value);
-    if (value) localStorage.setItem(session.draft, value);
-    else localStorage.removeItem(session.draft);
-  };
-  const send = async () => {
-    const said = text.trim() || (media.length ? "See the attached." : "");
-    if (!said) return;
-    change("");
-    setMedia([]);
-    setError("");
-    try {
-      await session.send(said, media.map((one) => one.path));
-    } catch (failed) {
-      setMedia(media);
-      change(said);
-      setError(String(/** @type {Error} */ (failed).message));
-    }
-  };
-  /** @param {DataTransfer | HTMLInputElement | null | undefined} from */
-  const attach = async (from) => {
-    const files = [...(from?.files ?? [])];
-    setError("");
-    try {
-      const { upload } = files.length ? await import("./actions.js") : { upload: null };
-      for (const file of upload ? files : []) {
-        const path = await upload(file);
-        setMedia((before) => [...before, { name: file.name || "pasted", path }]);
-      }
-    } catch (failed) {
-      setError(String(/** @type {Error} */ (failed).message));
-    }
-  };
-  /** @param {DragEvent} event */
-  const onDrag = (event) => {
-    if (!event.dataTransfer?.types.includes("Files")) return;
-    event.preventDefault();
-    setOver(event.type === "dragover");
-    if (event.type === "drop") attach(event.dataTransfer);
-  };
-  /** @param {ClipboardEvent} event */
-  const onPaste = (event) => {
-    if (!event.clipboardData?.files.length) return;
-    event.preventDefault();
-    attach(event.clipboardData);
-  };
-  /** @param {KeyboardEvent} event */
-  const onKey = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      send();
-    } else if (event.key === "Escape" && isRunning) {
-      event.preventDefault();
-      session.stop();
-    }
-  };
-  return html`<form class=${classes("composer", isOver && "is-over")} onDragOver=${onDrag} onDragLeave=${onDrag} onDrop=${onDrag} onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); send(); }}>
-    ${error && html`<p class="is-error" role="alert">${error}</p>`}
-    ${media.length > 0 && html`<ul class="media" aria-label="Attached">${media.map((one) => html`<li key=${one.path}>
-      <span dir="auto">${one.name}</span><button type="button" class="quiet small" aria-label=${`Remove ${one.name}`}
-        onClick=${() => setMedia(media.filter((other) => other !== one))}>×</button></li>`)}</ul>`}
-    <div class=${classes("field", isRunning && "is-running")}>
-      <input type="file" class="hidden" ref=${picker} multiple tabindex="-1" aria-label="Files to attach"
-        onChange=${(/** @type {any} */ event) => { attach(event.target); event.target.value = ""; }} />
-      <button class="quiet" type="button" aria-label="Attach files" onClick=${() => picker.current?.click()}>
-        <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 3.5v9M3.5 8h9" /></svg></button>
-      <textarea ref=${input} rows="1" dir="auto" aria-label="Message" enterkeyhint="send" value=${text}
-        placeholder=${isRunning ? "Steer the agent…" : "Message the agent…"}
-        onInput=${(/** @type {any} */ event) => change(event.target.value)} onKeyDown=${onKey} onPaste=${onPaste}></textarea>
-      ${isRunning && html`<button class="stop" type="button" onClick=${() => session.stop()} aria-label="Stop">
-        <svg viewBox="0 0 16 16" aria-hidden="true"><rect x="4" y="4" width="8" height="8" rx="1.5" /></svg></button>`}
-      <button class="primary send" type="submit" disabled=${!text.trim() && !media.length} aria-label="Send">
-        <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 13V3.5M3.8 7.5 8 3.2l4.2 4.3" /></svg></button>
-    </div>
-  </form>`;
 }

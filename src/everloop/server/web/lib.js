@@ -4,7 +4,7 @@ import htm from "./vendor/htm.js";
 import { useEffect, useState } from "./vendor/hooks.js";
 
 export { h, render, Fragment };
-export { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
+export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 export { signal, computed, effect, batch } from "./vendor/signals.js";
 
 /** Build nodes from a template. Values are always text or nodes, never HTML. */

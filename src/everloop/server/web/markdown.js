@@ -209,7 +209,9 @@ export function liveMarkdown(root) {
       if (data.nodes.length > 1) data.nodes.pop();
     },
     add_text(data, text) {
-      data.nodes[data.nodes.length - 1].append(text);
+      const node = data.nodes[data.nodes.length - 1];
+      if (node.lastChild instanceof Text) node.lastChild.appendData(text);
+      else node.append(text);
     },
     set_attr(data, type, value) {
       const node = data.nodes[data.nodes.length - 1];

@@ -1,7 +1,9 @@
 /** The memory and the skills: read them, and change what the policy lets be changed. */
 import { html, useEffect, useState } from "./lib.js";
 import { api } from "./api.js";
-import { Waiting, useAction, useLoad } from "./views.js";
+import { titleOf } from "./sidebar.js";
+import { Diff } from "./tools.js";
+import { Waiting, sessionHash, useAction, useLoad, when } from "./views.js";
 
 /** @param {{rest: string[]}} props */
 export function View({ rest }) {
@@ -58,5 +60,18 @@ function Editor({ file }) {
       <button type="button" class="small" disabled=${isBusy} onClick=${read}>Read again</button>
       ${isSaved && html`<span class="notice" role="status">Saved.</span>`}</p>`}
     ${error && html`<p class="notice is-error" role="alert" dir="auto">${error}</p>`}
+    <${History} path=${file.path} />
   </section>`;
+}
+
+/** What the agent has written into a file. @param {{path: string}} props */
+function History({ path }) {
+  const { data } = useLoad(`memory/history?path=${encodeURIComponent(path)}`);
+  const changes = /** @type {any[]} */ (data?.changes ?? []);
+  if (!changes.length) return null;
+  return html`<h2>What the agent wrote</h2>
+    <ul class="cards" aria-label="Changes">${changes.map((one) => html`<li class="card" key=${`${one.session}${one.seq}`}>
+      <p class="top"><a href=${sessionHash(one.session)} dir="auto">${titleOf(one.session)}</a>
+        ${one.status !== "ok" && html`<span class="badge is-bad">${one.status}</span>`}<span class="meta">${when(one.at)}</span></p>
+      <${Diff} path=${one.before ? "a part" : "the whole file"} before=${one.before} after=${one.after} /></li>`)}</ul>`;
 }

@@ -48,11 +48,15 @@ export class Session {
     this.hasLive = signal(false);
     this.reasoning = signal("");
     this.connected = signal(false);
+    this.isAway = signal(false); // the last attempt to connect has failed, or the connection was lost
     this.loaded = signal(false);
     this.notice = signal("");
     /** Messages that were sent and are not in the log yet. */
     this.sent = signal(/** @type {{id: string, text: string}[]} */ ([]));
     this.lastId = "";
+    /** @type {import("./api.js").FeedEvent[]} */
+    this.arrived = []; // events that are not taken yet
+    this.isLoading = false; // entries before those that are there
     this.abort = new AbortController();
   }
 
@@ -64,14 +68,17 @@ export class Session {
       const onOpen = () => {
         pause = FIRST_PAUSE;
         this.connected.value = true;
+        this.isAway.value = false;
       };
       try {
         const path = `${sessionPath(this.key, "feed")}?last=${LAST}`;
-        await readEvents(path, this.lastId, aborted, onOpen, (events) => batch(() => events.forEach(this.take, this)));
+        await readEvents(path, this.lastId, aborted, onOpen, (events) => this.arrive(events));
       } catch (error) {
         if (error instanceof ApiError && error.status === 400) this.lastId = "";
       }
+      this.flush(); // before the next connection goes on from the last id
       this.connected.value = false;
+      this.isAway.value = true;
       if (!aborted.aborted) await sleep(pause, aborted);
       pause = Math.min(pause * 1.7, LONGEST_PAUSE);
     }
@@ -79,6 +86,21 @@ export class Session {
 
   close() {
     this.abort.abort();
+  }
+
+  /**
+   * Take events with the next frame, so that however many come, the page is drawn once.
+   * @param {import("./api.js").FeedEvent[]} events
+   */
+  arrive(events) {
+    if (!this.arrived.length) nextFrame(() => this.flush());
+    this.arrived.push(...events);
+  }
+
+  flush() {
+    const events = joined(this.arrived);
+    this.arrived = [];
+    if (events.length) batch(() => events.forEach(this.take, this));
   }
 
   /** @param {import("./api.js").FeedEvent} event */
@@ -150,11 +172,18 @@ export class Session {
 
   /** Load entries before those that are there. */
   async loadEarlier() {
-    const page = await api(`${sessionPath(this.key, "log")}?before=${this.first.value + 1}&limit=${LAST}`);
-    batch(() => {
-      this.entries.value = [...page.entries, ...this.entries.value];
-      this.first.value = page.entries.length ? page.entries[0].seq - 1 : 0;
-    });
+    if (this.isLoading) return;
+    this.isLoading = true;
+    try {
+      const page = await api(`${sessionPath(this.key, "log")}?before=${this.first.value + 1}&limit=${LAST}`);
+      batch(() => {
+        this.entries.value = [...page.entries, ...this.entries.value];
+        this.first.value = page.entries.length ? page.entries[0].seq - 1 : 0;
+      });
+    } catch {
+      // They are asked for again with the next scroll; the banner says that the connection is lost.
+    }
+    this.isLoading = false;
   }
 
   /**
@@ -184,6 +213,36 @@ export class Session {
   async answer(question, answer) {
     await api(sessionPath(this.key, "answer"), { question, ...answer });
   }
+}
+
+/**
+ * Texts that follow each other as one event.
+ * @param {import("./api.js").FeedEvent[]} events
+ */
+function joined(events) {
+  /** @type {import("./api.js").FeedEvent[]} */
+  const found = [];
+  for (const event of events) {
+    const last = found[found.length - 1];
+    if (last?.name === event.name && (event.name === "text" || event.name === "reasoning")) {
+      found[found.length - 1] = { ...event, data: { ...event.data, text: last.data.text + event.data.text } };
+    } else found.push(event);
+  }
+  return found;
+}
+
+/**
+ * Run with the next frame, or soon where none is drawn because the page is not seen.
+ * @param {() => void} run
+ */
+function nextFrame(run) {
+  const once = () => {
+    cancelAnimationFrame(frame);
+    clearTimeout(timer);
+    run();
+  };
+  const frame = requestAnimationFrame(once);
+  const timer = setTimeout(once, 200);
 }
 
 /**

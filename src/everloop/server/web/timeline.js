@@ -1,6 +1,7 @@
-/** The timeline of a turn: its steps on a time axis without idle time, and the request of each model call. */
+/** The timeline of a turn: its steps on a time axis without idle time, step by step, beside another turn, with requests. */
 import { html, classes, useEffect, useState } from "./lib.js";
 import { api, sessionPath } from "./api.js";
+import { fork } from "./actions.js";
 import { CopyButton } from "./markdown.js";
 import { Waiting, money, number, sessionHash, span, timelineHash, useLoad, when } from "./views.js";
 
@@ -8,7 +9,8 @@ const EVERY = 2000; // milliseconds between two looks at a turn that runs
 const WIDE = 1000; // units of the axis
 
 const KINDS = /** @type {Record<string, string>} */ ({
-  said: "Message", model: "Model", tool: "Tool", question: "Question", compacted: "Summary", end: "End",
+  said: "Message", model: "Model", tool: "Tool", question: "Question", compacted: "Summary", retry: "Retry",
+  takeover: "Takeover", end: "End",
 });
 
 /** @typedef {{kind: string, name: string, at: number, seconds: number, offset: number, seq: number | null, status: string,
@@ -16,29 +18,47 @@ const KINDS = /** @type {Record<string, string>} */ ({
  *   cost: number | null, arguments: Record<string, any>, text: string}} Step */
 
 /** @param {{rest: string[]}} props */
-export function View({ rest: [key, wanted] }) {
+export function View({ rest: [key, wanted, other = ""] }) {
   const list = useLoad(sessionPath(key, "turns"), EVERY * 2);
-  const turns = list.data?.turns ?? [];
-  const turn = wanted ?? turns[0]?.id ?? "";
-  const isOpen = turns.find((/** @type {any} */ one) => one.id === turn)?.ended_at === null;
-  const { data, error } = useLoad(turn && sessionPath(key, `turns/${turn}`), isOpen ? EVERY : 0);
+  const turns = /** @type {any[]} */ (list.data?.turns ?? []);
+  const turn = wanted || turns[0]?.id || "";
+  const isOpen = turns.find((one) => one.id === turn)?.ended_at === null;
+  const first = useLoad(turn && sessionPath(key, `turns/${turn}`), isOpen ? EVERY : 0);
+  const second = useLoad(other && sessionPath(key, `turns/${other}`));
+  const seconds = Math.max(first.data?.seconds ?? 0, second.data?.seconds ?? 0);
+  /** @param {string} id @param {string} against */
+  const go = (id, against) => (location.hash = timelineHash(key, id) + (against && `/${against}`));
   return html`<div class="view timeline">
     <p class="row"><a href=${sessionHash(key)}>Back to the chat</a>
-      ${turns.length > 0 && html`<label class="pick">Turn
-        <select value=${turn} onChange=${(/** @type {any} */ event) => (location.hash = timelineHash(key, event.target.value))}>
-          ${turns.map((/** @type {any} */ one) => html`<option key=${one.id} value=${one.id} selected=${one.id === turn}>
-            ${when(one.started_at)} · ${one.title || "(no words)"}</option>`)}
-        </select></label>`}</p>
+      ${turns.length > 0 && html`<${Pick} label="Turn" turns=${turns} value=${turn} onPick=${(/** @type {string} */ id) => go(id, other === id ? "" : other)} />`}
+      ${turns.length > 1 && html`<${Pick} label="Compare with" turns=${turns.filter((one) => one.id !== turn)} value=${other} none="no other turn"
+        onPick=${(/** @type {string} */ id) => go(turn, id)} />`}</p>
     <${Waiting} data=${list.data} error=${list.error} />
     ${list.data && !turns.length && html`<p class="hint">Nothing has happened in this session yet.</p>`}
-    ${turn && html`<${Waiting} data=${data} error=${error} />`}
-    ${data && html`<${Turn} key=${data.id} sessionKey=${key} turn=${data} />`}
+    ${turn && html`<${Waiting} data=${first.data} error=${first.error} />`}
+    <div class=${classes(other && "compared")}>
+      ${[first.data, other && second.data].filter(Boolean).map((data, index) => html`<section key=${data.id}
+        aria-label=${index ? "The other turn" : "The turn"}><${Turn} sessionKey=${key} turn=${data} seconds=${seconds} /></section>`)}
+    </div>
+    ${other && html`<${Waiting} data=${second.data} error=${second.error} />`}
   </div>`;
 }
 
-/** @param {{sessionKey: string, turn: any}} props */
-function Turn({ sessionKey, turn }) {
+/** @param {{label: string, turns: any[], value: string, none?: string, onPick: (id: string) => void}} props */
+function Pick({ label, turns, value, none, onPick }) {
+  return html`<label class="pick">${label}
+    <select value=${value} onChange=${(/** @type {any} */ event) => onPick(event.target.value)}>
+      ${none && html`<option value="" selected=${!value}>${none}</option>`}
+      ${turns.map((one) => html`<option key=${one.id} value=${one.id} selected=${one.id === value}>
+        ${when(one.started_at)} · ${one.title || "(no words)"}</option>`)}
+    </select></label>`;
+}
+
+/** @param {{sessionKey: string, turn: any, seconds: number}} props `seconds` is the length of the axis */
+function Turn({ sessionKey, turn, seconds }) {
   const [open, setOpen] = useState(-1);
+  const [until, setUntil] = useState(0); // steps that are replayed; 0 shows all
+  const steps = /** @type {Step[]} */ (until ? turn.steps.slice(0, until) : turn.steps);
   const share = turn.input_tokens ? Math.round((100 * turn.cached_tokens) / turn.input_tokens) : 0;
   const facts = [
     ["Ended", turn.reason ?? "still running"],
@@ -48,13 +68,23 @@ function Turn({ sessionKey, turn }) {
     ["Cached", turn.input_tokens ? `${share} %` : "–"],
     ["Cost", money(turn.cost) || "no price known"],
   ];
+  /** @param {any} event */
+  const replay = (event) => {
+    const count = Number(event.target.value);
+    setUntil(count);
+    setOpen(count - 1);
+  };
   return html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    <ol class="steps" aria-label="Steps">${turn.steps.map((/** @type {Step} */ step, /** @type {number} */ index) => html`
+    ${turn.steps.length > 1 && html`<p class="row replay"><label class="pick">Replay
+      <input type="range" min="1" max=${turn.steps.length} value=${until || turn.steps.length} onInput=${replay}
+        aria-valuetext=${`step ${steps.length} of ${turn.steps.length}`} /></label>
+      <span class="meta">step ${steps.length} of ${turn.steps.length}</span></p>`}
+    <ol class="steps" aria-label="Steps">${steps.map((step, index) => html`
       <li key=${`${step.kind}${step.seq ?? step.call}${step.at}`} class=${classes(`is-${step.kind}`, isBad(step) && "is-bad")}>
         <button type="button" class="step" aria-expanded=${open === index} onClick=${() => setOpen(open === index ? -1 : index)}>
           <span class="kind">${KINDS[step.kind] ?? step.kind}</span>
           <span class="name" dir="auto">${nameOf(step)}</span>
-          <${Axis} step=${step} turn=${turn} />
+          <${Axis} step=${step} turn=${turn} seconds=${seconds} />
           <span class="took">${step.seconds ? span(step.seconds) : ""}</span>
         </button>
         ${open === index && html`<${Details} sessionKey=${sessionKey} step=${step} />`}
@@ -68,12 +98,13 @@ const isBad = (step) => ["error", "timeout", "interrupted", "denied"].includes(s
 function nameOf(step) {
   if (step.kind === "end" || step.kind === "question") return step.status;
   if (step.kind === "said") return step.text.split("\n")[0].slice(0, 80);
+  if (step.kind === "retry" || step.kind === "takeover") return step.text;
   return step.name || (step.status === "running" ? "running" : "");
 }
 
-/** @param {{step: Step, turn: any}} props */
-function Axis({ step, turn }) {
-  const scale = WIDE / Math.max(turn.seconds, 0.001);
+/** @param {{step: Step, turn: any, seconds: number}} props */
+function Axis({ step, turn, seconds }) {
+  const scale = WIDE / Math.max(seconds, 0.001);
   const width = Math.max(step.seconds * scale, 3);
   const left = Math.min(step.offset * scale, WIDE - width);
   return html`<svg class="axis" viewBox="0 0 ${WIDE} 12" preserveAspectRatio="none" aria-hidden="true">
@@ -100,6 +131,7 @@ function Details({ sessionKey, step }) {
     ${given.length > 0 && html`<dl class="arguments">${given.map(([name, value]) => html`
       <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}
     ${step.text && html`<pre class="shown" tabindex="0" dir="auto">${step.text}</pre>`}
+    ${step.seq !== null && html`<p><button type="button" class="small" onClick=${() => fork(sessionKey, /** @type {number} */ (step.seq))}>Fork from here</button></p>`}
     ${step.kind === "model" && step.seq !== null && html`<${Sent} sessionKey=${sessionKey} seq=${step.seq} />`}
   </div>`;
 }

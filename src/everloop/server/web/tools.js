@@ -76,7 +76,7 @@ function Output({ text }) {
 }
 
 /** @param {{path: unknown, before: string, after: string}} props */
-function Diff({ path, before, after }) {
+export function Diff({ path, before, after }) {
   const lines = diff(before, after);
   const added = lines.filter(([mark]) => mark === "+").length;
   const removed = lines.filter(([mark]) => mark === "-").length;

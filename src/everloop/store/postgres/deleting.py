@@ -41,6 +41,9 @@ DELETE = (
     "DELETE FROM session_grant g USING session s WHERE s.id = ANY(%s) AND (g.owner, g.key) = (s.owner, s.key)",
     "DELETE FROM session WHERE id = ANY(%s)",
 )
+ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)
+    WHERE owner = %s AND key = %s RETURNING id"""
+BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = %s AND key = %s RETURNING id"
 IS_OLD = """s.updated_at < %s AND s.worker IS NULL
     AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done')
     AND NOT EXISTS (SELECT 1 FROM outbox WHERE session = s.id AND sent_at IS NULL)"""
@@ -64,6 +67,10 @@ def set_title(db: Connection, owner: str, key: str, title: str, naming: Naming |
     usage = claims.added_usage(row[1], naming.usage)
     db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, row[0]))
     return db.execute(NAME, (title, naming.model, row[0])).fetchone() is not None
+
+
+def set_archived(db: Connection, owner: str, key: str, archived: bool) -> bool:
+    return db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
 
 
 def delete(db: Connection, owner: str, key: str, lease: float) -> Removed | Held | None:

@@ -25,7 +25,7 @@ CHUNK = 500  # rows at a time
 # Leases and sending marks are not imported: no worker runs, and the next one takes everything up.
 TABLES: dict[str, tuple[str, ...]] = {
     "session": ("id", "owner", "key", "fence", "history_from", "compacted", "created_at", "updated_at",
-                "title", "named_by", "naming_usage"),
+                "title", "named_by", "naming_usage", "archived_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
               "ended_at", "reason", "damaged", "hidden"),

@@ -20,7 +20,7 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
         s.worker, s.compacted,
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
-        s.title, s.named_by, s.naming_usage
+        s.title, s.named_by, s.naming_usage, s.archived_at
     FROM session s WHERE s.owner = %s"""
 READY = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
     WHERE (%s::text IS NULL OR s.owner = %s) AND s.id IN (

@@ -362,6 +362,9 @@ CREATE TABLE channel_state (
     channel text NOT NULL, key text NOT NULL, value text NOT NULL, PRIMARY KEY (channel, key));
 """
 
+# As m016_archive of SQLite.
+m012_archive = "ALTER TABLE session ADD COLUMN archived_at bigint NOT NULL DEFAULT 0;"
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -374,6 +377,7 @@ MIGRATIONS: tuple[str, ...] = (
     m009_steps,
     m010_titles,
     m011_channels,
+    m012_archive,
 )
 
 

@@ -400,6 +400,9 @@ class PostgresStore:
         work = partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming)
         return await self._write(work, (owner, key))
 
+    async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return await self._write(lambda db: deleting.set_archived(db, owner, key, archived), (owner, key))
+
     async def delete_session(self, owner: str, key: str) -> Removed | None:
         return claims.or_busy(await self._write(lambda db: deleting.delete(db, owner, key, self._lease), (owner, key)))
 
@@ -607,8 +610,8 @@ class PostgresStore:
 
 
 def _session_info(row: Sequence[Any]) -> SessionInfo:
-    *facts, usage = row
-    return replace(SessionInfo(*facts), naming_usage=claims.usage_of(usage))
+    *facts, usage, archived_at = row
+    return replace(SessionInfo(*facts), naming_usage=claims.usage_of(usage), archived_at=archived_at)
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:

@@ -24,6 +24,9 @@ FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) 
     AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
     AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
 NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
+ARCHIVE = """UPDATE session SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry e WHERE e.session = session.id)
+    WHERE owner = ? AND key = ?"""
+BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = ? AND key = ?"
 FIRST_MESSAGE = "(SELECT CAST(data AS BLOB) FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
 SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner = ? AND s.key >= ? AND s.key < ?"
 HOLDERS = """SELECT worker FROM session WHERE id = ?1 AND worker IS NOT NULL
@@ -58,6 +61,10 @@ def set_title(db: sqlite3.Connection, owner: str, key: str, title: str, naming: 
         return False
     db.execute("UPDATE session SET naming_usage = ? WHERE id = ?", (claims.added_usage(row[1], naming.usage), row[0]))
     return db.execute(NAME, (title, naming.model, row[0])).rowcount > 0
+
+
+def set_archived(db: sqlite3.Connection, owner: str, key: str, archived: bool) -> bool:
+    return db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).rowcount > 0
 
 
 def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | None:

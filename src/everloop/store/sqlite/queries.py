@@ -21,7 +21,7 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1),
         s.worker, s.compacted,
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
-        s.title, s.named_by, s.naming_usage
+        s.title, s.named_by, s.naming_usage, s.archived_at
     FROM session s WHERE s.owner = ?"""
 READY = """SELECT owner, key, worker FROM session WHERE id IN (
         SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'

@@ -203,6 +203,11 @@ def m015_entries_in_order_of_writing(db: sqlite3.Connection) -> None:
     db.execute(view)
 
 
+def m016_archive(db: sqlite3.Connection) -> None:
+    """Sessions that a person has archived, each with the number of its entries then: the next one brings it back."""
+    db.execute("ALTER TABLE session ADD COLUMN archived_at INTEGER NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -219,6 +224,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m013_titles,
     m014_channels,
     m015_entries_in_order_of_writing,
+    m016_archive,
 )
 
 

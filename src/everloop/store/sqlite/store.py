@@ -334,6 +334,9 @@ class SQLiteStore:
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
         return await self.writer.submit(partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming))
 
+    async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return await self.writer.submit(partial(deleting.set_archived, owner=owner, key=key, archived=archived))
+
     async def delete_session(self, owner: str, key: str) -> Removed | None:
         return claims.or_busy(await self.writer.submit(partial(deleting.delete, owner=owner, key=key)))
 
@@ -575,9 +578,9 @@ def _json(values: Sequence[object] | dict[str, Any]) -> str:
 
 
 def _session_info(row: Sequence[Any]) -> SessionInfo:
-    *facts, usage = row
+    *facts, usage, archived_at = row
     info = SessionInfo(*facts)
-    return replace(info, parked=bool(info.parked), naming_usage=claims.usage_of(usage))
+    return replace(info, parked=bool(info.parked), naming_usage=claims.usage_of(usage), archived_at=archived_at)
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:

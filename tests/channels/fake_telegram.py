@@ -60,6 +60,8 @@ class FakeTelegram:
         self.calls: list[str] = []
         self.fail: list[tuple[int, str, dict[str, Any]]] = []  # answers of `sendMessage` before it succeeds
         self.blocked: set[str] = set()
+        self.edited: list[dict[str, Any]] = []
+        self.answered: list[str] = []  # callback queries
         self.polls = 0  # getUpdates under way
         self.conflicts = 0
         self._rough = rough
@@ -117,6 +119,26 @@ class FakeTelegram:
         async with self._changed:
             self._changed.notify_all()
 
+    async def press(self, label: str, *, sender: int = 7, asked: dict[str, Any] | None = None) -> None:
+        """A person presses a button of the last message that has some."""
+        sent = asked or next(one for one in reversed(self.sent) if "reply_markup" in one)
+        row = sent["reply_markup"]["inline_keyboard"][0]
+        data = next(one["callback_data"] for one in row if one["text"] == label)
+        assert len(data.encode()) <= 64
+        chat = int(sent["chat_id"])
+        query = {
+            "id": f"q{self._last_update}",
+            "from": {"id": sender, "is_bot": False, "first_name": f"Person {sender}"},
+            "message": {"message_id": sent["message_id"], "date": 1, "from": BOT, "text": sent["text"],
+                        "chat": {"id": chat, "type": "private" if chat > 0 else "supergroup"}},
+            "chat_instance": "1",
+            "data": data,
+        }  # fmt: skip
+        self._last_update += 1
+        self._updates.append({"update_id": self._last_update, "callback_query": query})
+        async with self._changed:
+            self._changed.notify_all()
+
     def heard(self, chat: str) -> list[str]:
         return self._shown[chat]
 
@@ -136,6 +158,12 @@ class FakeTelegram:
                 return _ok(BOT)
             case "getUpdates":
                 return await self._get_updates(asked)
+            case "answerCallbackQuery":
+                self.answered.append(asked["callback_query_id"])
+                return _ok(True)
+            case "editMessageReplyMarkup":
+                self.edited.append(asked)
+                return _ok(True)
             case "sendChatAction":
                 return _ok(True)
             case "sendMessage":
@@ -193,7 +221,7 @@ class FakeTelegram:
         if utf16(text) > 4096:
             return _error(400, "Bad Request: message is too long")
         self._last_message += 1
-        self.sent.append(asked)
+        self.sent.append({**asked, "message_id": self._last_message})
         self._shown[chat].append(text.strip())
         return _ok({"message_id": self._last_message, "date": 1, "chat": {"id": int(chat), "type": "private"}})
 

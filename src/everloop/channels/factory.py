@@ -15,6 +15,8 @@ SHIPPED = {
     "telegram": "telegram:Telegram",
     "irc": "irc:Irc",
     "email": "email:Email",
+    "slack": "slack:Slack",
+    "discord": "discord:Discord",
 }
 
 

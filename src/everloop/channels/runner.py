@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ..bus import InboundMessage, Kind
+from ..bus import InboundMessage, Kind, Question
 from ..commands import kind_of
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
@@ -29,7 +29,7 @@ from ..store.base import Delivery, Outgoing, SentPart, Store
 from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Channel, Later, Never, Options, Part, Received
+from .base import Button, Channel, Later, Never, Options, Part, Received
 from .text import MARK, Piece, render, split
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,11 @@ REMEMBERED = 1000  # ids of messages that came in last
 STATUS = "status"
 CURSOR = "cursor"
 INSTANCE = "instance"
+QUESTION = "question:"
+MOST_QUESTIONS = 100  # with buttons, that are remembered
+TOKEN_LENGTH = 20
+# What a question's buttons are, by the end of their values: the label, and the command that it stands for.
+CHOICES = {"y": ("Approve", "/approve"), "a": ("Always", "/approve always"), "n": ("Deny", "/deny")}
 
 
 def lease_of(channel: str) -> str:
@@ -248,8 +253,10 @@ class ChannelInbox:
         self._store = store
         self._config = config
         self._channel = channel
+        self._can = channel.can
         self._configs = configs
         self._reporter = reporter
+        self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
         self._access = Access(config, self._pairings)
         self._rates = RateLimit(config.per_minute)
@@ -267,33 +274,36 @@ class ChannelInbox:
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
 
-    async def accept(self, message: Received) -> None:
+    async def accept(self, message: Received) -> bool:
         async with self._order:
             await self._reporter.works()
             if not _is_usable(message) or (message.id is not None and message.id in self._recent):
-                return
-            await self._accept(message)
+                return False
+            if message.button:
+                return await self._take_button(message)
+            taken = await self._accept(message)
             if message.id is not None:
                 self._recent[message.id] = None
                 while len(self._recent) > REMEMBERED:
                     self._recent.popitem(last=False)
+            return taken
 
-    async def _accept(self, message: Received) -> None:
+    async def _accept(self, message: Received) -> bool:
         if message.group and self._config.mention and not message.mentioned:
-            return
+            return False
         standing = await self._access.standing(message)
         if standing == "stranger":
             await self._offer_code(message)
-            return
+            return False
         if message.text.split(maxsplit=1)[0].lower().partition("@")[0] == "/pair" and standing != "member":
             await self._pair(message, standing)
-            return
+            return True
         incoming = self._incoming(message)
         kind = kind_of(incoming)
         if standing == "member":
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
         if kind != "urgent" and await self._is_over_limit(message):
-            return
+            return False
         if message.group and kind == "message":
             incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
         await self._put(incoming, kind)
@@ -301,6 +311,38 @@ class ChannelInbox:
             shown = asyncio.create_task(self._show(message))
             self._shown.add(shown)
             shown.add_done_callback(self._shown.discard)
+        return True
+
+    async def _take_button(self, message: Received) -> bool:
+        """Answer a question by its button, if it is still open and this person may answer it.
+
+        That is the person whose message the turn works on, or an owner. Anyone else gets nothing. What the button says
+        is not trusted: the store knows the question.
+        """
+        token, _, choice = message.button.partition(".")
+        asked = await self._questions.find(token)
+        if asked is None or choice not in CHOICES or chat_of(asked.chat_id, self._can.threads)[0] != message.chat:
+            return False
+        standing = await self._access.standing(message)
+        if standing != "owner" and not (standing == "peer" and message.sender == asked.sender):
+            return False
+        id, owner = f"{self._config.name}:{QUESTION}{token}", self._config.owner
+        if await self._store.find(owner, id) is not None:
+            return True  # it was taken before
+        info = await self._store.session(owner, asked.session)
+        if info is None or not info.parked or info.entries != asked.position:
+            return False
+        answer = InboundMessage(
+            self._config.name,
+            message.sender,
+            asked.chat_id,
+            CHOICES[choice][1],
+            id=id,
+            owner=owner,
+            session=asked.session,
+        )
+        await self._put(answer, "urgent")
+        return True
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)
@@ -367,7 +409,45 @@ class ChannelInbox:
 
 def _is_usable(message: Received) -> bool:
     ids = (message.chat, message.sender, message.thread, message.id or "-")
-    return bool(message.text.strip() and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+    said = message.button or message.text.strip()
+    return bool(said and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+
+
+# ------------------------------------------------------------------------------------------------------- questions
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """A question that was sent with buttons."""
+
+    session: str
+    position: int  # in the session's log
+    sender: str  # who may answer, besides the owner
+    chat_id: str
+    at: float
+
+
+class Questions:
+    """The questions with buttons of a channel, as the store keeps them: each has a token, which its buttons carry."""
+
+    def __init__(self, store: Store, channel: str) -> None:
+        self._store = store
+        self._channel = channel
+
+    async def find(self, token: str) -> AskedQuestion | None:
+        found = (await self._store.channel_state(self._channel)).get(QUESTION + token)
+        return None if found is None else msgspec.json.decode(found, type=AskedQuestion)
+
+    async def keep(self, token: str, question: Question, chat_id: str) -> None:
+        """Remember a question before it is sent; the oldest are forgotten."""
+        state = await self._store.channel_state(self._channel)
+        known = {key: value for key, value in state.items() if key.startswith(QUESTION)}
+        if QUESTION + token in known:
+            return
+        if len(known) >= MOST_QUESTIONS:
+            oldest = min(known, key=lambda key: msgspec.json.decode(known[key], type=AskedQuestion).at)
+            await self._store.set_channel_state(self._channel, oldest, None)
+        made = AskedQuestion(question.session, question.position, question.sender, chat_id, time.time())
+        await self._store.set_channel_state(self._channel, QUESTION + token, msgspec.json.encode(made).decode())
 
 
 # ------------------------------------------------------------------------------------------------------- outgoing
@@ -402,6 +482,7 @@ class Sender:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._instance = ""
+        self._questions = Questions(store, config.name)
 
     async def run(self) -> None:
         try:
@@ -476,6 +557,8 @@ class Sender:
             plain = piece.text if can.form == "plain" else render(piece.text, "plain")
             shown = piece.text if can.form == "plain" else render(piece.text, can.form)
             part = self._part(one, shown, plain)
+            if is_last and can.buttons and message.question is not None:
+                part = replace(part, buttons=await self._buttons(one, message.question))
             network_id = await self._send_part(one, part)
             if network_id is None:
                 return
@@ -485,19 +568,29 @@ class Sender:
         if not text.strip():
             await self._mark(one, True)
 
+    async def _buttons(self, one: Queued, question: Question) -> tuple[Button, ...]:
+        """The buttons of a question, which the store then knows by their token."""
+        token = self._key(one, "question")[:TOKEN_LENGTH]
+        await self._questions.keep(token, question, one.row.message.chat_id)
+        return tuple(Button(label, f"{token}.{choice}") for choice, (label, _) in CHOICES.items())
+
+    def _key(self, one: Queued, what: object) -> str:
+        return hashlib.sha256(f"{self._instance}:{one.row.id}:{what}".encode()).hexdigest()[:32]
+
     def _part(self, one: Queued, shown: str, plain: str) -> Part:
         message = one.row.message
         chat, thread = chat_of(message.chat_id, self._channel.can.threads)
         number = len(one.parts) + 1
-        reply_to = None
-        if number == 1 and message.reply_to:
-            reply_to = message.reply_to.removeprefix(f"{self._config.name}:")
+        own, reply_to = f"{self._config.name}:", None
+        if number == 1 and (about := message.reply_to or "").startswith(own):
+            # A button and a scheduled job are no messages of the network.
+            reply_to = about.removeprefix(own) if not about.startswith(own + QUESTION) else None
         extra = message.metadata.get("extra", {})
         return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, extra=extra, number=number)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
         """Send a part, as often as it takes. Return the network's id; None when the message was given up."""
-        key = hashlib.sha256(f"{self._instance}:{one.row.id}:{part.number}".encode()).hexdigest()[:32]
+        key = self._key(one, part.number)
         delay = FIRST_DELAY
         while True:
             if not one.begun:

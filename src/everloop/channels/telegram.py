@@ -6,6 +6,7 @@ message, so that a part which may be there already is marked.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ POLL_SECONDS = 50
 MARGIN_SECONDS = 15.0  # that an answer may take beyond the time it was asked to
 SEND_SECONDS = 30.0
 MEDIA = ("photo", "document", "voice", "audio", "video", "video_note", "sticker", "animation", "location", "contact")
+UPDATES = ["message", "callback_query"]
 T = TypeVar("T")
 
 
@@ -60,9 +62,19 @@ class Message(msgspec.Struct):
     reply_to_message: RepliedTo | None = None
 
 
+class CallbackQuery(msgspec.Struct):
+    """A pressed button. The message is missing when it is very old."""
+
+    id: str
+    from_: User = msgspec.field(name="from")
+    message: Message | None = None
+    data: str = ""
+
+
 class Update(msgspec.Struct):
     update_id: int
     message: msgspec.Raw = msgspec.Raw()
+    callback_query: msgspec.Raw = msgspec.Raw()
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -95,7 +107,9 @@ class Refused(Never):
 class Telegram:
     """A bot at Telegram."""
 
-    can = Can(text=4096, unit="utf16", form="telegram", repeats="none", threads=True, typing=True)
+    can = Can(
+        text=4096, unit="utf16", form="telegram", repeats="none", threads=True, typing=True, buttons=True, edit=True
+    )
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -116,16 +130,45 @@ class Telegram:
         await inbox.ready()
         offset: int | None = None
         while True:
-            asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": ["message"]}
+            asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": UPDATES}
             if offset is not None:
                 asked["offset"] = offset
             updates = await self._call(
                 "getUpdates", asked, list[Update], self._poll_client, POLL_SECONDS + MARGIN_SECONDS
             )
             for update in updates:
-                if (message := _received(update, me)) is not None:
-                    await inbox.accept(message)
+                await self._take(update, me, inbox)
                 offset = update.update_id + 1
+
+    async def _take(self, update: Update, me: User, inbox: Inbox) -> None:
+        if bytes(update.callback_query):
+            await self._take_button(update.callback_query, inbox)
+        elif (message := _received(update, me)) is not None:
+            await inbox.accept(message)
+
+    async def _take_button(self, data: msgspec.Raw, inbox: Inbox) -> None:
+        try:
+            query = msgspec.json.decode(data, type=CallbackQuery)
+        except msgspec.MsgspecError:
+            return
+        taken, place = False, query.message
+        if place is not None and query.data:
+            chat = str(place.chat.id)
+            pressed = Received(
+                id=f"{chat}:{place.message_id}:{query.data}",
+                chat=chat,
+                sender=str(query.from_.id),
+                text="",
+                button=query.data,
+                group=place.chat.type != "private",
+                mentioned=True,
+            )
+            taken = await inbox.accept(pressed)
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # what is shown may get lost
+            if taken and place is not None:
+                asked = {"chat_id": place.chat.id, "message_id": place.message_id}
+                await self._call("editMessageReplyMarkup", {**asked, "reply_markup": {"inline_keyboard": []}}, Any)
+            await self._call("answerCallbackQuery", {"callback_query_id": query.id}, bool)
 
     async def send(self, part: Part, key: str) -> str:
         asked: dict[str, Any] = {
@@ -139,6 +182,9 @@ class Telegram:
         if part.reply_to is not None and part.chat.startswith("-"):  # in a group it is not clear what is answered
             replied = int(part.reply_to.rpartition(":")[2])
             asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
+        if part.buttons:
+            row = [{"text": one.label, "callback_data": one.value} for one in part.buttons]
+            asked["reply_markup"] = {"inline_keyboard": [row]}
         try:
             sent = await self._call("sendMessage", asked, SentMessage)
         except Refused as error:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
 # With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium, in which they
-# open the web page, and ngircd and dovecot, with which the channels talk; the tests start these two themselves.
+# open the web page, and ngircd, dovecot and prosody, with which the channels talk; the tests start these themselves.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
@@ -14,6 +14,7 @@ command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
 PATH="$PATH:/usr/sbin"
 [ "${1:-}" != dev ] || command -v ngircd >/dev/null 2>&1 || missing="$missing ngircd"
 [ "${1:-}" != dev ] || command -v dovecot >/dev/null 2>&1 || missing="$missing dovecot-imapd"
+[ "${1:-}" != dev ] || command -v prosody >/dev/null 2>&1 || missing="$missing prosody"
 [ -n "$missing" ] || exit 0
 
 ask() {

@@ -17,6 +17,7 @@ SHIPPED = {
     "email": "email:Email",
     "slack": "slack:Slack",
     "discord": "discord:Discord",
+    "xmpp": "xmpp:Xmpp",
 }
 
 

@@ -61,6 +61,8 @@ class FakeTelegram:
         self.fail: list[tuple[int, str, dict[str, Any]]] = []  # answers of `sendMessage` before it succeeds
         self.blocked: set[str] = set()
         self.edited: list[dict[str, Any]] = []
+        self.deleted: list[int] = []
+        self.drafts: dict[int, str] = {}
         self.answered: list[str] = []  # callback queries
         self.polls = 0  # getUpdates under way
         self.conflicts = 0
@@ -73,6 +75,7 @@ class FakeTelegram:
         self._changed = asyncio.Condition()
         self._poller: asyncio.Future[None] | None = None
         self._drop = 0
+        self._places: dict[int, str] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeTelegram]:
@@ -161,6 +164,14 @@ class FakeTelegram:
             case "answerCallbackQuery":
                 self.answered.append(asked["callback_query_id"])
                 return _ok(True)
+            case "editMessageText":
+                self.edited.append(asked)
+                self.drafts[asked["message_id"]] = asked["text"]
+                return _ok({"message_id": asked["message_id"], "date": 1, "chat": {"id": 1, "type": "private"}})
+            case "deleteMessage":
+                self.deleted.append(asked["message_id"])
+                self._remove(str(asked["chat_id"]), asked["message_id"])
+                return _ok(True)
             case "editMessageReplyMarkup":
                 self.edited.append(asked)
                 return _ok(True)
@@ -200,6 +211,9 @@ class FakeTelegram:
         found = self._updates[: 100 if not self._rough else self._chance.randint(1, 7)]
         return _ok(found)
 
+    def _remove(self, chat: str, message: int) -> None:
+        self._shown[chat].remove(self._places[message])
+
     def _send(self, asked: dict[str, Any]) -> web.Response:
         if self.fail:
             code, description, parameters = self.fail.pop(0)
@@ -223,6 +237,7 @@ class FakeTelegram:
         self._last_message += 1
         self.sent.append({**asked, "message_id": self._last_message})
         self._shown[chat].append(text.strip())
+        self._places[self._last_message] = text.strip()
         return _ok({"message_id": self._last_message, "date": 1, "chat": {"id": int(chat), "type": "private"}})
 
 

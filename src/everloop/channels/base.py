@@ -33,7 +33,8 @@ class Can:
     form: Form = "plain"  # what Markdown is turned into
     repeats: Repeats = "none"
     ids: bool = True  # its messages have ids, so that each is taken once however often it comes
-    edit: bool = False
+    edit: bool = False  # a message can be changed: `show` can stream into one
+    pace: float = 2.0  # seconds between two changes
     threads: bool = False
     typing: bool = False
     buttons: bool = False  # a question can have buttons that answer it
@@ -129,8 +130,12 @@ class Channel(Protocol):
         """
         ...
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        """Show that an answer is on its way: typing, if the text is empty. It may get lost."""
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        """Show that an answer is on its way. It may get lost, and is never the truth.
+
+        Without a key and a text: typing. With a text, where the network can edit: a draft, whose id is returned; with
+        that id as the key, its text is changed, and without a text it is removed.
+        """
         ...
 
 

@@ -150,7 +150,7 @@ class Refused(Never):
 class Discord:
     """A bot at Discord."""
 
-    can = Can(text=2000, form="markdown", repeats="window", typing=True, buttons=True, edit=True)
+    can = Can(text=2000, form="markdown", repeats="window", typing=True, buttons=True, edit=True, pace=1.5)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -327,8 +327,19 @@ class Discord:
         sent = await self._call("POST", f"/channels/{_id(part.chat)}/messages", asked, SentMessage)
         return f"{part.chat}:{sent.id}"
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        await self._call("POST", f"/channels/{_id(chat)}/typing", {}, None)
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        if not text and not key:
+            await self._call("POST", f"/channels/{_id(chat)}/typing", {}, None)
+            return None
+        messages = f"/channels/{_id(chat)}/messages"
+        if not text:
+            await self._call("DELETE", f"{messages}/{_id(key)}", None, None)
+            return None
+        asked: dict[str, Any] = {"content": text, "allowed_mentions": {"parse": []}}
+        if key:
+            return (await self._call("PATCH", f"{messages}/{_id(key)}", asked, SentMessage)).id
+        silent = 1 << 12 | 1 << 2  # without a notification and previews of links
+        return (await self._call("POST", messages, {**asked, "flags": silent}, SentMessage)).id
 
     async def check(self) -> str:
         """Ask who the bot is."""

@@ -25,11 +25,15 @@ from ..bus import InboundMessage, Kind, Question
 from ..commands import kind_of
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
+from ..runtime.owners import Owners
+from ..runtime.streaming import SessionSubscriber
 from ..store.base import Delivery, Outgoing, SentPart, Store
 from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
+from ..text_cursor import Position
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
 from .base import Button, Channel, Later, Never, Options, Part, Received
+from .preview import Follow, Previews
 from .text import MARK, Piece, render, split
 
 log = logging.getLogger(__name__)
@@ -78,14 +82,30 @@ class Status(msgspec.Struct, frozen=True):
     error: str = ""  # why it does not work; "" while it does
 
 
+def follower(owners: Owners) -> Follow:
+    """Follow sessions from the end of their logs on, wherever their turns run."""
+
+    async def follow(owner: str, key: str) -> SessionSubscriber:
+        agent, info = await owners.agent(owner), await owners.store.session(owner, key)
+        return agent.conversations.follow(owner, key, Position(0 if info is None else info.entries, 0))
+
+    return follow
+
+
 class ChannelRunner:
     """Runs all channels of the settings until it is cancelled."""
 
-    def __init__(self, store: Store, channels: Sequence[tuple[ChannelConfig, Channel, Options]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        channels: Sequence[tuple[ChannelConfig, Channel, Options]],
+        follow: Follow | None = None,
+    ) -> None:
+        """With `follow`, chats are shown what happens in their sessions."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [Account(store, self.worker, configs, *one) for one in channels]
+        self._accounts = [Account(store, self.worker, configs, follow, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -114,6 +134,7 @@ class Account:
         store: Store,
         worker: str,
         configs: dict[str, ChannelConfig],
+        follow: Follow | None,
         config: ChannelConfig,
         channel: Channel,
         options: Options,
@@ -123,8 +144,9 @@ class Account:
         self._worker = worker
         self._channel = channel
         self._reporter = Reporter(store, config.name, options)
-        self._inbox = ChannelInbox(store, config, channel, configs, self._reporter)
-        self._sender = Sender(store, worker, config, channel, self._reporter)
+        self._previews = Previews(store, config, channel, follow)
+        self._inbox = ChannelInbox(store, config, channel, configs, self._reporter, self._previews)
+        self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -157,6 +179,7 @@ class Account:
     async def _work(self) -> None:
         """Receive and send until the lease is lost."""
         work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
+        sweeping = asyncio.create_task(self._previews.sweep())
         try:
             await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
             while await self._store.hold(lease_of(self.name), self._worker):
@@ -167,9 +190,10 @@ class Account:
                     task.result()  # it does not end by itself: whatever it raises is a bug of ours, or the store's
                 self._changed.clear()
         finally:
-            for task in work:
+            for task in (*work, sweeping):
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await asyncio.gather(*work, sweeping, return_exceptions=True)
+            await self._previews.close()
             if (close := getattr(self._channel, "close", None)) is not None:
                 with contextlib.suppress(Exception):
                     await close()
@@ -249,10 +273,12 @@ class ChannelInbox:
         channel: Channel,
         configs: dict[str, ChannelConfig],
         reporter: Reporter,
+        previews: Previews,
     ) -> None:
         self._store = store
         self._config = config
         self._channel = channel
+        self._previews = previews
         self._can = channel.can
         self._configs = configs
         self._reporter = reporter
@@ -262,7 +288,6 @@ class ChannelInbox:
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
-        self._shown: set[asyncio.Task[None]] = set()
 
     async def ready(self) -> None:
         """The channel is connected."""
@@ -306,11 +331,12 @@ class ChannelInbox:
             return False
         if message.group and kind == "message":
             incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
-        await self._put(incoming, kind)
-        if self._channel.can.typing:
-            shown = asyncio.create_task(self._show(message))
-            self._shown.add(shown)
-            shown.add_done_callback(self._shown.discard)
+        if kind != "message":
+            await self._put(incoming, kind)
+            return True
+        where = (incoming.session_key, incoming.chat_id, message.chat, bool(message.thread))
+        async with self._previews.preparing(*where):
+            await self._put(incoming, kind)
         return True
 
     async def _take_button(self, message: Received) -> bool:
@@ -348,10 +374,6 @@ class ChannelInbox:
         row = await self._store.accept(incoming.addressed(), kind)
         if not row.done:
             await self._store.wake(WORK, [row.session])
-
-    async def _show(self, message: Received) -> None:
-        with contextlib.suppress(Exception):
-            await self._channel.show(message.chat, message.id or "", "")
 
     def _incoming(self, message: Received) -> InboundMessage:
         name = self._config.name
@@ -471,13 +493,22 @@ class LeaseLost(Exception):
 class Sender:
     """Sends the outbox of a channel: chats side by side, the messages of a chat in their order."""
 
-    def __init__(self, store: Store, worker: str, config: ChannelConfig, channel: Channel, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        config: ChannelConfig,
+        channel: Channel,
+        reporter: Reporter,
+        previews: Previews,
+    ) -> None:
         self.more = asyncio.Event()  # there may be something in the outbox
         self._store = store
         self._worker = worker
         self._config = config
         self._channel = channel
         self._reporter = reporter
+        self._previews = previews
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -544,6 +575,7 @@ class Sender:
             while queue:
                 with contextlib.suppress(LeaseLost):
                     await self._send(queue[0])
+                    await self._previews.answered(chat)
                 queue.popleft()
         finally:
             self._chats.pop(chat, None)

@@ -129,7 +129,7 @@ class Refused(Never):
 class Slack:
     """An app in a Slack workspace."""
 
-    can = Can(text=3000, form="slack", repeats="none", threads=True, buttons=True, edit=True)
+    can = Can(text=3000, form="slack", repeats="none", threads=True, buttons=True, edit=True, pace=3.0)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -276,8 +276,15 @@ class Slack:
         sent = await self._call("chat.postMessage", asked, Posted, repeatable=False)
         return f"{part.chat}:{sent.ts}"
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        """An app cannot be seen typing."""
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        if not text:
+            if key:
+                await self._call("chat.delete", {"channel": chat, "ts": key}, Outcome)
+            return None  # an app cannot be seen typing
+        if key:
+            await self._call("chat.update", {"channel": chat, "ts": key, "text": text}, Posted)
+            return key
+        return (await self._call("chat.postMessage", {"channel": chat, "text": text}, Posted, repeatable=False)).ts
 
     async def check(self) -> str:
         """Ask who the app is, and whether it may connect."""

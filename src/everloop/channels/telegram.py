@@ -108,7 +108,15 @@ class Telegram:
     """A bot at Telegram."""
 
     can = Can(
-        text=4096, unit="utf16", form="telegram", repeats="none", threads=True, typing=True, buttons=True, edit=True
+        text=4096,
+        unit="utf16",
+        form="telegram",
+        repeats="none",
+        threads=True,
+        typing=True,
+        buttons=True,
+        edit=True,
+        pace=3.0,
     )
 
     def __init__(self, options: Options) -> None:
@@ -194,8 +202,24 @@ class Telegram:
             sent = await self._call("sendMessage", {**plain, "text": part.plain}, SentMessage)
         return f"{part.chat}:{sent.message_id}"
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        await self._call("sendChatAction", {"chat_id": chat, "action": "typing"}, bool)
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        if not text:
+            if key:
+                await self._call("deleteMessage", {"chat_id": chat, "message_id": int(key)}, bool)
+            else:
+                await self._call("sendChatAction", {"chat_id": chat, "action": "typing"}, bool)
+            return None
+        asked: dict[str, Any] = {
+            "chat_id": chat,
+            "text": text,
+            "parse_mode": "HTML",
+            "link_preview_options": {"is_disabled": True},
+        }
+        if key:
+            await self._call("editMessageText", {**asked, "message_id": int(key)}, Any)
+            return key
+        sent = await self._call("sendMessage", {**asked, "disable_notification": True}, SentMessage)
+        return str(sent.message_id)
 
     async def check(self) -> str:
         """Ask who the bot is."""

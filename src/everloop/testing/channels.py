@@ -22,13 +22,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
-from ..channels.runner import ChannelRunner, chat_of
+from ..channels.runner import ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse
@@ -261,7 +261,7 @@ def make_can(settings: dict[str, Any]) -> Can:
 
 def config_of(settings: dict[str, Any]) -> ChannelConfig:
     """The settings of a channel from the keys of its table."""
-    known = {"name", "network", "owner", "allow", "pairing", "groups", "mention", "per_minute", "give_up_hours"}
+    known = {one.name for one in fields(ChannelConfig)} - {"options"}
     own: dict[str, Any]
     own = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key in known}
     own.setdefault("per_minute", 0)
@@ -466,7 +466,7 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)])
+    runner = ChannelRunner(store, [(config, channel, options)], follower(owners))
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

@@ -106,6 +106,10 @@ class Inbox(Protocol):
         """The channel is connected: from now on a failure is a new one."""
         ...
 
+    async def knows(self, sender: str) -> bool:
+        """Whether a person may be answered in a chat of their own: an invitation of anyone else is left alone."""
+        ...
+
     async def cursor(self) -> str:
         """The value that was kept last; "" at first."""
         ...

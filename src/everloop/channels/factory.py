@@ -18,6 +18,7 @@ SHIPPED = {
     "slack": "slack:Slack",
     "discord": "discord:Discord",
     "xmpp": "xmpp:Xmpp",
+    "matrix": "matrix:Matrix",
 }
 
 

@@ -293,6 +293,11 @@ class ChannelInbox:
         """The channel is connected."""
         await self._reporter.works()
 
+    async def knows(self, sender: str) -> bool:
+        """Whether a person may be answered in a chat of their own, if only with a pairing code."""
+        asks = Received(chat=sender, sender=sender, text="")
+        return self._config.pairing or await self._access.standing(asks) != "stranger"
+
     async def cursor(self) -> str:
         return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
 

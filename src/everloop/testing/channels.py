@@ -44,7 +44,7 @@ LONG = "long"  # a message with this word gets an answer of several parts
 
 
 class Network(Protocol):
-    """What the kit needs to know of a network."""
+    """What the kit needs to know of a network. With a method `id_of` it says which id a chat of the test has there."""
 
     settings: dict[str, Any]  # the [channels.NAME] table, with `name` and with `allow` or `groups`
 
@@ -215,11 +215,12 @@ class Scene:
         inbox, _ = self._state()
         messages = [(chat_of(message["chat_id"], can.threads)[0], message["content"]) for message, _ in inbox]
         times = Counter(messages)
+        id_of: Callable[[str], str] = getattr(network, "id_of", str)
         for chat, text in self._said:
-            if (count := times[chat, text]) != 1 and not (count == 0 and self._may_lose):
+            if (count := times[id_of(chat), text]) != 1 and not (count == 0 and self._may_lose):
                 report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
-            taken = [text for where, text in messages if where == chat]
+            taken = [text for where, text in messages if where == id_of(chat)]
             wanted = [part for text in taken for part in parts_of(text, can)]
             self._check_chat(chat, wanted, network.heard(chat), can, report)
 

@@ -16,7 +16,10 @@ from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from typing import Any
 
+import aiohttp
 from aiohttp import web
+
+from .hooks import free_port
 
 TOKEN = "123456:AAE-secret-of-the-bot_never-shown"
 BOT = {"id": 4242, "is_bot": True, "first_name": "Ever", "username": "ever_bot"}
@@ -54,7 +57,7 @@ class FakeTelegram:
     a message was sent and before its answer.
     """
 
-    def __init__(self, *, rough: bool = False, seed: int = 0) -> None:
+    def __init__(self, *, rough: bool = False, http: bool = False, seed: int = 0) -> None:
         self.settings: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []  # what `sendMessage` was asked for, when it succeeded
         self.calls: list[str] = []
@@ -62,11 +65,12 @@ class FakeTelegram:
         self.blocked: set[str] = set()
         self.edited: list[dict[str, Any]] = []
         self.deleted: list[int] = []
+        self.webhook: dict[str, Any] = {}
         self.drafts: dict[int, str] = {}
         self.answered: list[str] = []  # callback queries
         self.polls = 0  # getUpdates under way
         self.conflicts = 0
-        self._rough = rough
+        self._rough, self._is_http = rough, http
         self._chance = random.Random(seed)
         self._updates: list[dict[str, Any]] = []
         self._last_update = 1000
@@ -91,6 +95,8 @@ class FakeTelegram:
             "token": TOKEN,
             "base_url": f"http://127.0.0.1:{port}",
         }
+        if self._is_http:
+            self.settings |= {"webhook_url": "https://bot.example.org/telegram", "port": free_port()}
         try:
             yield self
         finally:
@@ -118,9 +124,24 @@ class FakeTelegram:
             message.setdefault("entities", []).append(mention)
         for _ in range(2 if self._rough else 1):
             self._last_update += 1
-            self._updates.append({"update_id": self._last_update, "message": message})
+            update = {"update_id": self._last_update, "message": message}
+            if self._is_http:
+                while await self.post(update, self.webhook.get("secret_token", "")) != 200:
+                    await asyncio.sleep(0.02)
+            else:
+                self._updates.append(update)
         async with self._changed:
             self._changed.notify_all()
+
+    async def post(self, update: dict[str, Any], proof: str) -> int:
+        """One try to deliver an update to the webhook: the status, or 0 without an answer."""
+        url = f"http://127.0.0.1:{self.settings['port']}/telegram"  # behind a proxy with TLS
+        headers = {"X-Telegram-Bot-Api-Secret-Token": proof}
+        try:
+            async with aiohttp.ClientSession() as session, session.post(url, json=update, headers=headers) as reply:
+                return reply.status
+        except aiohttp.ClientError:
+            return 0
 
     async def press(self, label: str, *, sender: int = 7, asked: dict[str, Any] | None = None) -> None:
         """A person presses a button of the last message that has some."""
@@ -159,8 +180,18 @@ class FakeTelegram:
         match method:
             case "getMe":
                 return _ok(BOT)
+            case "getUpdates" if self.webhook:
+                return _error(409, "Conflict: can't use getUpdates method while webhook is active")
             case "getUpdates":
                 return await self._get_updates(asked)
+            case "deleteWebhook":
+                self.webhook = {}
+                return _ok(True)
+            case "setWebhook":
+                if not asked["url"].startswith("https://"):
+                    return _error(400, "Bad Request: bad webhook: An HTTPS URL must be provided for webhook")
+                self.webhook = asked
+                return _ok(True)
             case "answerCallbackQuery":
                 self.answered.append(asked["callback_query_id"])
                 return _ok(True)

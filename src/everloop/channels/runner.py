@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
 import msgspec
@@ -35,6 +36,9 @@ from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tel
 from .base import Button, Channel, Later, Never, Options, Part, Received
 from .preview import Follow, Previews
 from .text import MARK, Piece, render, split
+
+if TYPE_CHECKING:
+    from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries
@@ -100,12 +104,13 @@ class ChannelRunner:
         store: Store,
         channels: Sequence[tuple[ChannelConfig, Channel, Options]],
         follow: Follow | None = None,
+        meters: Meters | None = None,
     ) -> None:
         """With `follow`, chats are shown what happens in their sessions."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [Account(store, self.worker, configs, follow, *one) for one in channels]
+        self._accounts = [Account(store, self.worker, configs, follow, meters, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -135,6 +140,7 @@ class Account:
         worker: str,
         configs: dict[str, ChannelConfig],
         follow: Follow | None,
+        meters: Meters | None,
         config: ChannelConfig,
         channel: Channel,
         options: Options,
@@ -143,7 +149,7 @@ class Account:
         self._store = store
         self._worker = worker
         self._channel = channel
-        self._reporter = Reporter(store, config.name, options)
+        self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
         self._inbox = ChannelInbox(store, config, channel, configs, self._reporter, self._previews)
         self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
@@ -231,10 +237,11 @@ def describe(error: BaseException) -> str:
 class Reporter:
     """Says how a channel is: in the log and in the store, without its secrets, and only when it changes."""
 
-    def __init__(self, store: Store, name: str, options: Options) -> None:
+    def __init__(self, store: Store, name: str, options: Options, meters: Meters | None) -> None:
         self._store = store
         self._name = name
         self._options = options
+        self._meters = meters
         self._last: str | None = None
 
     async def works(self) -> None:
@@ -248,6 +255,10 @@ class Reporter:
         if reason != self._last:
             log.warning("channel %s: %s; it is tried again", self._name, reason)
             await self._keep(reason)
+
+    def count(self, outcome: Literal["taken", "sent", "dead"]) -> None:
+        if self._meters is not None:
+            self._meters.channels.add(self._name, outcome)
 
     def clean(self, text: str) -> str:
         """A reason on one line, without secrets."""
@@ -377,6 +388,7 @@ class ChannelInbox:
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)
+        self._reporter.count("taken")
         if not row.done:
             await self._store.wake(WORK, [row.session])
 
@@ -664,6 +676,7 @@ class Sender:
             raise LeaseLost
         one.begun = True
         if sent:
+            self._reporter.count("sent")
             await self._reporter.works()
 
     async def _patiently(self, one: Queued, sent: bool) -> bool:
@@ -686,6 +699,7 @@ class Sender:
             reason,
         )
         await self._store.bury(one.row.id, self._worker, reason)
+        self._reporter.count("dead")
 
 
 def _with_last(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:

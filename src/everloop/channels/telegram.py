@@ -6,7 +6,10 @@ message, so that a part which may be there already is marked.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
@@ -131,11 +134,46 @@ class Telegram:
             raise options.problem(f"base_url is no address: {error}") from None
         # Polling has a connection of its own: it is busy nearly all of the time.
         self._poll_client, self._client = HttpClient(base), HttpClient(base)
-        self._me: User | None = None
+        self._webhook = options.text("webhook_url", "")
+        self._host, self.port = options.text("host", "127.0.0.1"), options.number("port", 8005)
+        self._path = options.text("path", f"/{options.name}")
+        if self._webhook and not self._webhook.startswith("https://"):
+            raise options.problem("webhook_url must begin with https://: Telegram sends to nothing else")
+        # Telegram sends it with each update; it says nothing about the token.
+        self._proof = hmac.new(self._token.encode(), b"everloop webhook", hashlib.sha256).hexdigest()
 
     async def receive(self, inbox: Inbox) -> None:
-        me = self._me = await self._call("getMe", {}, User)
+        me = await self._call("getMe", {}, User)
+        if self._webhook:
+            await self._listen(me, inbox)
+        await self._call("deleteWebhook", {}, bool)  # with one, Telegram answers no poll
         await inbox.ready()
+        await self._poll(me, inbox)
+
+    async def _listen(self, me: User, inbox: Inbox) -> None:
+        """Receive updates as requests; Telegram repeats each until it is answered with 200."""
+        from aiohttp import web
+
+        from .listener import listening
+
+        async def handle(request: web.Request) -> web.Response:
+            given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
+            if not hmac.compare_digest(given.encode(), self._proof.encode()):
+                return web.Response(status=401)
+            try:
+                update = msgspec.json.decode(await request.read(), type=Update)
+            except msgspec.MsgspecError:
+                return web.Response(status=400)
+            await self._take(update, me, inbox)
+            return web.Response()
+
+        async with listening(self._host, self.port, self._path, handle) as self.port:
+            asked = {"url": self._webhook, "secret_token": self._proof, "allowed_updates": UPDATES}
+            await self._call("setWebhook", asked, bool)
+            await inbox.ready()
+            await asyncio.Event().wait()
+
+    async def _poll(self, me: User, inbox: Inbox) -> None:
         offset: int | None = None
         while True:
             asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": UPDATES}

@@ -48,7 +48,7 @@ async def at_work(
         await store.close()
         raise
     owners = Owners(config, store, make_provider(config), agent_of, runs=runs, meters=meters)
-    channels = _run_channels(store, made, owners) if made else None
+    channels = _run_channels(store, made, owners, meters) if made else None
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
@@ -114,10 +114,15 @@ async def _make_channels(config: Config) -> list[tuple[ChannelConfig, Channel, O
     return [(one, *await in_thread(make_channel, one)) for one in config.channels]
 
 
-def _run_channels(store: Store, made: list[tuple[ChannelConfig, Channel, Options]], owners: Owners) -> ChannelRunner:
+def _run_channels(
+    store: Store,
+    made: list[tuple[ChannelConfig, Channel, Options]],
+    owners: Owners,
+    meters: Meters | None,
+) -> ChannelRunner:
     from ..channels.runner import ChannelRunner, follower
 
-    return ChannelRunner(store, made, follower(owners))
+    return ChannelRunner(store, made, follower(owners), meters)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -21,6 +21,7 @@ from .access import Access, set_cookie
 from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number, words_of
 from .guard import LOGIN, OWNER
+from .page_channels import ChannelsApi
 from .page_files import FilesApi, attached
 from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
@@ -169,6 +170,7 @@ class PageApi:
             WorkApi(owners),
             FilesApi(owners),
             OperationApi(owners, services.checks),
+            ChannelsApi(owners),
         )
         self._rate_limit = RateLimit(owners.store, per_minute)
         self._titles: dict[int, str] = {}  # by session
@@ -384,4 +386,5 @@ HANDLERS: tuple[type, ...] = (
     WorkApi,
     FilesApi,
     OperationApi,
+    ChannelsApi,
 )  # of all operations of the page

@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
@@ -105,12 +105,15 @@ class ChannelRunner:
         channels: Sequence[tuple[ChannelConfig, Channel, Options]],
         follow: Follow | None = None,
         meters: Meters | None = None,
+        links: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """With `follow`, chats are shown what happens in their sessions."""
+        """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
+        share one session."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [Account(store, self.worker, configs, follow, meters, *one) for one in channels]
+        shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
+        self._accounts = [Account(store, self.worker, configs, shared, follow, meters, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -139,6 +142,7 @@ class Account:
         store: Store,
         worker: str,
         configs: dict[str, ChannelConfig],
+        shared: Mapping[str, str],
         follow: Follow | None,
         meters: Meters | None,
         config: ChannelConfig,
@@ -151,7 +155,7 @@ class Account:
         self._channel = channel
         self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
-        self._inbox = ChannelInbox(store, config, channel, configs, self._reporter, self._previews)
+        self._inbox = ChannelInbox(store, config, channel, configs, shared, self._reporter, self._previews)
         self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
@@ -283,6 +287,7 @@ class ChannelInbox:
         config: ChannelConfig,
         channel: Channel,
         configs: dict[str, ChannelConfig],
+        shared: Mapping[str, str],
         reporter: Reporter,
         previews: Previews,
     ) -> None:
@@ -292,6 +297,7 @@ class ChannelInbox:
         self._previews = previews
         self._can = channel.can
         self._configs = configs
+        self._shared = shared  # `channel:sender` → the person, whose direct chats are one session
         self._reporter = reporter
         self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
@@ -401,8 +407,14 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
+            session=self._session_of(message),
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
+
+    def _session_of(self, message: Received) -> str | None:
+        """The session that a person's direct chats share; None for the chat's own."""
+        person = self._shared.get(f"{self._config.name}:{message.sender}".casefold())
+        return f"link:{person}" if person and not message.group and not message.thread else None
 
     def _chat_id(self, message: Received) -> str:
         return chat_id_of(message.chat, message.thread, self._channel.can.threads)

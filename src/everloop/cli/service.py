@@ -122,7 +122,7 @@ def _run_channels(
 ) -> ChannelRunner:
     from ..channels.runner import ChannelRunner, follower
 
-    return ChannelRunner(store, made, follower(owners), meters)
+    return ChannelRunner(store, made, follower(owners), meters, owners.config.links)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

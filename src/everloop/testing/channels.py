@@ -467,7 +467,7 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)], follower(owners))
+    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links)
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

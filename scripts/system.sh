@@ -1,8 +1,8 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
 # With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium, in which they
-# open the web page, ngircd and dovecot, with which the channels talk, and pgbouncer, a pooler before PostgreSQL; the
-# tests start these three themselves.
+# open the web page, ngircd, dovecot and prosody, with which the channels talk, and pgbouncer, a pooler before
+# PostgreSQL; the tests start these themselves.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
@@ -16,6 +16,7 @@ PATH="$PATH:/usr/sbin"
 [ "${1:-}" != dev ] || command -v ngircd >/dev/null 2>&1 || missing="$missing ngircd"
 [ "${1:-}" != dev ] || command -v dovecot >/dev/null 2>&1 || missing="$missing dovecot-imapd"
 [ "${1:-}" != dev ] || command -v pgbouncer >/dev/null 2>&1 || missing="$missing pgbouncer"
+[ "${1:-}" != dev ] || command -v prosody >/dev/null 2>&1 || missing="$missing prosody"
 [ -n "$missing" ] || exit 0
 
 ask() {

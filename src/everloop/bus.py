@@ -181,6 +181,14 @@ def _read_old_metadata(message: InboundMessage) -> None:
         message.own_files = message.own_files or bool(facts.get("own_files"))
 
 
+class Question(msgspec.Struct, frozen=True):
+    """What a parked turn asks a person: its session, its position in the log, and who the turn works for."""
+
+    session: str
+    position: int
+    sender: str
+
+
 @dataclass(slots=True)
 class OutboundMessage:
     """A message to a chat. `repeat` says that it may have been sent once before."""
@@ -192,6 +200,7 @@ class OutboundMessage:
     media: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     repeat: bool = False
+    question: Question | None = None  # that it asks
 
 
 class MessageBus:

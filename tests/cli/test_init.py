@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
+import stat
 import subprocess
 from argparse import Namespace
 from pathlib import Path
@@ -13,10 +15,11 @@ import pytest
 
 from everloop import ContextBuilder
 from everloop.cli.init import FILES, command
+from everloop.config import Config
 from everloop.context.skills import Skills
 from everloop.errors import EverloopError
 from everloop.sandbox.reach import Reach
-from tests.support.commands import COMMAND
+from tests.support.commands import COMMAND, terminal, until
 
 
 def init(folder: Path | str | None = None, **options: str) -> int:
@@ -46,6 +49,32 @@ def test_a_workspace_is_made_with_files_that_a_prompt_can_use(tmp_path, capsys):
         assert 3 <= len((place / name).read_text().splitlines()) <= 15
     assert len(prompt) < 6000
     assert "- [ ]" not in re.sub(r"<!--.*?-->", "", (place / "HEARTBEAT.md").read_text(), flags=re.S)
+
+
+async def test_at_a_terminal_it_asks_for_a_chat_network_and_shows_no_secret():
+    home = Path(os.environ["EVERLOOP_HOME"])
+    home.mkdir()
+    (home / "config.toml").write_text('[agent]\ntitles = "words"\n')
+    async with terminal("init") as screen:
+        await screen.shows("Which one (Enter for none):")
+        screen.type("telegramm\r")
+        await until(lambda: screen.text.count("Which one (Enter for none):") == 2)
+        screen.type("telegram\r")
+        await screen.shows("Token, from @BotFather:")
+        screen.type("1:never shown\r")
+        await until(lambda: screen.text.count("Token, from @BotFather:") == 2)
+        screen.type("1:never-shown\r")
+        await until(lambda: "gets a code" in screen.text)
+        assert await screen.ends() == 0
+        assert "never" not in screen.text
+    config = await asyncio.to_thread(lambda: Config.load(home=home))
+    assert [(one.name, one.options, one.pairing) for one in config.channels] == [
+        ("telegram", {"token": "1:never-shown"}, True)
+    ]
+    assert config.titles == "words"
+    assert stat.S_IMODE((home / "config.toml").stat().st_mode) == 0o600
+    async with terminal("init") as screen:  # with a channel it asks nothing
+        assert await screen.ends() == 0
 
 
 def test_the_example_of_the_page_about_skills_works_as_it_is_written(tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
 from tests.support.commands import ESCAPES, everloop, terminal, until
@@ -352,6 +354,24 @@ async def test_the_status_line_tells_of_the_session_and_commands_tell_more(serve
         assert await screen.ends() == 0
     listed = await everloop("sessions", server=server)
     assert "Geography" in listed.out
+
+
+async def test_pair_lets_in_a_person_of_a_chat_network(server, home):
+    home.mkdir()
+    (home / "config.toml").write_text('[channels.telegram]\ntoken = "1:x"\npairing = true\n')
+    store = SQLiteStore(home / "everloop.db")
+    pending = f'{{"code":"K7PXW2QD","sender":"9","chat":"9","name":"Nina","at":{time.time()}}}'
+    await store.set_channel_state("telegram", "code:K7PXW2QD", pending)
+    async with terminal(server=server, columns=100) as screen:
+        await screen.ready()
+        screen.type("/pair WRONG123\r")
+        await screen.shows("no valid code is WRONG123")
+        screen.type("/pair K7PXW2QD\r")
+        await screen.shows("Paired Nina (telegram:9).")
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    assert "peer:9" in await store.channel_state("telegram")
+    await store.close()
 
 
 async def test_a_price_in_the_settings_comes_before_the_shipped_one(server, home):

@@ -38,6 +38,7 @@ PYTHON_ENVIRONMENTS = {
     "ollama": "agents",
     "openai-agents": "agents",
     "pydantic-ai": "agents",
+    "synapse": "synapse",  # a server, for the Matrix channel
 }
 NODE_ENVIRONMENT = "node"
 # As they are before a test gets a home of its own: installers need the person's settings, proxy and download cache.

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from ..errors import ConfigError
 
 Repeats = Literal["key", "window", "none"]
-Form = Literal["plain", "markdown", "html", "telegram"]
+Form = Literal["plain", "markdown", "html", "telegram", "slack"]
 Unit = Literal["characters", "utf16", "bytes"]
 
 
@@ -33,9 +33,11 @@ class Can:
     form: Form = "plain"  # what Markdown is turned into
     repeats: Repeats = "none"
     ids: bool = True  # its messages have ids, so that each is taken once however often it comes
-    edit: bool = False
+    edit: bool = False  # a message can be changed: `show` can stream into one
+    pace: float = 2.0  # seconds between two changes
     threads: bool = False
     typing: bool = False
+    buttons: bool = False  # a question can have buttons that answer it
     media: int = 0  # the largest file in bytes; 0 for none
 
 
@@ -51,7 +53,16 @@ class Received:
     group: bool = False  # several people are in the chat
     mentioned: bool = False  # in a group: it names the agent, or replies to it
     thread: str = ""  # a thread of the chat has a session of its own
+    button: str = ""  # the value of the button that was pressed; then there is no text
     extra: Mapping[str, str] = field(default_factory=dict)  # what the channel needs to answer it, such as a subject
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """A button below a question. `value` comes back in `Received.button`; it has at most 64 characters."""
+
+    label: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,7 @@ class Part:
     reply_to: str | None = None  # in the first part: the network's id of the message that is answered
     extra: Mapping[str, str] = field(default_factory=dict)  # of the message that is answered
     number: int = 1  # from 1
+    buttons: tuple[Button, ...] = ()  # where the network has them
     repeat: bool = False  # the network may have it already; where it takes no key, the text says so
 
 
@@ -83,12 +95,19 @@ class Never(Exception):
 class Inbox(Protocol):
     """Where a channel puts what it receives."""
 
-    async def accept(self, message: Received) -> None:
-        """Return when the message is on disk, or was refused: only then may the network be told that it arrived."""
+    async def accept(self, message: Received) -> bool:
+        """Return when the message is on disk, or was refused: only then may the network be told that it arrived.
+
+        The result says whether it was taken. A button that was taken can be removed.
+        """
         ...
 
     async def ready(self) -> None:
         """The channel is connected: from now on a failure is a new one."""
+        ...
+
+    async def knows(self, sender: str) -> bool:
+        """Whether a person may be answered in a chat of their own: an invitation of anyone else is left alone."""
         ...
 
     async def cursor(self) -> str:
@@ -115,8 +134,12 @@ class Channel(Protocol):
         """
         ...
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        """Show that an answer is on its way: typing, if the text is empty. It may get lost."""
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        """Show that an answer is on its way. It may get lost, and is never the truth.
+
+        Without a key and a text: typing. With a text, where the network can edit: a draft, whose id is returned; with
+        that id as the key, its text is changed, and without a text it is removed.
+        """
         ...
 
 

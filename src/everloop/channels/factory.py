@@ -15,6 +15,10 @@ SHIPPED = {
     "telegram": "telegram:Telegram",
     "irc": "irc:Irc",
     "email": "email:Email",
+    "slack": "slack:Slack",
+    "discord": "discord:Discord",
+    "xmpp": "xmpp:Xmpp",
+    "matrix": "matrix:Matrix",
 }
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP client for channels: POST requests to one server, on the connections of `providers.http`."""
+"""A small HTTP client for channels: requests to one server, on the connections of `providers.http`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ class Reply(NamedTuple):
 
 
 class HttpClient:
-    """Sends POST requests to one origin. Raises `OSError` or `TimeoutError` when there is no answer."""
+    """Sends requests to one origin. Raises `OSError` or `TimeoutError` when there is no answer."""
 
     def __init__(self, url: str) -> None:
         self._origin = origin_of(url)
         self._pool: Pool | None = None
 
-    async def post(
-        self, target: str, headers: Mapping[str, str], body: bytes, seconds: float, repeatable: bool = True
+    async def request(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        seconds: float,
+        repeatable: bool = True,
     ) -> Reply:
         """Send a request to a path of the origin, and read the whole reply.
 
@@ -45,7 +51,9 @@ class HttpClient:
             response = None
             while response is None:
                 connection = await self._pool.take(CONNECT_SECONDS)
-                response = await connection.send((body,), whole=True, head=self._head(target, headers, len(body)))
+                response = await connection.send(
+                    (body,), whole=True, head=self._head(method, target, headers, len(body))
+                )
                 if response is None and not repeatable:  # the server may have read it
                     raise ConnectionBroke("the server closed it")
             try:
@@ -56,6 +64,12 @@ class HttpClient:
         if len(data) > LARGEST_REPLY:
             raise OSError(f"the reply is larger than {LARGEST_REPLY} bytes")
         return Reply(response.status, response.headers, data)
+
+    async def post(
+        self, target: str, headers: Mapping[str, str], body: bytes, seconds: float, repeatable: bool = True
+    ) -> Reply:
+        """Send a POST request."""
+        return await self.request("POST", target, headers, body, seconds, repeatable)
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -68,10 +82,10 @@ class HttpClient:
         """The path and query of the URL."""
         return self._origin.target
 
-    def _head(self, target: str, headers: Mapping[str, str], size: int) -> bytes:
+    def _head(self, method: str, target: str, headers: Mapping[str, str], size: int) -> bytes:
         through = f"{self._origin}" if self._origin.scheme == "http" and proxy_for(self._origin) else ""
-        lines = [f"POST {through}{target} HTTP/1.1", f"Host: {self._origin.authority}", f"User-Agent: {AGENT}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [f"{method} {through}{target} HTTP/1.1", f"Host: {self._origin.authority}"]
+        lines += [f"{name}: {value}" for name, value in {"User-Agent": AGENT, **headers}.items()]
         lines += ["Accept-Encoding: identity", f"Content-Length: {size}", "", ""]
         head = "\r\n".join(lines)
         if head.count("\r\n") != len(lines) - 1 or "\0" in head:

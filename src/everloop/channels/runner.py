@@ -15,22 +15,30 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
 import msgspec
 
-from ..bus import InboundMessage, Kind
+from ..bus import InboundMessage, Kind, Question
 from ..commands import kind_of
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
+from ..runtime.owners import Owners
+from ..runtime.streaming import SessionSubscriber
 from ..store.base import Delivery, Outgoing, SentPart, Store
 from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
+from ..text_cursor import Position
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Channel, Later, Never, Options, Part, Received
+from .base import Button, Channel, Later, Never, Options, Part, Received
+from .preview import Follow, Previews
 from .text import MARK, Piece, render, split
+
+if TYPE_CHECKING:
+    from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries
@@ -44,6 +52,11 @@ REMEMBERED = 1000  # ids of messages that came in last
 STATUS = "status"
 CURSOR = "cursor"
 INSTANCE = "instance"
+QUESTION = "question:"
+MOST_QUESTIONS = 100  # with buttons, that are remembered
+TOKEN_LENGTH = 20
+# What a question's buttons are, by the end of their values: the label, and the command that it stands for.
+CHOICES = {"y": ("Approve", "/approve"), "a": ("Always", "/approve always"), "n": ("Deny", "/deny")}
 
 
 def lease_of(channel: str) -> str:
@@ -73,14 +86,34 @@ class Status(msgspec.Struct, frozen=True):
     error: str = ""  # why it does not work; "" while it does
 
 
+def follower(owners: Owners) -> Follow:
+    """Follow sessions from the end of their logs on, wherever their turns run."""
+
+    async def follow(owner: str, key: str) -> SessionSubscriber:
+        agent, info = await owners.agent(owner), await owners.store.session(owner, key)
+        return agent.conversations.follow(owner, key, Position(0 if info is None else info.entries, 0))
+
+    return follow
+
+
 class ChannelRunner:
     """Runs all channels of the settings until it is cancelled."""
 
-    def __init__(self, store: Store, channels: Sequence[tuple[ChannelConfig, Channel, Options]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        channels: Sequence[tuple[ChannelConfig, Channel, Options]],
+        follow: Follow | None = None,
+        meters: Meters | None = None,
+        links: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
+        share one session."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [Account(store, self.worker, configs, *one) for one in channels]
+        shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
+        self._accounts = [Account(store, self.worker, configs, shared, follow, meters, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -109,6 +142,9 @@ class Account:
         store: Store,
         worker: str,
         configs: dict[str, ChannelConfig],
+        shared: Mapping[str, str],
+        follow: Follow | None,
+        meters: Meters | None,
         config: ChannelConfig,
         channel: Channel,
         options: Options,
@@ -117,9 +153,10 @@ class Account:
         self._store = store
         self._worker = worker
         self._channel = channel
-        self._reporter = Reporter(store, config.name, options)
-        self._inbox = ChannelInbox(store, config, channel, configs, self._reporter)
-        self._sender = Sender(store, worker, config, channel, self._reporter)
+        self._reporter = Reporter(store, config.name, options, meters)
+        self._previews = Previews(store, config, channel, follow)
+        self._inbox = ChannelInbox(store, config, channel, configs, shared, self._reporter, self._previews)
+        self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -152,6 +189,7 @@ class Account:
     async def _work(self) -> None:
         """Receive and send until the lease is lost."""
         work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
+        sweeping = asyncio.create_task(self._previews.sweep())
         try:
             await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
             while await self._store.hold(lease_of(self.name), self._worker):
@@ -162,9 +200,10 @@ class Account:
                     task.result()  # it does not end by itself: whatever it raises is a bug of ours, or the store's
                 self._changed.clear()
         finally:
-            for task in work:
+            for task in (*work, sweeping):
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await asyncio.gather(*work, sweeping, return_exceptions=True)
+            await self._previews.close()
             if (close := getattr(self._channel, "close", None)) is not None:
                 with contextlib.suppress(Exception):
                     await close()
@@ -202,10 +241,11 @@ def describe(error: BaseException) -> str:
 class Reporter:
     """Says how a channel is: in the log and in the store, without its secrets, and only when it changes."""
 
-    def __init__(self, store: Store, name: str, options: Options) -> None:
+    def __init__(self, store: Store, name: str, options: Options, meters: Meters | None) -> None:
         self._store = store
         self._name = name
         self._options = options
+        self._meters = meters
         self._last: str | None = None
 
     async def works(self) -> None:
@@ -219,6 +259,10 @@ class Reporter:
         if reason != self._last:
             log.warning("channel %s: %s; it is tried again", self._name, reason)
             await self._keep(reason)
+
+    def count(self, outcome: Literal["taken", "sent", "dead"]) -> None:
+        if self._meters is not None:
+            self._meters.channels.add(self._name, outcome)
 
     def clean(self, text: str) -> str:
         """A reason on one line, without secrets."""
@@ -243,23 +287,33 @@ class ChannelInbox:
         config: ChannelConfig,
         channel: Channel,
         configs: dict[str, ChannelConfig],
+        shared: Mapping[str, str],
         reporter: Reporter,
+        previews: Previews,
     ) -> None:
         self._store = store
         self._config = config
         self._channel = channel
+        self._previews = previews
+        self._can = channel.can
         self._configs = configs
+        self._shared = shared  # `channel:sender` → the person, whose direct chats are one session
         self._reporter = reporter
+        self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
         self._access = Access(config, self._pairings)
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
-        self._shown: set[asyncio.Task[None]] = set()
 
     async def ready(self) -> None:
         """The channel is connected."""
         await self._reporter.works()
+
+    async def knows(self, sender: str) -> bool:
+        """Whether a person may be answered in a chat of their own, if only with a pairing code."""
+        asks = Received(chat=sender, sender=sender, text="")
+        return self._config.pairing or await self._access.standing(asks) != "stranger"
 
     async def cursor(self) -> str:
         return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
@@ -267,49 +321,82 @@ class ChannelInbox:
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
 
-    async def accept(self, message: Received) -> None:
+    async def accept(self, message: Received) -> bool:
         async with self._order:
             await self._reporter.works()
             if not _is_usable(message) or (message.id is not None and message.id in self._recent):
-                return
-            await self._accept(message)
+                return False
+            if message.button:
+                return await self._take_button(message)
+            taken = await self._accept(message)
             if message.id is not None:
                 self._recent[message.id] = None
                 while len(self._recent) > REMEMBERED:
                     self._recent.popitem(last=False)
+            return taken
 
-    async def _accept(self, message: Received) -> None:
+    async def _accept(self, message: Received) -> bool:
         if message.group and self._config.mention and not message.mentioned:
-            return
+            return False
         standing = await self._access.standing(message)
         if standing == "stranger":
             await self._offer_code(message)
-            return
+            return False
         if message.text.split(maxsplit=1)[0].lower().partition("@")[0] == "/pair" and standing != "member":
             await self._pair(message, standing)
-            return
+            return True
         incoming = self._incoming(message)
         kind = kind_of(incoming)
         if standing == "member":
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
         if kind != "urgent" and await self._is_over_limit(message):
-            return
+            return False
         if message.group and kind == "message":
             incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
-        await self._put(incoming, kind)
-        if self._channel.can.typing:
-            shown = asyncio.create_task(self._show(message))
-            self._shown.add(shown)
-            shown.add_done_callback(self._shown.discard)
+        if kind != "message":
+            await self._put(incoming, kind)
+            return True
+        where = (incoming.session_key, incoming.chat_id, message.chat, bool(message.thread))
+        async with self._previews.preparing(*where):
+            await self._put(incoming, kind)
+        return True
+
+    async def _take_button(self, message: Received) -> bool:
+        """Answer a question by its button, if it is still open and this person may answer it.
+
+        That is the person whose message the turn works on, or an owner. Anyone else gets nothing. What the button says
+        is not trusted: the store knows the question.
+        """
+        token, _, choice = message.button.partition(".")
+        asked = await self._questions.find(token)
+        if asked is None or choice not in CHOICES or chat_of(asked.chat_id, self._can.threads)[0] != message.chat:
+            return False
+        standing = await self._access.standing(message)
+        if standing != "owner" and not (standing == "peer" and message.sender == asked.sender):
+            return False
+        id, owner = f"{self._config.name}:{QUESTION}{token}", self._config.owner
+        if await self._store.find(owner, id) is not None:
+            return True  # it was taken before
+        info = await self._store.session(owner, asked.session)
+        if info is None or not info.parked or info.entries != asked.position:
+            return False
+        answer = InboundMessage(
+            self._config.name,
+            message.sender,
+            asked.chat_id,
+            CHOICES[choice][1],
+            id=id,
+            owner=owner,
+            session=asked.session,
+        )
+        await self._put(answer, "urgent")
+        return True
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)
+        self._reporter.count("taken")
         if not row.done:
             await self._store.wake(WORK, [row.session])
-
-    async def _show(self, message: Received) -> None:
-        with contextlib.suppress(Exception):
-            await self._channel.show(message.chat, message.id or "", "")
 
     def _incoming(self, message: Received) -> InboundMessage:
         name = self._config.name
@@ -320,8 +407,14 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
+            session=self._session_of(message),
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
+
+    def _session_of(self, message: Received) -> str | None:
+        """The session that a person's direct chats share; None for the chat's own."""
+        person = self._shared.get(f"{self._config.name}:{message.sender}".casefold())
+        return f"link:{person}" if person and not message.group and not message.thread else None
 
     def _chat_id(self, message: Received) -> str:
         return chat_id_of(message.chat, message.thread, self._channel.can.threads)
@@ -367,7 +460,45 @@ class ChannelInbox:
 
 def _is_usable(message: Received) -> bool:
     ids = (message.chat, message.sender, message.thread, message.id or "-")
-    return bool(message.text.strip() and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+    said = message.button or message.text.strip()
+    return bool(said and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+
+
+# ------------------------------------------------------------------------------------------------------- questions
+
+
+class AskedQuestion(msgspec.Struct, frozen=True):
+    """A question that was sent with buttons."""
+
+    session: str
+    position: int  # in the session's log
+    sender: str  # who may answer, besides the owner
+    chat_id: str
+    at: float
+
+
+class Questions:
+    """The questions with buttons of a channel, as the store keeps them: each has a token, which its buttons carry."""
+
+    def __init__(self, store: Store, channel: str) -> None:
+        self._store = store
+        self._channel = channel
+
+    async def find(self, token: str) -> AskedQuestion | None:
+        found = (await self._store.channel_state(self._channel)).get(QUESTION + token)
+        return None if found is None else msgspec.json.decode(found, type=AskedQuestion)
+
+    async def keep(self, token: str, question: Question, chat_id: str) -> None:
+        """Remember a question before it is sent; the oldest are forgotten."""
+        state = await self._store.channel_state(self._channel)
+        known = {key: value for key, value in state.items() if key.startswith(QUESTION)}
+        if QUESTION + token in known:
+            return
+        if len(known) >= MOST_QUESTIONS:
+            oldest = min(known, key=lambda key: msgspec.json.decode(known[key], type=AskedQuestion).at)
+            await self._store.set_channel_state(self._channel, oldest, None)
+        made = AskedQuestion(question.session, question.position, question.sender, chat_id, time.time())
+        await self._store.set_channel_state(self._channel, QUESTION + token, msgspec.json.encode(made).decode())
 
 
 # ------------------------------------------------------------------------------------------------------- outgoing
@@ -391,17 +522,27 @@ class LeaseLost(Exception):
 class Sender:
     """Sends the outbox of a channel: chats side by side, the messages of a chat in their order."""
 
-    def __init__(self, store: Store, worker: str, config: ChannelConfig, channel: Channel, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        config: ChannelConfig,
+        channel: Channel,
+        reporter: Reporter,
+        previews: Previews,
+    ) -> None:
         self.more = asyncio.Event()  # there may be something in the outbox
         self._store = store
         self._worker = worker
         self._config = config
         self._channel = channel
         self._reporter = reporter
+        self._previews = previews
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._instance = ""
+        self._questions = Questions(store, config.name)
 
     async def run(self) -> None:
         try:
@@ -463,6 +604,7 @@ class Sender:
             while queue:
                 with contextlib.suppress(LeaseLost):
                     await self._send(queue[0])
+                    await self._previews.answered(chat)
                 queue.popleft()
         finally:
             self._chats.pop(chat, None)
@@ -476,6 +618,8 @@ class Sender:
             plain = piece.text if can.form == "plain" else render(piece.text, "plain")
             shown = piece.text if can.form == "plain" else render(piece.text, can.form)
             part = self._part(one, shown, plain)
+            if is_last and can.buttons and message.question is not None:
+                part = replace(part, buttons=await self._buttons(one, message.question))
             network_id = await self._send_part(one, part)
             if network_id is None:
                 return
@@ -485,19 +629,29 @@ class Sender:
         if not text.strip():
             await self._mark(one, True)
 
+    async def _buttons(self, one: Queued, question: Question) -> tuple[Button, ...]:
+        """The buttons of a question, which the store then knows by their token."""
+        token = self._key(one, "question")[:TOKEN_LENGTH]
+        await self._questions.keep(token, question, one.row.message.chat_id)
+        return tuple(Button(label, f"{token}.{choice}") for choice, (label, _) in CHOICES.items())
+
+    def _key(self, one: Queued, what: object) -> str:
+        return hashlib.sha256(f"{self._instance}:{one.row.id}:{what}".encode()).hexdigest()[:32]
+
     def _part(self, one: Queued, shown: str, plain: str) -> Part:
         message = one.row.message
         chat, thread = chat_of(message.chat_id, self._channel.can.threads)
         number = len(one.parts) + 1
-        reply_to = None
-        if number == 1 and message.reply_to:
-            reply_to = message.reply_to.removeprefix(f"{self._config.name}:")
+        own, reply_to = f"{self._config.name}:", None
+        if number == 1 and (about := message.reply_to or "").startswith(own):
+            # A button and a scheduled job are no messages of the network.
+            reply_to = about.removeprefix(own) if not about.startswith(own + QUESTION) else None
         extra = message.metadata.get("extra", {})
         return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, extra=extra, number=number)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
         """Send a part, as often as it takes. Return the network's id; None when the message was given up."""
-        key = hashlib.sha256(f"{self._instance}:{one.row.id}:{part.number}".encode()).hexdigest()[:32]
+        key = self._key(one, part.number)
         delay = FIRST_DELAY
         while True:
             if not one.begun:
@@ -534,6 +688,7 @@ class Sender:
             raise LeaseLost
         one.begun = True
         if sent:
+            self._reporter.count("sent")
             await self._reporter.works()
 
     async def _patiently(self, one: Queued, sent: bool) -> bool:
@@ -556,6 +711,7 @@ class Sender:
             reason,
         )
         await self._store.bury(one.row.id, self._worker, reason)
+        self._reporter.count("dead")
 
 
 def _with_last(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:

@@ -6,6 +6,10 @@ message, so that a part which may be there already is marked.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +24,7 @@ POLL_SECONDS = 50
 MARGIN_SECONDS = 15.0  # that an answer may take beyond the time it was asked to
 SEND_SECONDS = 30.0
 MEDIA = ("photo", "document", "voice", "audio", "video", "video_note", "sticker", "animation", "location", "contact")
+UPDATES = ["message", "callback_query"]
 T = TypeVar("T")
 
 
@@ -60,9 +65,19 @@ class Message(msgspec.Struct):
     reply_to_message: RepliedTo | None = None
 
 
+class CallbackQuery(msgspec.Struct):
+    """A pressed button. The message is missing when it is very old."""
+
+    id: str
+    from_: User = msgspec.field(name="from")
+    message: Message | None = None
+    data: str = ""
+
+
 class Update(msgspec.Struct):
     update_id: int
     message: msgspec.Raw = msgspec.Raw()
+    callback_query: msgspec.Raw = msgspec.Raw()
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -95,7 +110,17 @@ class Refused(Never):
 class Telegram:
     """A bot at Telegram."""
 
-    can = Can(text=4096, unit="utf16", form="telegram", repeats="none", threads=True, typing=True)
+    can = Can(
+        text=4096,
+        unit="utf16",
+        form="telegram",
+        repeats="none",
+        threads=True,
+        typing=True,
+        buttons=True,
+        edit=True,
+        pace=3.0,
+    )
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -109,23 +134,87 @@ class Telegram:
             raise options.problem(f"base_url is no address: {error}") from None
         # Polling has a connection of its own: it is busy nearly all of the time.
         self._poll_client, self._client = HttpClient(base), HttpClient(base)
-        self._me: User | None = None
+        self._webhook = options.text("webhook_url", "")
+        self._host, self.port = options.text("host", "127.0.0.1"), options.number("port", 8005)
+        self._path = options.text("path", f"/{options.name}")
+        if self._webhook and not self._webhook.startswith("https://"):
+            raise options.problem("webhook_url must begin with https://: Telegram sends to nothing else")
+        # Telegram sends it with each update; it says nothing about the token.
+        self._proof = hmac.new(self._token.encode(), b"everloop webhook", hashlib.sha256).hexdigest()
 
     async def receive(self, inbox: Inbox) -> None:
-        me = self._me = await self._call("getMe", {}, User)
+        me = await self._call("getMe", {}, User)
+        if self._webhook:
+            await self._listen(me, inbox)
+        await self._call("deleteWebhook", {}, bool)  # with one, Telegram answers no poll
         await inbox.ready()
+        await self._poll(me, inbox)
+
+    async def _listen(self, me: User, inbox: Inbox) -> None:
+        """Receive updates as requests; Telegram repeats each until it is answered with 200."""
+        from aiohttp import web
+
+        from .listener import listening
+
+        async def handle(request: web.Request) -> web.Response:
+            given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
+            if not hmac.compare_digest(given.encode(), self._proof.encode()):
+                return web.Response(status=401)
+            try:
+                update = msgspec.json.decode(await request.read(), type=Update)
+            except msgspec.MsgspecError:
+                return web.Response(status=400)
+            await self._take(update, me, inbox)
+            return web.Response()
+
+        async with listening(self._host, self.port, self._path, handle) as self.port:
+            asked = {"url": self._webhook, "secret_token": self._proof, "allowed_updates": UPDATES}
+            await self._call("setWebhook", asked, bool)
+            await inbox.ready()
+            await asyncio.Event().wait()
+
+    async def _poll(self, me: User, inbox: Inbox) -> None:
         offset: int | None = None
         while True:
-            asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": ["message"]}
+            asked: dict[str, Any] = {"timeout": POLL_SECONDS, "allowed_updates": UPDATES}
             if offset is not None:
                 asked["offset"] = offset
             updates = await self._call(
                 "getUpdates", asked, list[Update], self._poll_client, POLL_SECONDS + MARGIN_SECONDS
             )
             for update in updates:
-                if (message := _received(update, me)) is not None:
-                    await inbox.accept(message)
+                await self._take(update, me, inbox)
                 offset = update.update_id + 1
+
+    async def _take(self, update: Update, me: User, inbox: Inbox) -> None:
+        if bytes(update.callback_query):
+            await self._take_button(update.callback_query, inbox)
+        elif (message := _received(update, me)) is not None:
+            await inbox.accept(message)
+
+    async def _take_button(self, data: msgspec.Raw, inbox: Inbox) -> None:
+        try:
+            query = msgspec.json.decode(data, type=CallbackQuery)
+        except msgspec.MsgspecError:
+            return
+        taken, place = False, query.message
+        if place is not None and query.data:
+            chat = str(place.chat.id)
+            pressed = Received(
+                id=f"{chat}:{place.message_id}:{query.data}",
+                chat=chat,
+                sender=str(query.from_.id),
+                text="",
+                button=query.data,
+                group=place.chat.type != "private",
+                mentioned=True,
+            )
+            taken = await inbox.accept(pressed)
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # what is shown may get lost
+            if taken and place is not None:
+                asked = {"chat_id": place.chat.id, "message_id": place.message_id}
+                await self._call("editMessageReplyMarkup", {**asked, "reply_markup": {"inline_keyboard": []}}, Any)
+            await self._call("answerCallbackQuery", {"callback_query_id": query.id}, bool)
 
     async def send(self, part: Part, key: str) -> str:
         asked: dict[str, Any] = {
@@ -139,6 +228,9 @@ class Telegram:
         if part.reply_to is not None and part.chat.startswith("-"):  # in a group it is not clear what is answered
             replied = int(part.reply_to.rpartition(":")[2])
             asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
+        if part.buttons:
+            row = [{"text": one.label, "callback_data": one.value} for one in part.buttons]
+            asked["reply_markup"] = {"inline_keyboard": [row]}
         try:
             sent = await self._call("sendMessage", asked, SentMessage)
         except Refused as error:
@@ -148,8 +240,24 @@ class Telegram:
             sent = await self._call("sendMessage", {**plain, "text": part.plain}, SentMessage)
         return f"{part.chat}:{sent.message_id}"
 
-    async def show(self, chat: str, key: str, text: str) -> None:
-        await self._call("sendChatAction", {"chat_id": chat, "action": "typing"}, bool)
+    async def show(self, chat: str, key: str, text: str) -> str | None:
+        if not text:
+            if key:
+                await self._call("deleteMessage", {"chat_id": chat, "message_id": int(key)}, bool)
+            else:
+                await self._call("sendChatAction", {"chat_id": chat, "action": "typing"}, bool)
+            return None
+        asked: dict[str, Any] = {
+            "chat_id": chat,
+            "text": text,
+            "parse_mode": "HTML",
+            "link_preview_options": {"is_disabled": True},
+        }
+        if key:
+            await self._call("editMessageText", {**asked, "message_id": int(key)}, Any)
+            return key
+        sent = await self._call("sendMessage", {**asked, "disable_notification": True}, SentMessage)
+        return str(sent.message_id)
 
     async def check(self) -> str:
         """Ask who the bot is."""

@@ -128,6 +128,8 @@ def render(text: str, form: Form) -> str:
             return _blocks(text, _Html())
         case "telegram":
             return _blocks(text, _Telegram())
+        case "slack":
+            return _blocks(text, _Slack())
 
 
 class _Plain:
@@ -203,6 +205,34 @@ class _Html(_Telegram):
 
     def heading(self, text: str) -> str:
         return f"<strong>{text}</strong>"
+
+
+class _Slack(_Plain):
+    """Slack's mrkdwn, in which `<`, `>` and `&` are escaped, so that no text can mention a whole channel."""
+
+    def escape(self, text: str) -> str:
+        return html.escape(text, quote=False)
+
+    def code(self, text: str) -> str:
+        return f"`{self.escape(text)}`"
+
+    def block(self, text: str, language: str) -> str:
+        return f"```\n{self.escape(text)}\n```"
+
+    def strong(self, text: str) -> str:
+        return f"*{text}*"
+
+    def emphasis(self, text: str) -> str:
+        return f"_{text}_"
+
+    def struck(self, text: str) -> str:
+        return f"~{text}~"
+
+    def link(self, text: str, address: str) -> str:
+        return f"<{self.escape(address).replace('|', '%7C')}|{text}>"
+
+    def heading(self, text: str) -> str:
+        return f"*{text}*"
 
 
 _INLINE = re.compile(

@@ -10,8 +10,6 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
@@ -19,9 +17,9 @@ from aiohttp import web
 from ..providers.http import origin_of
 from .base import Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
+from .listener import listening
 
 FRESH_SECONDS = 300.0  # how old a signed request may be
-LARGEST_BODY = 1024 * 1024
 SEND_SECONDS = 30.0
 TIME, SIGNATURE, KEY = "X-Everloop-Time", "X-Everloop-Signature", "Idempotency-Key"
 
@@ -79,7 +77,7 @@ class Webhook:
         self._url = options.text("url")
         self._host = options.text("host", "127.0.0.1")
         self._port = options.number("port", 8003)
-        self._path = "/" + options.text("path", f"/{options.name}").strip("/")
+        self._path = options.text("path", f"/{options.name}")
         if len(self._secret) < 16:
             raise options.problem("secret must have at least 16 characters, such as `openssl rand -hex 32` makes")
         try:
@@ -90,26 +88,12 @@ class Webhook:
         self.port = self._port  # where it listens; with 0 in the settings, any free port
 
     async def receive(self, inbox: Inbox) -> None:
-        async with self._listening(inbox):
-            await asyncio.Event().wait()
-
-    @asynccontextmanager
-    async def _listening(self, inbox: Inbox) -> AsyncIterator[None]:
         async def handle(request: web.Request) -> web.Response:
             return await self._handle(request, inbox)
 
-        app = web.Application(client_max_size=LARGEST_BODY)
-        app.router.add_post(self._path, handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, self._host, self._port, reuse_address=True)
-            await site.start()
-            self.port = runner.addresses[0][1]
+        async with listening(self._host, self._port, self._path, handle) as self.port:
             await inbox.ready()
-            yield
-        finally:
-            await runner.cleanup()
+            await asyncio.Event().wait()
 
     async def _handle(self, request: web.Request, inbox: Inbox) -> web.Response:
         body = await request.read()

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import stat
+import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def command(options: argparse.Namespace) -> int:
     shown = printable(str(folder))
     if not made:
         print(f"Nothing was missing in {shown}, and nothing was changed.")
+        _offer_channels(options)
         return 0
     print(f"Made in {shown}:")
     for name in made:
@@ -49,7 +51,19 @@ def command(options: argparse.Namespace) -> int:
         print(f"Left as they were: {', '.join(left)}")
     start = f"everloop --workspace {shlex.quote(shown)}" if named is not None else "everloop"
     print(f"Change them as you like, most of all USER.md. `{start}` begins a chat.")
+    _offer_channels(options)
     return 0
+
+
+def _offer_channels(options: argparse.Namespace) -> None:
+    """At a terminal, ask for a chat network if the settings have none."""
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
+        return
+    config = load_config(options)
+    if not config.channels:
+        from .channel_setup import offer
+
+        offer(config)
 
 
 def make_files(folder: Path) -> tuple[list[str], list[str]]:

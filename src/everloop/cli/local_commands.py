@@ -11,6 +11,7 @@ LOCAL: dict[str, str] = {
     "sessions": "list the sessions, and choose one",
     "resume": "go on in another session: its key, its number, or words of its title",
     "rename": "give this session a title",
+    "pair": "let in a person of a chat network: /pair CODE, the code that they got there",
     "export": "write this session to a file: /export [md|jsonl|html] [FILE]; secrets are taken out",
     "diff": "show what the last turn changed in the workspace",
     "undo": "undo what the last turn changed in the workspace",

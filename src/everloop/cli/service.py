@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config import ChannelConfig, Config
 from ..providers.factory import make_provider
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
@@ -24,6 +24,7 @@ from .common import forget_outputs
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
+    from ..channels import Channel, Options
     from ..channels.runner import ChannelRunner
     from ..observability.metrics import Meters
 
@@ -42,11 +43,12 @@ async def at_work(
     """
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
-        channels = await _make_channels(config, store)
+        made = await _make_channels(config)
     except BaseException:
         await store.close()
         raise
     owners = Owners(config, store, make_provider(config), agent_of, runs=runs, meters=meters)
+    channels = _run_channels(store, made, owners, meters) if made else None
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
     hurry, again = asyncio.Event(), asyncio.Event()
@@ -99,19 +101,28 @@ async def at_work(
         told.cancel()
 
 
-async def _make_channels(config: Config, store: Store) -> ChannelRunner | None:
+async def _make_channels(config: Config) -> list[tuple[ChannelConfig, Channel, Options]]:
     """The channels of the settings; their code is imported only if there are any."""
     if not config.channels:
-        return None
+        return []
     if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
         # An account has one poller, and the lease that makes sure of it is in the store.
         print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
-        return None
+        return []
     from ..channels.factory import make_channel
-    from ..channels.runner import ChannelRunner
 
-    made = [(one, *await in_thread(make_channel, one)) for one in config.channels]
-    return ChannelRunner(store, made)
+    return [(one, *await in_thread(make_channel, one)) for one in config.channels]
+
+
+def _run_channels(
+    store: Store,
+    made: list[tuple[ChannelConfig, Channel, Options]],
+    owners: Owners,
+    meters: Meters | None,
+) -> ChannelRunner:
+    from ..channels.runner import ChannelRunner, follower
+
+    return ChannelRunner(store, made, follower(owners), meters, owners.config.links)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -259,6 +259,8 @@ class Chat:
                 self._switch_session(words)
             case "rename":
                 self._start(self._rename(words))
+            case "pair":
+                self._start(self._pair(words))
             case "export":
                 self._start(self._export(words))
             case "diff":
@@ -312,6 +314,19 @@ class Chat:
             return
         self._status.title = title
         self._output.line(f"This session is now “{self._status.title}”.", "dim")
+
+    async def _pair(self, code: str) -> None:
+        """Let in a person who was given this code by a channel."""
+        if not code:
+            self._output.line("Say which: /pair CODE", "bad")
+            return
+        from ..channels.access import confirm_anywhere
+
+        channels = {one.name: one for one in self._config.channels}
+        try:
+            self._output.line(await confirm_anywhere(self._agent.store, channels, code, False), "dim")
+        except EverloopError as error:
+            self._output.line(f"everloop: {error}", "bad")
 
     async def _export(self, words: str) -> None:
         """Write the session to a file, by default Markdown in the current folder."""

@@ -19,6 +19,7 @@ from .keys import Key, UnderHome, key, keys_of
 from .sources import DSN
 
 DEFAULT_STORE = "everloop.db"
+LINK = "link"  # the table of people whose chats share a session
 RESERVED_CHANNELS = frozenset({"api", "cli", "cron", "executor", "run", "sub", "system", "web"})
 Agent = Literal["own", "client"]
 Busy = Literal["queue", "steer", "interrupt"]
@@ -106,6 +107,7 @@ class ChannelConfig:
     pairing: bool = key("channels.NAME", False, "a stranger who writes directly gets a code that you can confirm")
     groups: tuple[str, ...] = key("channels.NAME", (), "ids of groups in which every member is answered")
     mention: bool = key("channels.NAME", True, "in groups, answer only messages that mention it or reply to it")
+    stream: bool = key("channels.NAME", True, "show answers while they are written, where messages can be edited")
     per_minute: int = key("channels.NAME", 20, "messages a minute of one sender; 0 for no limit", at_least=0)
     give_up_hours: float = key("channels.NAME", 24.0, "hours until an unsent message is given up", above=0)
     # fmt: on
@@ -113,9 +115,20 @@ class ChannelConfig:
 
     def problem(self) -> str:
         """Why this channel can never be used; "" if it can."""
+        if self.name == LINK:
+            return self._link_problem()
         if self.name in RESERVED_CHANNELS:
             return "has a name that Everloop uses itself: choose another, and say which network it is with `network`"
         return "" if self.owner.strip() else "needs an owner"
+
+    def _link_problem(self) -> str:
+        """Why `[channels.link]`, which names people by their chats, cannot be used."""
+        if self != ChannelConfig(name=LINK, options=self.options):
+            return "names people, and has no settings of a channel"
+        for person, chats in self.options.items():
+            if not isinstance(chats, list) or not all(isinstance(one, str) and ":" in one for one in chats):
+                return f'{person} must be a list of texts such as "telegram:123456"'
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +156,7 @@ class Config:
     home_workspace: Path = field(default=UnderHome("workspace"), repr=False, compare=False)  # type: ignore[assignment]
     # Whether `store` was chosen; if not, each workspace has its own.
     store_named: bool = field(default=False, repr=False, compare=False)
+    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # people, by their chats
     trusted: bool = field(default=True, repr=False)  # the workspace's instructions, skills and agents are used
 
     # fmt: off
@@ -261,6 +275,10 @@ class Config:
             value = getattr(self, item.name)
             if isinstance(value, UnderHome):
                 object.__setattr__(self, item.name, self.home / value.name)
+        for one in self.channels:
+            if one.name == LINK:
+                object.__setattr__(self, "channels", tuple(other for other in self.channels if other.name != LINK))
+                object.__setattr__(self, "links", {name: tuple(chats) for name, chats in one.options.items()})
         if self.store != self.home / DEFAULT_STORE:
             object.__setattr__(self, "store_named", True)
 

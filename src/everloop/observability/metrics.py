@@ -54,6 +54,12 @@ class Meters:
             "kind",
         )
         self.tool_calls = Counter("everloop_tool_calls_total", "Tool calls that ended, by status.", "tool", "status")
+        self.channels = Counter(
+            "everloop_channel_messages_total",
+            "Messages of chat networks, by what became of them.",
+            "channel",
+            "outcome",
+        )
         self.requests = Counter(
             "everloop_http_requests_total",
             "HTTP requests; 499 is a client that disconnected before its response.",

@@ -15,7 +15,7 @@ import msgspec
 
 from .. import events
 from ..actions import Limits
-from ..bus import InboundMessage, OutboundMessage
+from ..bus import InboundMessage, OutboundMessage, Question
 from ..commands import words_after
 from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
@@ -386,7 +386,9 @@ class SessionLog:
 
     def park(self, entries: Sequence[Entry], question: str) -> Written[Any]:
         took, self._took = self._took, []
-        self._outgoing = reply(self._claim.message, question)
+        claim = self._claim
+        asks = Question(claim.key, claim.next_seq + len(entries) - 1, claim.message.sender_id)
+        self._outgoing = [replace(message, question=asks) for message in reply(claim.message, question)]
         self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
         return self._finished
 

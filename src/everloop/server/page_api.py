@@ -25,6 +25,7 @@ from .errors import bad_request, conflict, not_found, unauthorized, unavailable
 from .feed import FeedHandler, entry_of, read_number, words_of
 from .guard import LOGIN, OWNER
 from .page_changes import ChangesApi, MakeChanges
+from .page_channels import ChannelsApi
 from .page_files import FileNames, FilesApi, NoFileNames, attached
 from .page_operation import Checks, OperationApi, no_checks
 from .page_routes import (
@@ -180,6 +181,7 @@ class PageApi:
             WorkApi(owners),
             FilesApi(owners, services.file_names),
             OperationApi(owners, services.checks),
+            ChannelsApi(owners),
         )
         self._named_files = services.named_files
         self._rate_limit = RateLimit(owners.store, per_minute)
@@ -411,4 +413,5 @@ HANDLERS: tuple[type, ...] = (
     FilesApi,
     ChangesApi,
     OperationApi,
+    ChannelsApi,
 )  # of all operations of the page

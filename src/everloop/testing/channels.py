@@ -22,13 +22,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
-from ..channels.runner import ChannelRunner, chat_of
+from ..channels.runner import ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse
@@ -44,7 +44,7 @@ LONG = "long"  # a message with this word gets an answer of several parts
 
 
 class Network(Protocol):
-    """What the kit needs to know of a network."""
+    """What the kit needs to know of a network. With a method `id_of` it says which id a chat of the test has there."""
 
     settings: dict[str, Any]  # the [channels.NAME] table, with `name` and with `allow` or `groups`
 
@@ -215,11 +215,12 @@ class Scene:
         inbox, _ = self._state()
         messages = [(chat_of(message["chat_id"], can.threads)[0], message["content"]) for message, _ in inbox]
         times = Counter(messages)
+        id_of: Callable[[str], str] = getattr(network, "id_of", str)
         for chat, text in self._said:
-            if (count := times[chat, text]) != 1 and not (count == 0 and self._may_lose):
+            if (count := times[id_of(chat), text]) != 1 and not (count == 0 and self._may_lose):
                 report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
-            taken = [text for where, text in messages if where == chat]
+            taken = [text for where, text in messages if where == id_of(chat)]
             wanted = [part for text in taken for part in parts_of(text, can)]
             self._check_chat(chat, wanted, network.heard(chat), can, report)
 
@@ -261,7 +262,7 @@ def make_can(settings: dict[str, Any]) -> Can:
 
 def config_of(settings: dict[str, Any]) -> ChannelConfig:
     """The settings of a channel from the keys of its table."""
-    known = {"name", "network", "owner", "allow", "pairing", "groups", "mention", "per_minute", "give_up_hours"}
+    known = {one.name for one in fields(ChannelConfig)} - {"options"}
     own: dict[str, Any]
     own = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key in known}
     own.setdefault("per_minute", 0)
@@ -466,7 +467,7 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)])
+    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links)
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

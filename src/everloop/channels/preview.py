@@ -1,0 +1,188 @@
+"""Shows in a chat that an answer is on its way: typing, and its words as they come, in a message that is edited.
+
+What is shown is a draft and never the truth: it is removed when the answer has come from the outbox. Which drafts there
+are is kept in the store, so that those of a process that died are removed as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from .. import events
+from ..config import ChannelConfig
+from ..errors import EverloopError, StoreError
+from ..log import Logged, ModelAnswered, TurnEnded
+from ..runtime.streaming import SessionState, SessionSubscriber, Streamed
+from ..store.base import Store
+from .base import Channel, Later
+from .text import render, split
+
+log = logging.getLogger(__name__)
+TYPING_SECONDS = 4.5  # after which networks stop showing that someone is typing
+LEAST_TEXT = 20  # characters that are worth a draft
+LONGEST_SECONDS = 3600.0
+DRAFT = "draft:"
+MORE = " …"
+Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a chat is shown of the running turn."""
+
+    session: str
+    chat: str
+    streams: bool  # drafts are shown
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_over: bool = False
+    text: str = ""
+    drafted: str = ""  # the text of the draft
+    next_draft: float = 0.0
+    next_typing: float = 0.0
+
+
+class Previews:
+    """The previews of a channel, one for each chat at most."""
+
+    def __init__(self, store: Store, config: ChannelConfig, channel: Channel, follow: Follow | None) -> None:
+        self._store = store
+        self._config = config
+        self._channel = channel
+        self._can = channel.can
+        self._follow = follow
+        self._shown: dict[str, Shown] = {}
+        self._drafts: dict[str, str] = {}  # chat id → the network's id of the draft
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def preparing(self, session: str, chat_id: str, chat: str, is_thread: bool) -> AsyncIterator[None]:
+        """Show what happens in a session, until its turn has ended or its answer is sent.
+
+        The session is followed from before the message is put into the inbox, in the body, so that the turn streams.
+        """
+        streams = self._config.stream and self._can.edit and not is_thread
+        if chat_id in self._shown or not (streams or self._can.typing):
+            yield
+            return
+        shown = self._shown[chat_id] = Shown(session, chat, streams)
+        subscriber: SessionSubscriber | None = None
+        try:
+            if self._follow is not None:
+                subscriber = await self._try_to_follow(self._follow, session)
+            yield
+            task = asyncio.create_task(self._run(chat_id, shown, subscriber))
+        except BaseException:
+            self._end(chat_id, shown, subscriber)
+            raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _try_to_follow(self, follow: Follow, session: str) -> SessionSubscriber | None:
+        try:
+            return await follow(self._config.owner, session)
+        except (LookupError, EverloopError) as error:
+            log.debug("channel %s cannot follow a session: %s", self._config.name, error)
+            return None
+
+    async def answered(self, chat_id: str) -> None:
+        """An answer has come to a chat: what was shown of it is removed."""
+        if (shown := self._shown.get(chat_id)) is not None:
+            shown.is_over = True
+            async with shown.lock:  # a draft may be on its way
+                pass
+        if (id := self._drafts.pop(chat_id, None)) is not None:
+            await self._remove(chat_id, id)
+
+    async def sweep(self) -> None:
+        """Remove the drafts of a process that died."""
+        with contextlib.suppress(StoreError):
+            for key, value in (await self._store.channel_state(self._config.name)).items():
+                if key.startswith(DRAFT) and (chat_id := key.removeprefix(DRAFT)) not in self._drafts:
+                    await self._remove(chat_id, value)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._shown.clear()
+
+    async def _remove(self, chat_id: str, id: str) -> None:
+        chat, _, draft = id.partition(" ")
+        try:
+            await self._channel.show(chat, draft, "")
+        except Exception as error:
+            log.debug("a draft was not removed (%s)", type(error).__name__)
+        with contextlib.suppress(StoreError):
+            await self._store.set_channel_state(self._config.name, DRAFT + chat_id, None)
+
+    async def _run(self, chat_id: str, shown: Shown, subscriber: SessionSubscriber | None) -> None:
+        try:
+            await self._type(shown)
+            if subscriber is not None:
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    await self._watch(subscriber, chat_id, shown)
+        except Exception as error:  # what is shown may get lost
+            log.debug("channel %s shows nothing more of a turn (%s)", self._config.name, type(error).__name__)
+        finally:
+            self._end(chat_id, shown, subscriber)
+
+    def _end(self, chat_id: str, shown: Shown, subscriber: SessionSubscriber | None) -> None:
+        if subscriber is not None:
+            subscriber.close()
+        if self._shown.get(chat_id) is shown:
+            del self._shown[chat_id]
+
+    async def _watch(self, subscriber: SessionSubscriber, chat_id: str, shown: Shown) -> None:
+        clock = asyncio.get_running_loop().time
+        shown.next_draft = clock() + self._can.pace
+        waiting = False
+        while not shown.is_over and not subscriber.is_over:
+            until = shown.next_draft if shown.streams and shown.text != shown.drafted else shown.next_typing
+            for update in await subscriber.next(min(max(until - clock(), 0.05), TYPING_SECONDS)):
+                match update:
+                    case Streamed(event=events.Text(text=text)):
+                        shown.text += text
+                    case Streamed(event=events.Restarted()) | Logged(entry=ModelAnswered()):
+                        shown.text = ""
+                    case SessionState(turn=turn, parked=parked, waiting=rows):
+                        waiting = bool(rows)
+                        if parked or (turn is None and not waiting):
+                            return
+                    case Logged(entry=TurnEnded()) if not waiting:
+                        return
+            if shown.streams and clock() >= shown.next_draft:
+                await self._draft(chat_id, shown)
+            if clock() >= shown.next_typing and not shown.is_over:
+                await self._type(shown)
+
+    async def _type(self, shown: Shown) -> None:
+        shown.next_typing = asyncio.get_running_loop().time() + TYPING_SECONDS
+        if self._can.typing:
+            await self._channel.show(shown.chat, "", "")
+
+    async def _draft(self, chat_id: str, shown: Shown) -> None:
+        """Show the words so far, if there are new ones."""
+        clock = asyncio.get_running_loop().time
+        async with shown.lock:
+            if shown.is_over or shown.text == shown.drafted or len(shown.text) < LEAST_TEXT:
+                return
+            first = next(split(shown.text, self._can), None)
+            if first is None:
+                return
+            id = self._drafts.get(chat_id, "")
+            pause = self._can.pace
+            try:
+                text = render(first.text, self._can.form) + MORE
+                made = await self._channel.show(shown.chat, id.partition(" ")[2], text)
+                if not id and made:
+                    self._drafts[chat_id] = f"{shown.chat} {made}"
+                    await self._store.set_channel_state(self._config.name, DRAFT + chat_id, f"{shown.chat} {made}")
+            except Later as error:
+                pause = max(pause, error.seconds)
+            shown.drafted = shown.text
+            shown.next_draft = clock() + pause

@@ -1,0 +1,295 @@
+"""XMPP, with rooms (MUC), on the server's message archive (XEP-0313).
+
+The archive has an id for each message. What came while nothing was connected is read from there, from the last id that
+is on disk on. A part that may have been sent already is looked for in the archive by its key, and not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import ssl
+from collections.abc import AsyncIterator
+from typing import NamedTuple, cast
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
+
+MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
+SID, DELAY, FORWARD = "{urn:xmpp:sid:0}", "{urn:xmpp:delay}", "{urn:xmpp:forward:0}"
+DATA, PING = "{jabber:x:data}", "{urn:xmpp:ping}"
+MUC, MUC_USER = "{http://jabber.org/protocol/muc}", "{http://jabber.org/protocol/muc#user}"
+STATES, HINTS = "{http://jabber.org/protocol/chatstates}", "{urn:xmpp:hints}"
+PAGE = 50
+LOOKED_AT = 100  # the last messages of a chat, in which a part may be that was sent already
+SEND_SECONDS = 30.0
+
+
+class Entry(NamedTuple):
+    """A message of the archive."""
+
+    id: str
+    message: ET.Element
+
+
+class Xmpp:
+    """An account at an XMPP server."""
+
+    can = Can(text=5000, form="plain", repeats="key", typing=True)
+
+    def __init__(self, options: Options) -> None:
+        self.name = options.name
+        self._jid = options.text("jid")
+        self._password = options.secret("password")
+        self._host = options.text("host", "")
+        self._security = cast(Security, options.text("tls", "starttls", choices=("starttls", "implicit", "none")))
+        self._port = options.number("port", 5223 if self._security == "implicit" else 5222)
+        self._ca_file = options.text("ca_file", "")
+        self._rooms = tuple(bare(room) for room in options.texts("rooms"))
+        self._nick = options.text("nick", bare(self._jid).partition("@")[0])
+        self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
+        for jid in (self._jid, *self._rooms):
+            if not re.fullmatch(r"[^@/\s<>&'\"]+@[^@/\s<>&'\"]+", jid):
+                raise options.problem(f"{jid!r} is no address such as name@example.org")
+        self._stream: XmppStream | None = None
+        self._connected = asyncio.Event()
+        self._incoming: asyncio.Queue[ET.Element] = asyncio.Queue()
+        self._occupants: dict[str, str] = {}  # room/nick → the person's own address, where the room tells it
+        self._sent: dict[str, asyncio.Future[None]] = {}  # parts that wait for a reflection or an error, by key
+        self._queries: dict[str, list[Entry]] = {}
+        self._at: dict[str, str] = {}  # the last archive id of each archive; "" is the account's own
+
+    # ------------------------------------------------------------------------------------------ receiving
+
+    async def receive(self, inbox: Inbox) -> None:
+        self._at = msgspec.json.decode(await inbox.cursor() or "{}", type=dict[str, str])
+        self._incoming = asyncio.Queue()
+        stream = await self._open()
+        reading = asyncio.create_task(stream.run(self._sort))
+        working = asyncio.create_task(self._work(stream, inbox))
+        try:
+            done, _ = await asyncio.wait({reading, working}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._connected.clear()
+            for task in (reading, working):
+                task.cancel()
+            stream.close()
+            for future in self._sent.values():
+                if not future.done():
+                    future.set_exception(OSError("the connection ended"))
+            await asyncio.gather(reading, working, return_exceptions=True)
+
+    async def check(self) -> str:
+        """Connect and log in."""
+        stream = await self._open()
+        stream.close()
+        return stream.jid
+
+    async def _open(self) -> XmppStream:
+        stream = XmppStream(self._jid, self._password, self._host, self._port, self._security)
+        try:
+            await stream.open(self._context)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self._ca_file or None)
+        except OSError as error:
+            raise Never(f"ca_file {self._ca_file} cannot be read ({error.strerror})") from None
+
+    async def _work(self, stream: XmppStream, inbox: Inbox) -> None:
+        self._stream = stream
+        stream.send(element(f"{CLIENT}presence"))  # first, so that nothing is missed between the archive and now
+        for room in self._rooms:
+            history = element(f"{MUC}history", maxstanzas="0")
+            join = within(element(f"{MUC}x"), history)
+            stream.send(within(element(f"{CLIENT}presence", to=f"{room}/{self._nick}"), join))
+        for archive in ("", *self._rooms):
+            await self._catch_up(archive, inbox)
+        await inbox.ready()
+        self._connected.set()
+        while True:
+            stanza = await self._incoming.get()
+            await self._take(stanza, inbox)
+
+    def _sort(self, stanza: ET.Element) -> None:
+        """Take a stanza from the stream: presences and the archive at once, messages in their turn."""
+        sender = stanza.get("from", "")
+        if stanza.tag == f"{CLIENT}presence":
+            self._note_occupant(stanza, sender)
+        elif (result := stanza.find(f"{MAM}result")) is not None:
+            archive, query = bare(sender) if sender else bare(self._jid), result.get("queryid", "")
+            message = result.find(f"{FORWARD}forwarded/{CLIENT}message")
+            if (found := self._queries.get(f"{archive} {query}")) is not None and message is not None:
+                found.append(Entry(result.get("id", ""), message))
+        else:
+            self._settle(stanza, sender)
+            self._incoming.put_nowait(stanza)
+
+    def _note_occupant(self, stanza: ET.Element, sender: str) -> None:
+        item = stanza.find(f"{MUC_USER}x/{MUC_USER}item")
+        if bare(sender) not in self._rooms or item is None:
+            return
+        if stanza.get("type") == "unavailable":
+            self._occupants.pop(sender, None)
+        elif jid := item.get("jid"):
+            self._occupants[sender] = bare(jid)
+
+    def _settle(self, stanza: ET.Element, sender: str) -> None:
+        """End the waiting for a part: a room has reflected it, or it was refused."""
+        future = self._sent.get(stanza.get("id", ""))
+        if future is None or future.done():
+            return
+        if stanza.get("type") == "error":
+            future.set_exception(Never(error_of(stanza)))
+        elif stanza.get("type") == "groupchat" and bare(sender) in self._rooms:
+            future.set_result(None)
+
+    async def _take(self, stanza: ET.Element, inbox: Inbox) -> None:
+        """Take a message that has just come."""
+        room = bare(stanza.get("from", ""))
+        archive = room if stanza.get("type") == "groupchat" else ""
+        own = archive or bare(self._jid)
+        ids = [one.get("id", "") for one in stanza.findall(f"{SID}stanza-id") if bare(one.get("by", "")) == own]
+        delays = {bare(one.get("from", "")) for one in stanza.findall(f"{DELAY}delay")}
+        if not archive and delays & {own, own.partition("@")[2]}:
+            return  # it was kept until the account connected, and is in the archive
+        await self._accept(archive, ids[0] if ids else "", stanza, inbox)
+
+    async def _accept(self, archive: str, id: str, stanza: ET.Element, inbox: Inbox) -> None:
+        message = self._received(archive, id, stanza)
+        if message is not None:
+            await inbox.accept(message)
+        if id:
+            self._at[archive] = id
+        if id and message is not None and (message.mentioned or not message.group):
+            await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
+
+    def _received(self, archive: str, id: str, stanza: ET.Element) -> Received | None:
+        kind, sender = stanza.get("type", "normal"), stanza.get("from", "")
+        text = (stanza.findtext(f"{CLIENT}body") or "").strip()
+        if not text or not sender or kind not in ("chat", "normal", "groupchat"):
+            return None
+        network_id = id or f"{sender}:{stanza.get('id', '')}" if id or stanza.get("id") else None
+        if kind == "groupchat":
+            room, _, nick = sender.partition("/")
+            if bare(room) not in self._rooms or not nick or nick == self._nick:
+                return None
+            person = self._occupants.get(sender, sender)
+            text, mentioned = self._without_nick(text)
+            return Received(
+                id=network_id, chat=bare(room), sender=person, name=nick, text=text, group=True, mentioned=mentioned
+            )
+        if bare(sender) in self._rooms or bare(sender) == bare(self._jid) or archive:
+            return None  # words behind a room's back have no address to trust
+        return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text)
+
+    def _without_nick(self, text: str) -> tuple[str, bool]:
+        """The text without the nick that it begins with, and whether the nick is in it at all."""
+        nick = re.escape(self._nick)
+        if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
+            return text[begins.end() :], True
+        return text, re.search(rf"(?<![\w-]){nick}(?![\w-])", text, re.IGNORECASE) is not None
+
+    # ------------------------------------------------------------------------------------------ the archive
+
+    async def _catch_up(self, archive: str, inbox: Inbox) -> None:
+        """Take what an archive has since the last message that was taken."""
+        if archive not in self._at and self._from_now:
+            async for entry in self._pages(archive, before="", most=1):
+                self._at[archive] = entry.id
+            self._at.setdefault(archive, "")
+            await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
+            return
+        async for entry in self._pages(archive, after=self._at.get(archive, "")):
+            await self._accept(archive, entry.id, entry.message, inbox)
+
+    async def _pages(
+        self, archive: str, *, after: str = "", before: str | None = None, most: int = PAGE, chat: str = ""
+    ) -> AsyncIterator[Entry]:
+        """The messages of an archive after an id; or, with `before`, only the last ones."""
+        assert self._stream is not None
+        while True:
+            form = within(
+                element(f"{DATA}x", type="submit"),
+                within(element(f"{DATA}field", var="FORM_TYPE"), element(f"{DATA}value", MAM[1:-1])),
+            )
+            if chat:
+                form.append(within(element(f"{DATA}field", var="with"), element(f"{DATA}value", chat)))
+            pages = within(element(f"{RSM}set"), element(f"{RSM}max", str(most)))
+            if before is not None:
+                pages.append(element(f"{RSM}before", before))
+            elif after:
+                pages.append(element(f"{RSM}after", after))
+            query_id = secrets.token_hex(8)
+            key = f"{archive or bare(self._jid)} {query_id}"
+            found = self._queries[key] = []
+            try:
+                query = within(element(f"{MAM}query", queryid=query_id), form, pages)
+                answer = await self._stream.ask("set", query, archive)
+            finally:
+                self._queries.pop(key, None)
+            if answer.get("type") == "error":
+                if archive:
+                    return  # a room without an archive: what was said meanwhile is not known
+                if "item-not-found" in error_of(answer) and after:  # the archive has forgotten where we were
+                    after = ""
+                    continue
+                raise Never("the server keeps no archive of messages (XEP-0313), which this channel needs")
+            for entry in found:
+                yield entry
+            fin = answer.find(f"{MAM}fin")
+            if not found or before is not None or (fin is not None and fin.get("complete") == "true"):
+                return
+            after = found[-1].id
+
+    async def _is_sent(self, part: Part, key: str) -> bool:
+        """Whether the archive has a part."""
+        is_room = part.chat in self._rooms
+        where, chat = (part.chat, "") if is_room else ("", part.chat)
+        async for entry in self._pages(where, before="", most=LOOKED_AT, chat=chat):
+            origin = entry.message.find(f"{SID}origin-id")
+            if entry.message.get("id") == key or (origin is not None and origin.get("id") == key):
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------------------ sending
+
+    async def send(self, part: Part, key: str) -> str:
+        stream = self._stream
+        if not self._connected.is_set() or stream is None:
+            raise Later(1.0, "not connected")
+        if part.repeat and await self._is_sent(part, key):
+            return key
+        is_room = part.chat in self._rooms
+        kind = "groupchat" if is_room else "chat"
+        future = self._sent[key] = asyncio.get_running_loop().create_future()
+        try:
+            message = element(f"{CLIENT}message", type=kind, to=part.chat, id=key)
+            stream.send(within(message, element(f"{CLIENT}body", part.text), element(f"{SID}origin-id", id=key)))
+            async with asyncio.timeout(SEND_SECONDS):
+                if is_room:
+                    await future
+                else:
+                    # The server handles stanzas in their order: with its answer it has taken the message before.
+                    await stream.ask("get", element(f"{PING}ping"), bare(self._jid).partition("@")[2])
+            if future.done():
+                future.result()
+        finally:
+            del self._sent[key]
+        return key
+
+    async def show(self, chat: str, key: str, text: str) -> None:
+        if self._stream is None or not self._connected.is_set() or chat in self._rooms:
+            return
+        message = element(f"{CLIENT}message", type="chat", to=chat)
+        self._stream.send(within(message, element(f"{STATES}composing"), element(f"{HINTS}no-store")))

@@ -1,0 +1,134 @@
+"""What a chat is shown before the answer: typing, and a draft that is changed and removed again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everloop import LLMProvider, LLMResponse
+from everloop.channels import preview
+from everloop.channels.discord import Discord
+from everloop.channels.slack import Slack
+from everloop.channels.telegram import Telegram
+from everloop.providers.base import Delta
+from everloop.testing.channels import running
+
+from .fake_discord import FakeDiscord
+from .fake_slack import FakeSlack
+from .fake_telegram import FakeTelegram
+from .says import Says, found, until
+
+FIRST, SECOND = "The beans are nearly ", "ripe, and the peas as well."
+
+
+class Writes(LLMProvider):
+    """A model that goes on writing when it is told to."""
+
+    default_model = "writes"
+
+    def __init__(self) -> None:
+        self.goes_on, self.ends = asyncio.Event(), asyncio.Event()
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+        return LLMResponse(FIRST + SECOND)
+
+    async def stream(
+        self, messages: Any, tools: Any = None, model: str | None = None
+    ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        yield Delta(text=FIRST)
+        await self.goes_on.wait()
+        yield Delta(text=SECOND)
+        await self.ends.wait()
+        yield LLMResponse(FIRST + SECOND)
+
+
+@pytest.fixture(params=["telegram", "slack", "discord"])
+async def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    for kind in (Telegram, Slack, Discord):
+        monkeypatch.setattr(kind, "can", replace(kind.can, pace=0.02))
+    async with _network(request.param) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _network(name: str) -> AsyncIterator[Any]:
+    kind = {"telegram": FakeTelegram, "slack": FakeSlack, "discord": FakeDiscord}[name]
+    async with kind().running() as made:
+        yield made
+
+
+def chat_of(network: Any) -> str:
+    return "D7" if isinstance(network, FakeSlack) else "7"
+
+
+def changes(network: Any) -> list[str]:
+    """The texts that a message was changed to."""
+    changed = network.updated if isinstance(network, FakeSlack) else network.edited
+    return [one.get("text") or one["content"] for one in changed]
+
+
+async def test_words_are_shown_as_they_come_and_the_answer_takes_their_place(network: Any, tmp_path: Path) -> None:
+    model, chat = Writes(), chat_of(network)
+    async with running(network.settings, tmp_path, model) as store:
+        await network.say(chat, "are the beans ripe?")
+        await until(lambda: network.heard(chat))
+        assert network.heard(chat) == [FIRST + "…"]
+        name = network.settings["name"]
+        assert f"draft:{chat}" in await store.channel_state(name)
+        model.goes_on.set()
+        await until(lambda: changes(network))
+        assert changes(network)[-1].endswith(SECOND + " …")
+        model.ends.set()
+        await until(lambda: network.heard(chat) == [FIRST + SECOND])
+        assert len(network.deleted) == 1
+        await found(lambda: _is_clean(store, name))
+
+
+async def test_the_draft_of_a_process_that_died_is_removed(network: Any, tmp_path: Path) -> None:
+    chat, name = chat_of(network), network.settings["name"]
+    async with running(network.settings, tmp_path, Writes()) as store:
+        await network.say(chat, "are the beans ripe?")
+        await found(lambda: _has_draft(store, name))
+    assert network.deleted == []
+    async with running(network.settings, tmp_path, Says("Yes.")) as store:
+        await until(lambda: network.heard(chat) == ["Yes."])
+        await found(lambda: _is_clean(store, name))
+
+
+async def test_nothing_is_shown_before_the_answer_if_the_settings_say_so(network: Any, tmp_path: Path) -> None:
+    network.settings["stream"] = False
+    model, chat = Writes(), chat_of(network)
+    model.goes_on.set()
+    model.ends.set()
+    async with running(network.settings, tmp_path, model):
+        await network.say(chat, "are the beans ripe?")
+        await until(lambda: network.heard(chat))
+    assert network.heard(chat) == [FIRST + SECOND]
+    assert (changes(network), network.deleted) == ([], [])
+
+
+async def test_typing_is_shown_for_as_long_as_the_turn_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "TYPING_SECONDS", 0.05)
+    async with FakeDiscord().running() as discord:
+        discord.settings["stream"] = False
+        model = Writes()
+        async with running(discord.settings, tmp_path, model):
+            await discord.say("1", "hello")
+            await until(lambda: len(discord.typing) >= 3)
+            model.goes_on.set()
+            model.ends.set()
+            await until(lambda: discord.heard("1") == [FIRST + SECOND])
+
+
+async def _has_draft(store: Any, name: str) -> bool:
+    return any(key.startswith("draft:") for key in await store.channel_state(name))
+
+
+async def _is_clean(store: Any, name: str) -> bool:
+    return not await _has_draft(store, name)

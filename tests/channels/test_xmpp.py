@@ -1,0 +1,126 @@
+"""XMPP, against a real server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.channels.access import tell
+from everloop.channels.xmpp_stream import Stanzas, element, serialized, within
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing.channels import conform, running
+
+from .says import Says, found, until
+from .xmppd import PASSWORD, ROOM, XmppNetwork
+
+CHATS = ("anna@localhost", "bert@localhost")
+
+
+async def is_ready(store: SQLiteStore) -> bool:
+    return '"error":""' in (await store.channel_state("xmpp")).get("status", "")
+
+
+@pytest.fixture
+async def xmpp() -> AsyncIterator[XmppNetwork]:
+    async with XmppNetwork().running() as made:
+        yield made
+
+
+@pytest.mark.timeout(300)
+async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(tmp_path: Path) -> None:
+    report = await conform(lambda: XmppNetwork().running(), tmp_path, chats=CHATS, step=6)
+    assert report.problems == []
+    assert report.kills >= 2
+    assert report.marked == 0  # what was sent is found in the archive
+
+
+async def test_what_came_while_nothing_was_connected_is_answered_and_nothing_from_before_the_first_start(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    xmpp.settings["start"] = "new"
+    says = Says("hi")
+    await xmpp.say("anna@localhost", "long ago")
+    async with running(xmpp.settings, tmp_path, says) as store:
+        await found(lambda: is_ready(store))
+        await xmpp.say("anna@localhost", "one")
+        await until(lambda: len(xmpp.heard("anna@localhost")) == 1)
+    await xmpp.say("anna@localhost", "two")
+    async with running(xmpp.settings, tmp_path, says):
+        await until(lambda: len(xmpp.heard("anna@localhost")) == 2)
+    assert says.asked == ["one", "two"]
+
+
+async def test_a_room_is_a_group_and_its_people_are_known_by_their_own_addresses(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    xmpp.settings["rooms"] = [ROOM]
+    says = Says("**all** of them")
+    anna, eve = await xmpp.person("anna"), await xmpp.person("eve")
+    await anna.join(ROOM)
+    await eve.join(ROOM)
+    async with running(xmpp.settings, tmp_path, says):
+        await until(lambda: f"{ROOM}/ever" in anna.presences)
+        await eve.tell(ROOM, "ever: what grows?", "groupchat")
+        await anna.tell(ROOM, "nobody is meant", "groupchat")
+        await anna.tell(ROOM, "ever: what is ripe?", "groupchat")
+        await until(lambda: xmpp.heard(ROOM))
+    await anna.tell(ROOM, "ever: and now?", "groupchat")
+    async with running(xmpp.settings, tmp_path, says):
+        await until(lambda: len(says.asked) == 2)
+    assert says.asked == ["anna: what is ripe?", "anna: and now?"]
+    assert set(xmpp.heard(ROOM)) == {"all of them"}
+
+
+async def test_a_stranger_gets_nothing(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    says = Says("hi")
+    async with running(xmpp.settings, tmp_path, says):
+        await xmpp.say("eve@localhost", "hello")
+        await xmpp.say("anna@localhost", "hello")
+        await until(lambda: xmpp.heard("anna@localhost"))
+        anna = await xmpp.person("anna")
+        await until(lambda: anna.states == ["ever@localhost"])
+    assert (says.asked, xmpp.heard("eve@localhost")) == (["hello"], [])
+
+
+async def test_an_address_that_is_not_there_makes_a_dead_letter(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    async with running(xmpp.settings, tmp_path) as store:
+        await tell(store, "xmpp", "me", "nobody@localhost", "hello", "1")
+        (dead,) = await found(lambda: store.dead_letters("xmpp"))
+    assert "service-unavailable" in dead.reason
+
+
+async def test_it_speaks_tls_and_checks_the_certificate_and_shows_the_password_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    here = Path(__file__).parents[1] / "certificates"
+    async with XmppNetwork(tls=(here / "localhost.pem", here / "localhost.key")).running() as xmpp:
+        async with running(xmpp.settings, tmp_path) as store:
+            state = await found(lambda: store.channel_state("xmpp"))
+            assert "certificate verify failed" in state["status"]
+        xmpp.settings["ca_file"] = str(here / "ca.pem")
+        (tmp_path / "trusted").mkdir()
+        async with running(xmpp.settings, tmp_path / "trusted") as store:
+            await found(lambda: is_ready(store))
+        xmpp.settings["password"] = wrong = "not-the-password"
+        (tmp_path / "wrong").mkdir()
+        async with running(xmpp.settings, tmp_path / "wrong") as store:
+            state = await found(lambda: store.channel_state("xmpp"))
+            assert "refuses the account or its password" in state["status"]
+    assert PASSWORD not in caplog.text
+    assert wrong not in caplog.text
+
+
+def test_what_is_sent_is_one_element_whatever_it_says() -> None:
+    body = element("{jabber:client}body", "a</body><presence/>\x00\ud800 & <b>")
+    text = serialized(within(element("{jabber:client}message", to="x'\"<y"), body))
+    stanzas = Stanzas()
+    head = b"<stream:stream xmlns='jabber:client' xmlns:stream='http://etherx.jabber.org/streams'>"
+    (read,) = list(stanzas.feed(head + text.encode()))
+    assert (read.tag, read.get("to")) == ("{jabber:client}message", "x'\"<y")
+    assert read.findtext("{jabber:client}body") == "a</body><presence/> & <b>"
+    with pytest.raises(OSError, match="no stream may have"):
+        list(Stanzas().feed(b"<!DOCTYPE x [<!ENTITY a 'b'>]>"))

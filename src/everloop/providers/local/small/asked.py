@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from .meanings import EMPTY
 from .words import WORK, is_file, means, paths_in, without_files, words
 
 _EVERY = re.compile(
@@ -14,12 +12,8 @@ _EVERY = re.compile(
     re.I,
 )
 _ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
-# What is a person's own, and words that only ask.
+# What is a person's own.
 _OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
-_ASKING = frozenset(
-    {"what", "which", "who", "where", "when", "whose", "how", "called", "name", "named"}
-    | {"heißt", "wie", "was", "wer", "wo", "wann", "cómo", "qué", "quién", "llama"}
-)
 _MARK = re.compile("[?\uff1f]")
 _QUESTION = re.compile(
     r"^\W*((?:what|who|where|when|how)s?|which|whose|why|is|are|has|have|any|anything|do|does|did|was|wie|wer|wo|wann|warum"
@@ -40,15 +34,6 @@ _IN_GENERAL = re.compile(
 )
 _BETWEEN = re.compile(r"(?<=[?\uff1f])|[!;,]|\.\s|\b(?:and|then|und|dann|y|et|puis)\b", re.I)  # parts of what is said
 _SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
-
-
-def about_the_person(request: str, told: Iterable[str]) -> bool:
-    """Whether it is a question about the person, of which something is known: a word of it was told before."""
-    own = _OWN.search(request) and _MARK.search(request)
-    if not own or paths_in(request) or means(request, *WORK, *_ELSEWHERE):
-        return False
-    asked = {word for word in words(request) if len(word) > 2 and word not in EMPTY and word not in _ASKING}
-    return any(asked & set(words(text)) for text in told)
 
 
 def is_question(text: str) -> bool:

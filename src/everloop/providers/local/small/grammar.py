@@ -27,9 +27,15 @@ value ::= string | number | boolean | "null" | array | object
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
+# A time as the scheduler reads it: small models write `now + 1 minute`.
+_MOMENT = (
+    r'''"\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?'''
+    r''' | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]'''
+    r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
+)
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
-_GLOB: Mapping[str, Any] = {"type": "string"}  # a name with stars, which small models take for a regular expression
+_GLOB: Mapping[str, Any] = {"rule": "glob"}  # a name with stars, which small models take for a regular expression
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
@@ -79,6 +85,8 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
         given["cron"] = {"fields": fields}
     if name == "find_files":
         given["pattern"] = _GLOB
+    if name == "cron":
+        given["at"] = {"rule": _MOMENT}
     properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
@@ -145,8 +153,8 @@ def _rule(key: str, schema: Mapping[str, Any]) -> str:
     if fields := schema.get("fields"):  # of a time: those that were named, the others free
         parts = (_literal(field) if field else "field" for field in fields)
         return " ".join([_literal('"'), ' " " '.join(parts), _literal('"')])
-    if schema is _GLOB:
-        return "glob"
+    if rule := schema.get("rule"):
+        return str(rule)
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         return f"({' | '.join(_literal(json.dumps(choice, ensure_ascii=False)) for choice in choices)})"

@@ -175,8 +175,9 @@ def _asks(request: str) -> bool:
 
 
 def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
-    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file."""
-    return "command not found" in result or (name == "edit_file" and "does not exist" not in result)
+    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file, a
+    time that is none."""
+    return "command not found" in result or name == "cron" or (name == "edit_file" and "does not exist" not in result)
 
 
 def _left(turn: Turn) -> bool:

@@ -12,8 +12,6 @@ _EVERY = re.compile(
     re.I,
 )
 _ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
-# What is a person's own.
-_OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
 _MARK = re.compile("[?\uff1f]")
 _QUESTION = re.compile(
     r"^\W*((?:what|who|where|when|how)s?|which|whose|why|is|are|has|have|any|anything|do|does|did|was|wie|wer|wo|wann|warum"
@@ -28,10 +26,6 @@ _LOOKS_FOR = re.compile(
     r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
     re.I,
 )
-_IN_GENERAL = re.compile(
-    r"^\W*(?:what(?:'?s| is| are)|explain|define|was ist|qué es|qu'est-ce qu'une?) (?:what )?(?:an?|eine?|una?|une)\b",
-    re.I,
-)
 _BETWEEN = re.compile(r"(?<=[?\uff1f])|[!;,]|\.\s|\b(?:and|then|und|dann|y|et|puis)\b", re.I)  # parts of what is said
 _SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
 
@@ -39,11 +33,6 @@ _SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|d
 def is_question(text: str) -> bool:
     """Whether something is asked, and not only politely asked for."""
     return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
-
-
-def asks_what_it_is(text: str) -> bool:
-    """Whether it asks what something is in general: `what is a linked list`."""
-    return _IN_GENERAL.search(text) is not None and not paths_in(text)
 
 
 def parts_of(text: str) -> list[str]:
@@ -73,7 +62,7 @@ def asks_for_a_change(text: str) -> bool:
 def asks_how_many_there_are(text: str) -> bool:
     """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
     here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
-    own = _OWN.search(text) or {"things", "items", "entries", "we", "our"} & {*words(text)}
+    own = {"i", "my", "we", "our", "things", "items", "entries"} & {*words(text)}
     return means(text, "count") and not here and not own and not paths_in(text)
 
 

@@ -63,9 +63,6 @@ _EXPLAIN = re.compile(
 )
 _BY_COMMAND = re.compile(r"\b(?:with|use|using|in|via|mit|con|avec) (?:python|the shell|bash|a command|awk|bc)\b", re.I)
 _WHERE_MINE = re.compile(r"^\W*(?:where|wo|dónde|où)\b.*\b(?:i|my|we|our|ich|mein\w*|mi|je|mon|ma)\b", re.I)
-_REFERS = re.compile(
-    r"\b(it|its|them|they|this|these|those|that|there|davon|dazu|darin|darauf|hinzu)\b|거기|里面|它", re.I
-)
 _REFERS_TO_FILE = re.compile(
     r"\b(list|file|document|copy|backup|original|(?:the|this|that|other|last|first) one|items?|entr(?:y|ies)|lines?"
     r"|things? (?:on|in|are)|liste|datei|lista|archivo|fichero|cosas|fichier)\b|파일|리스트|文件|列表",
@@ -126,8 +123,6 @@ _CORRECTS = re.compile(
 _SURELY_CORRECTS = re.compile(
     r"\b(wrong|meant|instead|make it|should be|must be|falsch|meinte|sondern|statt|debe ser)\b|改成", re.I
 )
-_REMARK = re.compile(r"\b(i|you|we|it|that|ok|okay|well|thanks|problem|worries)\b", re.I)
-_FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +179,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         if asks and not to_file and not changes:
             return Decision("talk")
         edits = _corrects(order, seen) and not means(order, "add", "delete", "rename", "move", "copy", "run")
-        refers = to_file or changes or goes_on or edits or (_REFERS.search(order) and means(order, "write"))
-        if refers and not (_FIRST_PERSON.search(order) and not changes and not to_file):
+        if to_file or changes or goes_on or edits:
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
         if edits or not means(order, *_TOOLS):
             return Decision("talk")
@@ -204,7 +198,7 @@ def _corrects(order: str, seen: Seen) -> bool:
     if _SURELY_CORRECTS.search(order):
         return True
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
-    short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
+    short = seen.last == "edit_file" and len(order.split()) <= 4
     return _CORRECTS.search(order) is not None and bool(
         value or short or shares_words(order, seen.texts.get(seen.focus, ()))
     )

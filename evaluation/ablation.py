@@ -58,7 +58,6 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "arithmetic": [(shaping, "arithmetic", _always(""))],
     "code files": [(shaping, "writes_code", _always(""))],
     "saved answers": [(shaping, "saves_answer", _always(False))],
-    "known person": [(shaping, "about_the_person", _always(False))],
     "language of examples": [(tools, "tongue", _always("§latin")), (tools, "_tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.ablation import HELPS, without
 from evaluation.cases import HERE
 from evaluation.conversations import CONVERSATIONS, load_conversations, run_conversation
 from evaluation.recording import RecordedEngine, Recording
@@ -20,6 +21,7 @@ from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
 from everloop.providers.local.small.shaping import SmallShaping
 from everloop.threads import in_thread
+from tests.test_evaluation import evaluate
 
 MODEL = "qwen2.5-coder-1.5b"
 RECORDINGS = HERE / "recordings"
@@ -121,3 +123,40 @@ def test_a_damaged_recording_is_one_line(tmp_path):
     path.write_text('{"key": "a", "text": "x", "reason": "stop"}\n{"key"\n')
     with pytest.raises(EverloopError, match=r"some\.jsonl: line 2"):
         Recording(path)
+
+
+# ---------------------------------------------------------------------------------------------- helps switched off
+
+REMIND = [{"role": "user", "content": "every friday at 16:00 remind me of the bins"}]
+OF_CRON = {"action": {"type": "string"}, "message": {"type": "string"}, "cron": {"type": "string"}}
+CRON = {"type": "function", "function": {"name": "cron", "parameters": {"type": "object", "properties": OF_CRON}}}
+
+
+def grammar_for_a_reminder() -> str:
+    request = SmallShaping().prepare(REMIND, [CRON])
+    assert isinstance(request, dict)
+    return str(request["grammar"])
+
+
+@pytest.mark.parametrize("name", [*HELPS])
+def test_a_help_that_is_switched_off_is_on_again_afterwards(name: str) -> None:
+    there = [getattr(module, attribute) for module, attribute, _ in HELPS[name]]
+    with without(name):
+        assert all(getattr(module, attribute) is instead for module, attribute, instead in HELPS[name])
+    assert [getattr(module, attribute) for module, attribute, _ in HELPS[name]] == there
+
+
+def test_without_a_help_the_model_is_asked_in_another_way() -> None:
+    usual = grammar_for_a_reminder()
+    with without("known values"):
+        assert grammar_for_a_reminder() != usual
+    with without(None):
+        assert grammar_for_a_reminder() == usual
+
+
+async def test_a_recording_of_a_model_elsewhere_is_one_line(tmp_path):
+    record = ["--record", str(tmp_path / "some.jsonl")]
+    status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", *record)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "--provider local" in err

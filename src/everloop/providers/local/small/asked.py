@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import re
 
+from .meanings import pattern, word_set
 from .words import WORK, is_file, means, paths_in, without_files, words
 
-_EVERY = re.compile(
-    r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
-    r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
-    re.I,
-)
+_EVERY = pattern("every")
 _ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
 _MARK = re.compile("[?\uff1f]")
-_QUESTION = re.compile(
-    r"^\W*((?:what|who|where|when|how)s?|which|whose|why|is|are|has|have|any|anything|do|does|did|was|wie|wer|wo|wann|warum"
-    r"|welche[mnrs]?|wieviele?|qué|quién|cómo|cuánt[ao]s|quel|quelle|combien|où)\b",
-    re.I,
-)
-_POLITE = re.compile(
-    r"(?:^|[,.;:!]\s)\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I
-)
-_LOOKS_FOR = re.compile(
-    r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
-    r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
-    re.I,
-)
-_BETWEEN = re.compile(r"(?<=[?\uff1f])|[!;,]|\.\s|\b(?:and|then|und|dann|y|et|puis)\b", re.I)  # parts of what is said
-_SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
+_OWN = word_set("own")
+_QUESTION = pattern("question")
+_POLITE = pattern("polite")
+_LOOKS_FOR = pattern("looks_for")
+_BETWEEN = pattern("between")
+_SHOULD = pattern("should")
 
 
 def is_question(text: str) -> bool:
@@ -62,8 +50,7 @@ def asks_for_a_change(text: str) -> bool:
 def asks_how_many_there_are(text: str) -> bool:
     """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
     here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
-    own = {"i", "my", "we", "our", "things", "items", "entries"} & {*words(text)}
-    return means(text, "count") and not here and not own and not paths_in(text)
+    return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
 
 
 def looks_for_a_file(text: str) -> bool:

@@ -29,8 +29,8 @@ object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
 # A time as the scheduler reads it: small models write `now + 1 minute`.
 _MOMENT = (
-    r'''"\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?'''
-    r''' | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]'''
+    r""""\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?"""
+    r""" | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]"""
     r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
 )
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on

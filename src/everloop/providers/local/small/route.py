@@ -123,7 +123,8 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
-        edits = _corrects(order, seen) and not means(order, "add", "delete", "rename", "move", "copy", "run")
+        more = goes_on and seen.last == "edit_file" and shares_words(order, seen.texts.get(seen.focus, ()))
+        edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
         if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
         if edits or not means(order, *_TOOLS):

@@ -260,7 +260,8 @@ def _first_call(
     request = turn.request
     files = [path for path in paths_in(request) if is_file(path)]
     looked = [name for name, _, _ in turn.calls]
-    if not looked and not there.listed and "list_dir" in names and means(request, *_ON_FILES) and _may_be_another(turn):
+    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
+    if not looked and not there.listed and "list_dir" in names and on_file and _may_be_another(turn):
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ _MOMENT = (
     r""" | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]"""
     r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
 )
+_CLOSES = re.compile(r"\w\(.*?([\"']?\)+[,;]?)$")
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
 _GLOB: Mapping[str, Any] = {"rule": "glob"}  # a name with stars, which small models take for a regular expression
@@ -116,7 +118,7 @@ def _new_line(line: str, beginning: str, values: Mapping[str, Sequence[str]]) ->
     """The line with other words of the request in it, where it is known which are to be replaced, or one like it."""
     places = [place.split("\0")[1:] for place in values.get("swaps", ()) if place.split("\0")[0] == line]
     if not places or not values.get("said"):
-        return f"{_part(beginning, start=True)} rest {_literal(_tail(line) + chr(34))}"
+        return f"{_part(beginning, start=True)} rest {_part(_tail(line), end=True)}"
     said = " | ".join(_part(words) for words in values["said"])
     forms = [f"{_part(before, start=True)} ({said}) {_part(after, end=True)}" for before, after in places]
     return f"({' | '.join(forms)})"
@@ -129,8 +131,9 @@ def _part(text: str, start: bool = False, end: bool = False) -> str:
 
 
 def _tail(line: str) -> str:
-    """What ends a line and belongs to its form, not to what it says."""
-    return line[-1:] if line.endswith((",", ";")) else ""
+    """What ends a line and belongs to its form, not to what it says: a comma, or what closes a call in code."""
+    found = _CLOSES.search(line)
+    return found[1] if found else line[-1:] if line.endswith((",", ";")) else ""
 
 
 def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:

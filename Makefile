@@ -7,12 +7,12 @@
 ROOT := $(shell cd "$$(dirname "$$(printf '%s' '$(subst ','\'',$(MAKEFILE_LIST))' | sed 's/^ //')")" && pwd -P)
 HERE := $(shell pwd -P)
 
-.PHONY: chat test quick eval bench race lint format types chaos failover pictures docs lock setup clean
+.PHONY: chat test quick eval record bench race lint format types chaos failover pictures docs lock setup clean
 .DEFAULT_GOAL := chat
 
 ifneq ($(ROOT),$(HERE))
 
-chat test quick eval bench race lint format types chaos failover pictures docs lock setup clean:
+chat test quick eval record bench race lint format types chaos failover pictures docs lock setup clean:
 	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
 
 else
@@ -47,6 +47,14 @@ quick: $(READY_DEV)
 
 eval: $(READY_DEV)
 	@$(PY) -m evaluation $(ARGS)
+
+# Asks the model again what the tests replay. It needs the weights: `everloop model pull qwen2.5-coder-1.5b`.
+record: $(READY_DEV)
+	@for set in first_things reminders; do \
+	rm -f evaluation/recordings/$$set.new && \
+	$(PY) -m evaluation --set $$set --provider local --model qwen2.5-coder-1.5b --limit 900 --verbose --at-least 0 100 \
+	--record evaluation/recordings/$$set.new && \
+	mv evaluation/recordings/$$set.new evaluation/recordings/$$set.jsonl || exit 1; done
 
 bench: $(READY_DEV)
 	@$(PY) benchmarks/run.py $(ARGS)

@@ -18,9 +18,13 @@ from everloop.config import KEYS, Config, sources
 from everloop.errors import ConfigError, EverloopError
 from everloop.providers.base import LLMProvider
 from everloop.providers.factory import make_provider
+from everloop.providers.local.engine import Engine
+from everloop.providers.local.provider import local_provider
 
+from .ablation import HELPS, without
 from .cases import SETS, Case, load
 from .conversations import CONVERSATIONS, TurnOutcome, by_subject, load_conversations, run_conversation, told
+from .recording import RecordedEngine, Recording
 from .report import by_category, by_model, share
 from .results import Label, Results, read
 from .runner import Desk, Outcome, run_case
@@ -36,9 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.report:
             print(by_model(read(options.report)), end="")
             return 0
-        if options.set in CONVERSATIONS:
-            return asyncio.run(_converse(options))
-        return asyncio.run(_evaluate(options))
+        with without(options.without):
+            return asyncio.run((_converse if options.set in CONVERSATIONS else _evaluate)(options))
     except EverloopError as error:
         print(f"evaluation: {error}", file=sys.stderr)
         return 2
@@ -61,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one case (120)")
     parser.add_argument("--total", type=float, default=4 * 3600.0, help="seconds for all of them (14400)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results here, and go on from what it has")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="local models: answer from this recording, and add what it lacks"
+    )
+    parser.add_argument("--without", choices=sorted(HELPS), metavar="HELP", help="a small model without one help")
     parser.add_argument("--at-least", type=float, nargs=2, metavar=("RIGHT", "END"), help="percent, or the exit is 1")
     parser.add_argument("--verbose", action="store_true", help="tell of each case that fails what it did")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="only make the table of these results")
@@ -115,10 +122,19 @@ def desks(home: Path, count: int) -> Iterator[list[Desk]]:
 # ---------------------------------------------------------------------------------------------- running
 
 
+def _provider(config: Config, options: argparse.Namespace) -> LLMProvider:
+    if options.record is None:
+        return make_provider(config)
+    if config.provider != "local":
+        raise ConfigError("--record is for --provider local: only of a local model the prompts are known")
+    recording = Recording(options.record)
+    return local_provider(config, engine=lambda made: RecordedEngine(recording, Engine(made)))
+
+
 async def _evaluate(options: argparse.Namespace) -> int:
     config = settings(options)
     cases = chosen(load(SETS[options.set]), options.cases)
-    provider = make_provider(config)
+    provider = _provider(config, options)
     label = Label(
         options.set, config.provider or "openai", config.model or provider.get_default_model(), tuple(options.setting)
     )
@@ -141,7 +157,7 @@ async def _converse(options: argparse.Namespace) -> int:
     ]
     if not conversations:
         raise EverloopError(f"there is no conversation {', '.join(options.cases)} in this set")
-    provider = make_provider(config)
+    provider = _provider(config, options)
     outcomes: list[TurnOutcome] = []
     until = time.monotonic() + options.total
     left = len(conversations)

@@ -28,7 +28,7 @@ from .report import share, table
 from .runner import OWNER, Desk, agent_of, closing, look_at
 from .watched import watched
 
-CONVERSATIONS = {"talks": HERE / "talks.toml", "talks_heldout": HERE / "talks_heldout.toml"}
+CONVERSATIONS = {name: HERE / f"{name}.toml" for name in ("talks", "talks_heldout", "first_things", "reminders")}
 MEMORY = "memory/"  # the agent's own files are no strays
 
 
@@ -41,6 +41,7 @@ class Turn:
     solution: list[dict[str, Any]] = field(default_factory=list)
     new: bool = False  # /new comes first
     talk: bool = False  # any call is wrong
+    yes: bool = False  # the person is there, and says yes if asked
     after: dict[str, dict[str, Any]] = field(default_factory=dict)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     says: list[Any] = field(default_factory=list)
@@ -149,7 +150,7 @@ async def _take(
     before = _visible(await look_at(agent, desk.workspace))
     loop = asyncio.get_running_loop()
     started = loop.time()
-    reason, answer = await _answer(agent, key, turn.request, limit)
+    reason, answer = await _answer(agent, key, turn, limit)
     seconds = loop.time() - started
     after = _visible(await look_at(agent, desk.workspace))
     calls = _calls((await _log(agent, key))[known:], after)
@@ -182,17 +183,25 @@ async def _take(
     )
 
 
-async def _answer(agent: AgentLoop, key: str, request: str, limit: float) -> tuple[str, str]:
-    turn = asyncio.create_task(agent.process_direct(request, key, "cli", "direct", on_event=lambda event: None))
-    done, _ = await asyncio.wait([turn], timeout=limit)
+async def _answer(agent: AgentLoop, key: str, turn: Turn, limit: float) -> tuple[str, str]:
+    """(why it ended, the answer) of a turn."""
+    running = asyncio.create_task(_asked(agent, key, turn))
+    done, _ = await asyncio.wait([running], timeout=limit)
     if not done:
         await agent.process_direct("/stop", key, "cli", "direct")
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(turn, 30)
+            await asyncio.wait_for(running, 30)
         return "timeout", ""
-    if (error := turn.exception()) is not None:
+    if (error := running.exception()) is not None:
         return "error", str(error)
-    return "answer", turn.result()
+    return "answer", running.result()
+
+
+async def _asked(agent: AgentLoop, key: str, turn: Turn) -> str:
+    result = await agent.ask(turn.request, key, "cli", "direct", on_event=lambda event: None, attended=turn.yes)
+    while result.reason == "question":
+        result = await agent.ask("/approve", key, "cli", "direct", on_event=lambda event: None, attended=True)
+    return result.text
 
 
 async def _log(agent: AgentLoop, key: str) -> list[Logged]:

@@ -10,6 +10,10 @@ from evaluation.runner import Desk
 
 from everloop.config import Config
 from everloop.errors import EverloopError
+from everloop.providers.base import LLMProvider, LLMResponse
+from everloop.providers.local.small.narrow import narrowed
+from everloop.providers.local.small.shaping import SmallShaping
+from everloop.providers.local.small.words import paths_in
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.evaluation_runs import arguments_of
@@ -34,7 +38,8 @@ async def test_the_right_calls_and_answers_of_every_turn_pass_through_the_real_l
 
 def test_the_sets_are_large_enough_and_share_no_request_and_no_file():
     one, other = ALL["talks"], ALL["talks_heldout"]
-    assert sum(len(some.turns) for some in one) >= 100
+    assert len(one) >= 35
+    assert sum(len(some.turns) for some in one) >= 200
     assert sum(len(some.turns) for some in other) >= 70
     said = [{turn.request for some in part for turn in some.turns if len(turn.request) > 12} for part in (one, other)]
     assert not said[0] & said[1] - {"what reminders do I have?"}
@@ -102,3 +107,54 @@ async def test_a_conversation_that_is_not_there_is_one_line():
     status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", "--cases", "none")
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
+
+
+# ---------------------------------------------------------------------------------------------- small models
+
+
+class IdealSmallModel(LLMProvider):
+    """The shaping of small models around a model that always makes the right call, where the grammar lets it."""
+
+    default_model = "ideal"
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._turns = iter(conversation.turns)
+        self._turn = conversation.turns[0]
+        self._left: list[dict[str, Any]] = []
+        self.hindered: list[str] = []
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None, **_: Any) -> LLMResponse:
+        if messages[-1]["role"] == "user":
+            self._turn = next(self._turns)
+            self._left = list(self._turn.solution)
+        request = SmallShaping().prepare(messages, tools)
+        if isinstance(request, LLMResponse):  # it is certain without the model
+            if request.tool_calls and self._left and self._left[0]["tool"] == request.tool_calls[0].name:
+                self._left.pop(0)
+            return request
+        if not self._left or ("_talk" in request and "_code" not in request):
+            needs_a_look = request["_wanted"] == "call" and messages[-1]["role"] == "user"
+            named = paths_in(self._turn.request)
+            return self._call("read_file", path=named[0]) if needs_a_look and named else LLMResponse(self._turn.answer)
+        step = self._left.pop(0)
+        if "_code" not in request:
+            self._check(request, *narrowed(step["tool"], arguments_of(step)))
+        return self._call(step["tool"], **arguments_of(step))
+
+    def _call(self, name: str, **arguments: Any) -> LLMResponse:
+        return LLMResponse(None, [call(name, **arguments)], finish_reason="tool_calls")
+
+    def _check(self, request: dict[str, Any], tool: str, arguments: dict[str, Any]) -> None:
+        allowed = request["_values"].get(tool, {}).get("path")
+        offered = {one["name"] for one in request["_tools"]}
+        fits = tool in offered and (not allowed or arguments.get("path", "") in allowed)
+        if not fits or request["_wanted"] == "words":
+            self.hindered.append(f"{self._turn.request!r}: {tool}({arguments}) cannot be written")
+
+
+@pytest.mark.parametrize("conversation", [pytest.param(one, id=one.name) for one in ALL["talks"]])
+async def test_a_small_model_that_knows_what_is_right_is_not_hindered_by_its_helps(conversation, tmp_path):
+    model = IdealSmallModel(conversation)
+    outcomes = await run_conversation(conversation, model, Config(), Desk(tmp_path / "desk"))
+    assert [(one.request, one.problems) for one in outcomes if not one.right] == []
+    assert model.hindered == []

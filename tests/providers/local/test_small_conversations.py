@@ -232,6 +232,20 @@ def test_a_remark_between_tasks_never_touches_the_file_of_the_last_one(request_:
     assert is_talk(then(LIST, request_))
 
 
+@pytest.mark.parametrize("request_", ["what is a file system?", "what's a shell script", "was ist ein Ordner?"])
+def test_what_something_is_in_general_is_talk(request_: str) -> None:
+    assert is_talk(asked(request_))
+
+
+@pytest.mark.parametrize(
+    "request_", ["no problem", "oh well", "not that I know", "I have no cork at home", "ok, no worries"]
+)
+def test_a_remark_that_says_no_corrects_nothing(request_: str) -> None:
+    edit = {"path": "net.md", "old_text": "lead", "new_text": "tin"}
+    history = [*LIST, *turn("make lead tin", "edit_file", "Edited net.md in line 2.", **edit)]
+    assert is_talk(then(history, request_))
+
+
 def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
     history = [*LIST, *turn("add wire", "exec", "(no output)", command="echo wire >> net.md")]
     request = then(history, "who needs twine?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -232,8 +232,10 @@ class _Deltas:
         return delta
 
 
-def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvider:
-    """The local model of the settings. Nothing is loaded before the first request."""
+def local_provider(
+    config: Config, shaping: Shaping | None = None, *, engine: Callable[[Settings], Engine] = Engine
+) -> LocalProvider:
+    """The local model of the settings, run by `engine`. Nothing is loaded before the first request."""
     name = config.model or DEFAULT
     extra: dict[str, Any] = {}
     if config.temperature >= 0:
@@ -248,7 +250,7 @@ def local_provider(config: Config, shaping: Shaping | None = None) -> LocalProvi
         states=Weights.of(config).folder / "cache",
     )
     shaping = shaping or shaping_for(config.small, _size(name))
-    return LocalProvider(Engine(settings), shaping, model=name, extra=extra)
+    return LocalProvider(engine(settings), shaping, model=name, extra=extra)
 
 
 def _size(name: str) -> int:

@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from .meanings import EMPTY
+from .meanings import pattern, word_set
 from .words import WORK, is_file, means, paths_in, without_files, words
 
-_EVERY = re.compile(
-    r"\b(all|every|each|everywhere|überall|alle[nrs]?|jede[nrs]?|tod[oa]s|cada|partout|tous|toutes|chaque)\b"
-    r"|\bvariable\b|모든|모두|전부|所有|全部|都改|すべて",
-    re.I,
-)
+_EVERY = pattern("every")
 _ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
-# What is a person's own, and words that only ask.
-_OWN = re.compile(r"\b(my|i|mein|meine|meinem|meiner|ich|mi|mis|mon|ma|mes)\b|내|나의|제|我", re.I)
-_ASKING = frozenset(
-    {"what", "which", "who", "where", "when", "whose", "how", "called", "name", "named"}
-    | {"heißt", "wie", "was", "wer", "wo", "wann", "cómo", "qué", "quién", "llama"}
-)
 _MARK = re.compile("[?\uff1f]")
-_QUESTION = re.compile(
-    r"^\W*((?:what|who|where|when|how)s?|which|whose|why|is|are|has|have|any|anything|do|does|did|was|wie|wer|wo|wann|warum"
-    r"|welche[mnrs]?|wieviele?|qué|quién|cómo|cuánt[ao]s|quel|quelle|combien|où)\b",
-    re.I,
-)
-_POLITE = re.compile(
-    r"(?:^|[,.;:!]\s)\W*(can|could|would|will|please|kannst|könntest|bitte|puedes|podrías|peux|pourrais)\b", re.I
-)
-_LOOKS_FOR = re.compile(
-    r"\b(?:where(?:'s| is)?|find|locate|wo ist|finde|suche|dónde está|busca|où est|cherche)\s+"
-    r"(?:(?:the|my|a|file|called|named|die|meine|datei|el|archivo|le|fichier)\s+)*[\w./-]+\.[a-z]\w{0,4}\b",
-    re.I,
-)
-_IN_GENERAL = re.compile(
-    r"^\W*(?:what(?:'?s| is| are)|explain|define|was ist|qué es|qu'est-ce qu'une?) (?:what )?(?:an?|eine?|una?|une)\b",
-    re.I,
-)
-_BETWEEN = re.compile(r"(?<=[?\uff1f])|[!;,]|\.\s|\b(?:and|then|und|dann|y|et|puis)\b", re.I)  # parts of what is said
-_SHOULD = re.compile(r"\b(should|must|has to|have to|needs to|soll|sollte|muss|debe|debería|doit)\b", re.I)
-
-
-def about_the_person(request: str, told: Iterable[str]) -> bool:
-    """Whether it is a question about the person, of which something is known: a word of it was told before."""
-    own = _OWN.search(request) and _MARK.search(request)
-    if not own or paths_in(request) or means(request, *WORK, *_ELSEWHERE):
-        return False
-    asked = {word for word in words(request) if len(word) > 2 and word not in EMPTY and word not in _ASKING}
-    return any(asked & set(words(text)) for text in told)
+_OWN = word_set("own")
+_QUESTION = pattern("question")
+_POLITE = pattern("polite")
+_LOOKS_FOR = pattern("looks_for")
+_BETWEEN = pattern("between")
+_SHOULD = pattern("should")
 
 
 def is_question(text: str) -> bool:
     """Whether something is asked, and not only politely asked for."""
     return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
-
-
-def asks_what_it_is(text: str) -> bool:
-    """Whether it asks what something is in general: `what is a linked list`."""
-    return _IN_GENERAL.search(text) is not None and not paths_in(text)
 
 
 def parts_of(text: str) -> list[str]:
@@ -88,8 +50,7 @@ def asks_for_a_change(text: str) -> bool:
 def asks_how_many_there_are(text: str) -> bool:
     """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
     here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
-    own = _OWN.search(text) or {"things", "items", "entries", "we", "our"} & {*words(text)}
-    return means(text, "count") and not here and not own and not paths_in(text)
+    return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
 
 
 def looks_for_a_file(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,9 +28,16 @@ value ::= string | number | boolean | "null" | array | object
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
+# A time as the scheduler reads it: small models write `now + 1 minute`.
+_MOMENT = (
+    r""""\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?"""
+    r""" | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]"""
+    r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
+)
+_CLOSES = re.compile(r"\w\(.*?([\"']?\)+[,;]?)$")
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
-_GLOB: Mapping[str, Any] = {"type": "string"}  # a name with stars, which small models take for a regular expression
+_GLOB: Mapping[str, Any] = {"rule": "glob"}  # a name with stars, which small models take for a regular expression
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
@@ -79,6 +87,8 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
         given["cron"] = {"fields": fields}
     if name == "find_files":
         given["pattern"] = _GLOB
+    if name == "cron":
+        given["at"] = {"rule": _MOMENT}
     properties = {**properties, **given}
     forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
@@ -108,7 +118,7 @@ def _new_line(line: str, beginning: str, values: Mapping[str, Sequence[str]]) ->
     """The line with other words of the request in it, where it is known which are to be replaced, or one like it."""
     places = [place.split("\0")[1:] for place in values.get("swaps", ()) if place.split("\0")[0] == line]
     if not places or not values.get("said"):
-        return f"{_part(beginning, start=True)} rest {_literal(_tail(line) + chr(34))}"
+        return f"{_part(beginning, start=True)} rest {_part(_tail(line), end=True)}"
     said = " | ".join(_part(words) for words in values["said"])
     forms = [f"{_part(before, start=True)} ({said}) {_part(after, end=True)}" for before, after in places]
     return f"({' | '.join(forms)})"
@@ -121,8 +131,9 @@ def _part(text: str, start: bool = False, end: bool = False) -> str:
 
 
 def _tail(line: str) -> str:
-    """What ends a line and belongs to its form, not to what it says."""
-    return line[-1:] if line.endswith((",", ";")) else ""
+    """What ends a line and belongs to its form, not to what it says: a comma, or what closes a call in code."""
+    found = _CLOSES.search(line)
+    return found[1] if found else line[-1:] if line.endswith((",", ";")) else ""
 
 
 def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:
@@ -145,8 +156,8 @@ def _rule(key: str, schema: Mapping[str, Any]) -> str:
     if fields := schema.get("fields"):  # of a time: those that were named, the others free
         parts = (_literal(field) if field else "field" for field in fields)
         return " ".join([_literal('"'), ' " " '.join(parts), _literal('"')])
-    if schema is _GLOB:
-        return "glob"
+    if rule := schema.get("rule"):
+        return str(rule)
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         return f"({' | '.join(_literal(json.dumps(choice, ensure_ascii=False)) for choice in choices)})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from .asked import (
 )
 from .claims import failed
 from .grammar import Values, Wanted
+from .meanings import pattern
 from .narrow import NARROW
 from .seen import Seen, described, shares_words
 from .tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
@@ -34,20 +34,11 @@ _MEANT = {
     "count_lines": ("count",),
 }
 _WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
-_POINTS = re.compile(r"\b(it|this|that|es|sie|lo|la|le)\b|它|그것", re.I)
-_FILE_ITSELF = re.compile(
-    r"\b(file|copy|backup|original|(?:the|that) other|other one|datei|archivo|fichero|fichier)\b|文件|파일",
-    re.I,
-)
+_POINTS = pattern("points")
+_FILE_ITSELF = pattern("file_itself")
 TRIES = 3  # calls of a turn that may fail
-_TODAY = re.compile(r"\b(today|tonight|heute|hoy)\b|오늘|今天", re.I)  # said of much that is no appointment
-# What only a command can tell.
-_MACHINE = re.compile(
-    r"\b(time|day|date|year|clock|weekday|python|disk|memory|cpu|kernel|uptime|system|version|installed|machine|computer"
-    r"|processes|user|sum|bc|comput\w+|calculat\w+|berechne\w*|calcul\w+|uhrzeit|datum|fecha|heure)\b"
-    r"|몇 ?시|날짜|几点|日期",
-    re.I,
-)
+_TODAY = pattern("today")
+_MACHINE = pattern("machine")
 
 
 def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
@@ -175,8 +166,9 @@ def _asks(request: str) -> bool:
 
 
 def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
-    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file."""
-    return "command not found" in result or (name == "edit_file" and "does not exist" not in result)
+    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file, a
+    time that is none."""
+    return "command not found" in result or name == "cron" or (name == "edit_file" and "does not exist" not in result)
 
 
 def _left(turn: Turn) -> bool:

@@ -90,11 +90,6 @@ def talk(system: str, conversation: Sequence[Message], there: Seen) -> list[Mess
     return shown
 
 
-def memory_in(system: str) -> str:
-    """What the agent's own prompt says that it remembers."""
-    return "\n".join(block for block in system.split(_BREAK) if block.startswith("## Memory"))
-
-
 def told(conversation: Sequence[Message], limit: int) -> list[Message]:
     """Messages in the shapes that the examples have: calls as their JSON, results as what a person would paste. The
     last ones are longer than `limit`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .asked import asks_how_many_there_are, is_question
-from .meanings import EMPTY
+from .meanings import EMPTY, pattern, word_set
 from .seen import Seen, described, meant, shares_words
 from .words import (
     CHANGES,
@@ -47,87 +47,27 @@ _TOOLS = (
     "here",
     "read",
 )
-# What is written for the person to read, not into a file.
-_PIECE = re.compile(
-    r"\b(?:an?|some|any|another|me|one|two|three|\d+|eine?[nr]?|una?|une)\s+(?:[\w-]+\s+){0,3}?"
-    r"(?:poems?|haikus?|jokes?|stor(?:y|ies)|songs?|limericks?|rhymes?|verses?|essays?|riddles?|facts?|tips?|advice"
-    r"|ideas? for|functions?|code|one-?liners?|regex\w*|snippets?|algorithms?|gedicht\w*|witz\w*|geschichte|funktion"
-    r"|poemas?|chistes?|función|poème|blague|fonction)\b|\bmy code\s*:|诗|笑话|故事|函数|代码|시를|농담|함수",
-    re.I,
-)
-_EXPLAIN = re.compile(
-    r"\b(?:explain|translate|summari[sz]e|what does .* mean|how (?:do|does|can|would|should) (?:i|one|you|it|this|that)"
-    r"|why|difference between|erkläre?|übersetze?|warum|explica|traduce|explique|traduis|résume)\b|^\W*define\b"
-    r"|翻译|解释|为什么|설명|번역|왜",
-    re.I,
-)
-_BY_COMMAND = re.compile(r"\b(?:with|use|using|in|via|mit|con|avec) (?:python|the shell|bash|a command|awk|bc)\b", re.I)
-_WHERE_MINE = re.compile(r"^\W*(?:where|wo|dónde|où)\b.*\b(?:i|my|we|our|ich|mein\w*|mi|je|mon|ma)\b", re.I)
-_REFERS = re.compile(
-    r"\b(it|its|them|they|this|these|those|that|there|davon|dazu|darin|darauf|hinzu)\b|거기|里面|它", re.I
-)
-_REFERS_TO_FILE = re.compile(
-    r"\b(list|file|document|copy|backup|original|(?:the|this|that|other|last|first) one|items?|entr(?:y|ies)|lines?"
-    r"|things? (?:on|in|are)|liste|datei|lista|archivo|fichero|cosas|fichier)\b|파일|리스트|文件|列表",
-    re.I,
-)
-_NOUN = re.compile(
-    r"\b(?:the|my|our|der|die|das|den|dem|mein\w*|el|la|los|las|mis?|les?|mon|ma|mes)\s+(?P<noun>[^\W\d_]{3,})", re.I
-)
+_PIECE = pattern("piece")
+_EXPLAIN = pattern("explain")
+_BY_COMMAND = pattern("by_command")
+_WHERE_MINE = pattern("where_mine")
+_REFERS_TO_FILE = pattern("refers_to_file")
+_NOUN = pattern("noun")
 _WHOLE = ("show", "read", "say", "file", "collection")
-_EXISTS = re.compile(r"\b(any|exists?|(?:is|are) there|have|gibt|y a)\b|(?<!\w)\.\w|有没有|있", re.I)
-_ASKS = frozenset(
-    {
-        "what",
-        "s",
-        "whats",
-        "which",
-        "now",
-        "other",
-        "again",
-        "see",
-        "let",
-        "give",
-        "tell",
-        "whole",
-        "entire",
-        "complete",
-    }
-    | {"was", "auf", "jetzt", "mal", "noch", "qué", "hay", "ahora", "dime", "que", "y", "contient", "maintenant", "moi"}
-)
-_IN_GENERAL = re.compile(r"\b(usual\w*|general\w*|normal\w*|typical\w*|love|like|hate|meist\w*|gewöhnlich\w*)\b", re.I)
+_EXISTS = pattern("exists")
+_ASKS = word_set("asks")
+_IN_GENERAL = pattern("in_general")
 CODE = frozenset(
     {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
 )
-_DOES = re.compile(
-    r"\b(that|which|to|prints?|printing|adds?|computes?|function|script|program|die|das|que|qui|imprim\w*|ausgibt)\b"
-    r"|打印|출력",
-    re.I,
-)
-_LITERALLY = re.compile(
-    r"\b(text|content|containing|contains|line|lines|says|saying|words?|inhalt|zeile|contenido|línea|contenu|ligne)\b|内容|:\s",
-    re.I,
-)
-_SAVES_THAT = re.compile(
-    r"\b(?:save|store|put|write|keep|speichere?|schreibe?|enregistre)[\s-]+"
-    r"(?:it|this|that|that \w+|that \w+ \w+|the (?:poem|code|text|answer)|das|es|le|ça)"
-    r"\s+(?:to|in|into|as|under|als|unter|en|dans|sous)\b|\bguárdal[oa]\b|把它|保存|저장",
-    re.I,
-)
-_GOES_ON = re.compile(
-    r"^\W*(?:and|also|plus|now|und|auch|noch|y|también|et|aussi)\b(?!\s+(?:i|ich|yo|je)\b)|\btoo\W*$|^(?:再|还|그리고|또)",
-    re.I,
-)
-_CORRECTS = re.compile(
-    r"\b(no|not|sorry|oops|actually|rather|wait|hmm+|oh|out of date|nein|doch|eigentlich|perdón|mejor|non|pardon|plutôt"
-    r"|désolé)\b|不对|不是|아니",
-    re.I,
-)
-_SURELY_CORRECTS = re.compile(
-    r"\b(wrong|meant|instead|make it|should be|must be|falsch|meinte|sondern|statt|debe ser)\b|改成", re.I
-)
-_REMARK = re.compile(r"\b(i|you|we|it|that|ok|okay|well|thanks|problem|worries)\b", re.I)
-_FIRST_PERSON = re.compile(r"^\W*(i|i'm|i’m|ich|yo|je|j'ai|estoy|나는|我)\b", re.I)
+_DOES = pattern("does")
+_LITERALLY = pattern("literally")
+_SAVES_THAT = pattern("saves_that")
+_GOES_ON = pattern("goes_on")
+_CORRECTS = pattern("corrects")
+_SURELY_CORRECTS = pattern("surely_corrects")
+_REMARK = pattern("remark")
+_FIRST_PERSON = pattern("first_person")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +123,9 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
-        edits = _corrects(order, seen) and not means(order, "add", "delete", "rename", "move", "copy", "run")
-        refers = to_file or changes or goes_on or edits or (_REFERS.search(order) and means(order, "write"))
-        if refers and not (_FIRST_PERSON.search(order) and not changes and not to_file):
+        more = goes_on and seen.last == "edit_file" and shares_words(order, seen.texts.get(seen.focus, ()))
+        edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
+        if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
         if edits or not means(order, *_TOOLS):
             return Decision("talk")

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .claims import failed
-from .meanings import EMPTY
+from .meanings import EMPTY, pattern
 from .results import entries, lines_of
 from .turn import Message, calls_with_results
 from .words import is_file, paths_in, stems, words
 
-_OTHER = re.compile(r"\b(other|andere[nrs]?|otr[ao]|autre)\b|다른|另", re.I)
-_COPY = re.compile(r"\b(copy|backup|back-up|duplicate|kopie|sicherung|copia|copie)\b|副本|备份|복사본", re.I)
-_ORIGINAL = re.compile(r"\b(original\w*|source)\b|原", re.I)
+_OTHER = pattern("other")
+_COPY = pattern("copy")
+_ORIGINAL = pattern("original")
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from .asked import is_question, parts_of
 from .claims import failed
 from .languages import LATIN, tongue
+from .meanings import pattern
 from .turn import Turn
 from .words import CHANGES, means
 
@@ -17,7 +18,7 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
 )
 _ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
-_THEN = re.compile(r"\b(then|afterwards|danach|dann|luego|después|puis|ensuite)\b|然后|그리고", re.I)
+_THEN = pattern("then")
 LONGEST = 400  # characters of what a program has printed
 _TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
 

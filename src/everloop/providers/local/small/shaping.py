@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .asked import about_the_person, asks_for_a_change, in_every_place, is_question
+from .asked import asks_for_a_change, in_every_place, is_question
 from .claims import claims_work, failed, fingerprint
 from .formats import SmallJson
 from .grammar import Wanted, grammar
@@ -24,7 +24,7 @@ from .languages import tongue
 from .leaks import invented, leak
 from .narrow import NARROW, command_of
 from .next import fits, only, removes, wanted_next
-from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, memory_in, notes, prefix, talk, told
+from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
 from .results import quote, short_result
 from .route import (
     CODE,
@@ -112,8 +112,7 @@ class SmallShaping:
         introduced, shown_for = introduce(chosen), names_of(chosen)
         if any(failed(result) for _, _, result in turn.calls):
             chosen = offered  # what it needs may be among the others
-        known = about_the_person(turn.request, [memory_in(system), *(text_of(one) for one in conversation[:last])])
-        wanted = "words" if known and not turn.calls else wanted_next(turn, names_of(chosen))
+        wanted = wanted_next(turn, names_of(chosen))
         whole = shows_all(turn.request)
         if turn.calls and turn.calls[-1][0] == "read_file" and (turn.file or whole) and not only(turn, there):
             wanted = "words"
@@ -132,7 +131,7 @@ class SmallShaping:
         names = names_of(chosen)
         stable = prefix(names_of(offered))
         begin = _begin(turn, names)
-        near = nearest(turn.request, shown_for, SHOWN) if names and not known else []
+        near = nearest(turn.request, shown_for, SHOWN) if names else []
         current = told(conversation[last:], RESULT_LIMIT)
         if turn.file and current:
             current[0] = {"role": "user", "content": turn.request}
@@ -261,7 +260,8 @@ def _first_call(
     request = turn.request
     files = [path for path in paths_in(request) if is_file(path)]
     looked = [name for name, _, _ in turn.calls]
-    if not looked and not there.listed and "list_dir" in names and means(request, *_ON_FILES) and _may_be_another(turn):
+    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
+    if not looked and not there.listed and "list_dir" in names and on_file and _may_be_another(turn):
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}

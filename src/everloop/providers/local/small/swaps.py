@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from .meanings import pattern, word_set
 from .words import BEHIND, key_of, names_key, spans
 
 # Before the old words: a word that says so, or a verb and at most three words.
@@ -22,40 +23,10 @@ _AFTER = (
     r"[\"'”»]?\s*(?:→|->|(?:should|must) (?:be|read|say)|is now|was renamed|became|with|by|durch|por|par"
     r"|를|을|改成|改为|换成|替换)"
 )
-# A request that names both, though not which is which.
-_BOTH = re.compile(r"\b(?:should|must|instead|not|soll|debe)\b|→|->", re.I)
-# Words that join the old and the new, and are part of neither.
-_JOINS = frozenset(
-    {"to", "with", "by", "for", "is", "are", "was", "were", "in", "not", "instead", "of", "from", "should", "must"}
-    | {
-        "be",
-        "read",
-        "say",
-        "says",
-        "now",
-        "into",
-        "on",
-        "at",
-        "and",
-        "replace",
-        "change",
-        "swap",
-        "please",
-        "it",
-        "use",
-        "make",
-        "set",
-        "put",
-    }
-    | {"that", "durch", "auf", "zu", "statt", "ersetze", "por", "en", "cambia", "par", "dans", "remplace", "renamed"}
-    | {"all", "every", "each", "everywhere", "überall", "alle", "todos", "todas", "tous", "toutes"}
-)
-_PAIR = re.compile(r"\b(?:to|with|by|for|instead|durch|zu|statt|por|par)\b|→|->|으로|로 |改成|改为|换成|替换", re.I)
-_SIGNS = re.compile(
-    r"\b(?:commas?|semicolons?|colons?|tabs?|spaces?|blanks?|dash(?:es)?|hyphens?|underscores?|dots?|periods?|quotes?|"
-    r"brackets?|slash(?:es)?|newlines?|kommas?|leerzeichen|punkte?|comas?|espacios?|virgules?|espaces?)\b",
-    re.I,
-)
+_BOTH = pattern("both")
+_JOINS = word_set("joins")
+_PAIR = pattern("pair")
+_SIGNS = pattern("signs")
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .asked import asks_what_it_is, is_question, orders
+from .asked import is_question, orders
 from .examples import NEAREST, Example, all_examples
 from .languages import LATIN, script, tongue
 from .narrow import NARROW
@@ -66,7 +66,7 @@ def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words"
     share = sum(score for score, example in ranked if example.steps) / total
     if share >= 0.8:
         surely = means(request, *(WORK if is_question(request) else _SURELY), *_LOOKED_UP)
-        return "call" if surely and not asks_what_it_is(request) else "either"
+        return "call" if surely else "either"
     return "words" if share <= 0.2 and not means(request, *WORK) else "either"
 
 

@@ -1,0 +1,72 @@
+"""Switches off one help of small models at a time, to measure what it brings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from everloop.providers.local.small import next as following
+from everloop.providers.local.small import prompt, route, shaping, tools, turn, values
+from everloop.providers.local.small.seen import Seen
+
+Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
+
+
+def _always(result: Any) -> Callable[..., Any]:
+    return lambda *_, **__: result
+
+
+def _by_examples(request: str, seen: Any, recent: bool, needs: str) -> route.Decision:
+    """The route by the examples nearest to the request alone."""
+    return route.Decision("work" if needs == "call" else "talk")
+
+
+def _every_line(request: str, lines: Iterable[str]) -> list[str]:
+    return [line for line in dict.fromkeys(lines) if line.strip()]
+
+
+def _every_tool(offered: Sequence[Any], request: str, used: Any = ()) -> list[Any]:
+    return list(offered)
+
+
+# By name, what stands in the place of what.
+HELPS: Mapping[str, Sequence[Replaced]] = {
+    "route words": [(shaping, "decide", _by_examples)],
+    "meant file": [(shaping, "_resolved", lambda turn, *_: turn)],
+    "leak check": [(shaping, "leak", _always("")), (shaping, "invented", _always(False))],
+    "leaked text": [(shaping, "leak", _always(""))],
+    "invented names": [(shaping, "invented", _always(False))],
+    "narrow tools": [(shaping, "NARROW", {}), (turn, "narrowed", lambda name, arguments: (name, arguments))],
+    "claims": [(shaping, "claims_work", _always(False))],
+    "certain calls": [(shaping, "_first_call", _always(None))],
+    "sentences": [(shaping, "report", _always(""))],
+    "quotes": [(shaping, "_begin", _always(""))],
+    "examples": [(shaping, "nearest", _always([]))],
+    "known values": [(shaping, "values_for", _always({}))],
+    "swaps": [(values, "swaps", _always({})), (values, "names_both", _always(False))],
+    "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
+    "kept beginnings": [(values, "kept", _always(""))],
+    "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
+    "as named": [(shaping, "as_named", _always(""))],
+    "only tool": [(shaping, "only", _always(frozenset()))],
+    "fitting tools": [(shaping, "fits", _always(True))],
+    "call or words": [(shaping, "wanted_next", _always("either"))],
+    "chosen tools": [(shaping, "choose", _every_tool)],
+    "next step": [(following, "next_step", _always("either"))],
+    "arithmetic": [(shaping, "arithmetic", _always(""))],
+    "code files": [(shaping, "writes_code", _always(""))],
+    "saved answers": [(shaping, "saves_answer", _always(False))],
+    "language of examples": [(tools, "tongue", _always("§latin")), (tools, "_tongue", _always("§latin"))],
+    "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
+}
+
+
+@contextlib.contextmanager
+def without(name: str | None) -> Iterator[None]:
+    """Switch off a help while it lasts; none for None."""
+    with contextlib.ExitStack() as held:
+        for module, attribute, instead in HELPS.get(name or "", ()):
+            held.enter_context(patch.object(module, attribute, instead))
+        yield

@@ -23,6 +23,7 @@ import pytest_asyncio
 import everloop
 from everloop.providers.endpoints import ENDPOINTS
 
+from .support.precompiled import precompile
 from .support.unflushed import leave_out_flushes
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
     return len(os.sched_getaffinity(0)) + 4
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    precompile(config)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 import logging
 import os
@@ -21,6 +23,7 @@ import pytest_asyncio
 import everloop
 from everloop.providers.endpoints import ENDPOINTS
 
+from .support.precompiled import precompile
 from .support.unflushed import leave_out_flushes
 
 if TYPE_CHECKING:
@@ -51,17 +54,22 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     leave_out_flushes()
+    gc.disable()  # until everything is collected: nothing of it is garbage
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector from going through all that was collected here again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
     return len(os.sched_getaffinity(0)) + 4
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    precompile(config)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +86,44 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERLOOP_TITLES", "words")  # no model call that a test does not expect
 
 
-def _called_from_a_test(*_: Any, **__: Any) -> bool:
+_RUNNING = (asyncio.base_events.__file__, "_run_once")  # below it on the stack is who runs the loop, and no call
+
+
+class _Guard:
+    """Watches for blocking calls of Everloop's own code inside the event loop, while a test wants it.
+
+    It is set up once: to wrap all blocking functions anew for each test takes longer than most tests do.
+    """
+
+    def __init__(self) -> None:
+        self.watching = False
+        self.blocked: list[str] = []
+        guard = self
+
+        class Blocked(_blockbuster.BlockingError):
+            def __init__(self, func: str) -> None:
+                super().__init__(func)
+                guard.blocked.append(f"{func} at {_first_line_of_ours()}")
+
+        wrapped = _blockbuster.BlockBuster(everloop)
+        for function in wrapped.functions.values():
+            function.can_block_predicate = self._either(function.can_block_predicate)
+        for name in ("sqlite3.Connection.execute", "sqlite3.Connection.executescript", "os.stat"):
+            # A few pages into the kernel's cache, on a connection that waits for nothing: tests/store/test_writer.py.
+            wrapped.functions[name].can_block_in("everloop/store/sqlite/writer.py", "_write_here")
+        _blockbuster.BlockingError = Blocked  # type: ignore[misc]
+        wrapped.activate()
+
+    def _either(self, allowed: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *args, **kwargs: not self.watching or allowed(*args, **kwargs) or _called_from_a_test()
+
+
+@functools.cache
+def _guard() -> _Guard:
+    return _Guard()
+
+
+def _called_from_a_test() -> bool:
     """True when the blocking call was made by test code (a fake tool, say) rather than by Everloop itself.
 
     Writing a line of the log is allowed: where it goes is the program's choice, and pytest's goes to a file.
@@ -92,12 +137,10 @@ def _called_from_a_test(*_: Any, **__: Any) -> bool:
             return False
         if name.startswith(_OUR_TESTS) and name != __file__:
             return True
+        if (name, frame.f_code.co_name) == _RUNNING:
+            return True
         frame = frame.f_back
     return True
-
-
-def _either(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda *args, **kwargs: first(*args, **kwargs) or second(*args, **kwargs)
 
 
 def _first_line_of_ours() -> str:
@@ -108,7 +151,7 @@ def _first_line_of_ours() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_blocks_the_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which Everloop's own code makes a blocking call inside the event loop.
 
     The error is raised at the call and remembered, since a turn turns exceptions into replies.
@@ -116,27 +159,15 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest, monkeypatch: pytest
     if request.node.get_closest_marker("may_block"):
         yield
         return
-    blocked: list[str] = []
-
-    class Blocked(_blockbuster.BlockingError):
-        def __init__(self, func: str) -> None:
-            super().__init__(func)
-            blocked.append(f"{func} at {_first_line_of_ours()}")
-
-    guard = _blockbuster.BlockBuster(everloop)
-    for function in guard.functions.values():
-        function.can_block_predicate = _either(function.can_block_predicate, _called_from_a_test)
-    for name in ("sqlite3.Connection.execute", "sqlite3.Connection.executescript", "os.stat"):
-        # A few pages into the kernel's cache, on a connection that waits for nothing: tests/store/test_writer.py.
-        guard.functions[name].can_block_in("everloop/store/sqlite/writer.py", "_write_here")
-    monkeypatch.setattr(_blockbuster, "BlockingError", Blocked)
-    guard.activate()
+    guard = _guard()
+    guard.blocked.clear()
+    guard.watching = True
     try:
         yield
     finally:
-        guard.deactivate()
-    if blocked:
-        pytest.fail("the event loop was blocked by " + "; ".join(dict.fromkeys(blocked)), pytrace=False)
+        guard.watching = False
+    if guard.blocked:
+        pytest.fail("the event loop was blocked by " + "; ".join(dict.fromkeys(guard.blocked)), pytrace=False)
 
 
 def _is_loopback(address: Any) -> bool:

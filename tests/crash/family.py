@@ -5,9 +5,7 @@ Its model decides from the messages alone, so that whoever asks again hears the 
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from everloop.tools.context import current_call
 
 from ..runtime.chat import said
 from . import family_bugs
-from .programs import Idle, die, kill_at, note, until_idle
+from .programs import Idle, Reading, die, kill_at, note, until_idle
 
 COUNTER = """---
 name: counter
@@ -125,13 +123,11 @@ class Steps:
     """A clock that is a minute further with each message that is done, so that no slot passes unseen."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "store.db"
+        self._store = Reading(folder)
 
     def __call__(self) -> float:
-        done = 0
-        with contextlib.closing(sqlite3.connect(self._path)) as db, contextlib.suppress(sqlite3.OperationalError):
-            done = db.execute("SELECT count(*) FROM inbox WHERE state = 'done'").fetchone()[0]
-        return START + 60.0 * done
+        done = self._store.rows("SELECT 1 FROM inbox WHERE state = 'done'")
+        return START + 60.0 * len(done)
 
 
 class Quiet(Idle):
@@ -139,20 +135,16 @@ class Quiet(Idle):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._before = 0
-        if self._path.exists():
-            with contextlib.closing(sqlite3.connect(self._path)) as db, contextlib.suppress(sqlite3.OperationalError):
-                self._before = db.execute("SELECT count(*) FROM inbox").fetchone()[0]
+        self._before = len(self.store.rows("SELECT 1 FROM inbox"))
 
     def __call__(self, messages: int) -> bool:
         messages += self._before
         if not super().__call__(messages):
             return False
-        if self._db is None:
+        if not self.store.exists:
             return True
-        timers = self._db.execute("SELECT count(*) FROM timer").fetchone()[0]
         # A turn that ended, or a job that came, may have left something after the first look.
-        return not timers and super().__call__(messages)
+        return self.store.rows("SELECT count(*) FROM timer") == [(0,)] and super().__call__(messages)
 
 
 async def family(

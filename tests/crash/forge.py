@@ -109,6 +109,8 @@ class Forge:
 
 def main() -> None:
     """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
+    from everloop.providers.endpoints import known_at
+
     from ..support.unflushed import leave_out_flushes
     from . import company, family, goals, programs
 
@@ -117,6 +119,7 @@ def main() -> None:
     for name in LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    known_at("http://127.0.0.1")  # makes the table that each provider looks into
     gc.collect()
     gc.freeze()  # or each child copies what its collector goes through
     woken, wake = os.pipe()

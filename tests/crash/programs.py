@@ -21,7 +21,9 @@ from everloop.events import Event, Text, ToolStarted
 from everloop.providers.openai import OpenAIProvider
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import current_call
+from everloop.tools.message import MessageTool
 
 from . import bugs
 
@@ -106,12 +108,18 @@ def make_tools(folder: Path) -> list[Any]:
     return [safe, never, slow, long, alone, fatal_safe, fatal_never, asked]
 
 
+class Worker(AgentLoop):
+    """An agent with the tools of these tests, and no others but `message`."""
+
+    def _register_default_tools(self) -> None:
+        for one in (MessageTool(), *make_tools(self.workspace)):
+            self.tools.register(one)
+
+
 def make_loop(folder: Path, url: str, bus: MessageBus, store: SQLiteStore, **options: Any) -> AgentLoop:
     provider = OpenAIProvider(url, model="planned")
     config = Config(home=folder / "home", policy=(Rule(do="ask", tool="asked"),))
-    loop = AgentLoop(bus, provider, folder, store=store, config=config, **options)
-    equip(loop, folder)
-    return loop
+    return Worker(bus, provider, folder, store=store, config=config, **options)
 
 
 def equip(loop: AgentLoop, folder: Path) -> None:
@@ -150,36 +158,51 @@ def kill_before_delivery(store: SQLiteStore) -> None:
 
 async def approve(folder: Path, bus: MessageBus) -> None:
     """A person who says yes to whatever is asked, and again until it is heard."""
-    path = folder / "store.db"
     sql = "SELECT s.key FROM session s JOIN inbox i ON i.session = s.id WHERE i.state = 'parked'"
+    store = Reading(folder)
     while True:
         await asyncio.sleep(0.01)
-        if path.exists():
-            with contextlib.closing(sqlite3.connect(path)) as db, contextlib.suppress(sqlite3.OperationalError):
-                for (key,) in db.execute(sql).fetchall():
-                    await bus.publish_inbound(InboundMessage("test", "me", key.partition(":")[2], "/approve"))
+        for (key,) in store.rows(sql):
+            await bus.publish_inbound(InboundMessage("test", "me", key.partition(":")[2], "/approve"))
+
+
+class Reading:
+    """Looks into a store again and again, on one connection: to open it takes longer than to look."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "store.db"
+        self._db: sqlite3.Connection | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self._db is not None or self._path.exists()
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """What a statement finds: nothing where there is no store yet, or no tables in it."""
+        if not self.exists:
+            return []
+        self._db = self._db or sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            return self._db.execute(sql).fetchall()
+        except sqlite3.OperationalError:
+            return []
 
 
 class Idle:
     """Whether everything that came in is answered and sent."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "store.db"
-        self._db: sqlite3.Connection | None = None
+        self.store = Reading(folder)
 
     def __call__(self, messages: int) -> bool:
-        if not self._path.exists():
+        if not self.store.exists:
             return messages == 0
-        try:
-            self._db = self._db or sqlite3.connect(self._path, isolation_level=None)
-            row = self._db.execute(
-                "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM inbox WHERE state <> 'done'),"
-                " (SELECT count(*) FROM turn WHERE ended_at IS NULL),"
-                " (SELECT count(*) FROM outbox WHERE sent_at IS NULL)"
-            ).fetchone()
-        except sqlite3.OperationalError:  # the tables are not there yet
-            return False
-        return row[0] >= messages and not any(row[1:])
+        found = self.store.rows(
+            "SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM inbox WHERE state <> 'done'),"
+            " (SELECT count(*) FROM turn WHERE ended_at IS NULL),"
+            " (SELECT count(*) FROM outbox WHERE sent_at IS NULL)"
+        )
+        return any(all_there >= messages and not any(left) for all_there, *left in found)
 
 
 def watcher(bus: MessageBus, late: list[dict[str, Any]], die_at_text: int) -> Callable[[str, Event], None] | None:
@@ -250,7 +273,7 @@ async def until_idle(
         for task in (running, sending, approving):
             if task.done():
                 task.result()
-        await asyncio.sleep(0.004)
+        await asyncio.sleep(0.008)
     commits = loop.store.writer.commits
     approving.cancel()
     loop.stop()
@@ -313,3 +336,41 @@ async def opener(folder: str) -> None:
     await store.sessions("me")
     await store.accept(InboundMessage("test", "me", "open", "hello", id=str(os.getpid())).addressed())
     await store.close()
+
+
+async def questioner(folder: str, what: str, at: int = 0) -> None:
+    """An agent that asks before it launches a rocket (`ask`, and is killed then) or hears the answer (`answer`).
+
+    It dies at the n-th instant before or after a commit.
+    """
+    here = Path(folder)
+    store = SQLiteStore(here / "store.db")
+    if at:
+        kill_at(store, (at + 1) // 2, "before" if at % 2 else "after")
+
+    @tool
+    async def launch(name: str) -> str:
+        """Launch a rocket."""
+        with open(here / "launched", "a") as file:
+            print(name, file=file)
+        return f"{name} is up"
+
+    bus = DurableBus(store)
+    steps: list[Any] = [call("launch", name="ada")] if what == "ask" else ["it flies"] * 3
+    config = Config(home=here / "home", policy=(Rule(do="ask", tool="launch"),))
+    agent = AgentLoop(bus, ScriptedProvider(steps), here, store=store, config=config)
+    agent.tools.register(launch)
+    text = "up!" if what == "ask" else "a"
+    await bus.publish_inbound(InboundMessage("test", "ann", "1", text, id=text))
+    running = asyncio.create_task(agent.run())
+    wanted = "May I" if what == "ask" else "it flies"
+    while True:
+        message = await bus.consume_outbound()
+        await bus.sent(message)
+        if wanted in message.content:
+            break
+    if what == "ask":
+        die()
+    agent.stop()
+    await running
+    await agent.close()

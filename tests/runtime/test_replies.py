@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -228,73 +225,6 @@ async def test_a_word_delivered_again_neither_answers_again_nor_is_said(tmp_path
 
 # ---------------------------------------------------------------------------------------------- killed in between
 
-PROGRAM = """
-import asyncio, json, os, signal, sys
-from pathlib import Path
-from everloop import AgentLoop, InboundMessage, MessageBus, tool
-from everloop.config import Config, Rule
-from everloop.runtime.durable_bus import DurableBus
-from everloop.store.sqlite import SQLiteStore
-from everloop.testing import ScriptedProvider, call
-
-folder, what, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-
-
-@tool
-async def launch(name: str) -> str:
-    "Launch a rocket."
-    with open(folder / "launched", "a") as file:
-        print(name, file=file)
-    return f"{name} is up"
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def main():
-    store = SQLiteStore(folder / "store.db")
-    count = 0
-
-    def hook(when):
-        nonlocal count
-        count += 1
-        if count == at:
-            die()
-
-    if at:
-        store.writer.hook = hook
-    bus = DurableBus(store)
-    steps = {"ask": [call("launch", name="ada")], "answer": ["it flies"] * 3}[what]
-    config = Config(home=folder / "home", policy=(Rule(do="ask", tool="launch"),))
-    agent = AgentLoop(bus, ScriptedProvider(steps), folder, store=store, config=config)
-    agent.tools.register(launch)
-    text = "up!" if what == "ask" else "a"
-    await bus.publish_inbound(InboundMessage("test", "ann", "1", text, id=text))
-    running = asyncio.create_task(agent.run())
-    wanted = "May I" if what == "ask" else "it flies"
-    while True:
-        message = await bus.consume_outbound()
-        await bus.sent(message)
-        if wanted in message.content:
-            break
-    if what == "ask":
-        die()
-    agent.stop()
-    await running
-    await agent.close()
-
-
-asyncio.run(main())
-"""
-
-
-def run_program(folder: Path, what: str, at: int = 0) -> int:
-    environment = {**os.environ, "EVERLOOP_HOME": str(folder / "home")}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), what, str(at)], env=environment, timeout=120, check=False
-    ).returncode
-
 
 def rows(folder: Path, sql: str) -> list[Any]:
     with closing(sqlite3.connect(folder / "store.db")) as db:
@@ -313,24 +243,24 @@ def checked(folder: Path) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_killed_between_question_and_answer_and_at_every_write_of_the_answer(tmp_path):
-    def one(at: int) -> bool:
+async def test_killed_between_question_and_answer_and_at_every_write_of_the_answer(forge, tmp_path):
+    async def one(at: int) -> bool:
         folder = tmp_path / str(at)
         folder.mkdir()
-        assert run_program(folder, "ask") == -signal.SIGKILL
+        assert await forge.run("questioner", folder=str(folder), what="ask") == -signal.SIGKILL
         assert not checked(folder)
-        status = run_program(folder, "answer", at)
+        status = await forge.run("questioner", folder=str(folder), what="answer", at=at)
         checked(folder)
         if status == 0:
             return False
         assert status == -signal.SIGKILL
-        assert run_program(folder, "answer") == 0  # the same message, delivered once more
+        assert await forge.run("questioner", folder=str(folder), what="answer") == 0  # delivered once more
         assert checked(folder)
         launched = (folder / "launched").read_text().split() if (folder / "launched").exists() else []
         assert launched in (["ada"], [])  # it may have been cut off: then it is not repeated
         return True
 
-    killed = [await asyncio.to_thread(one, at) for at in (1, 2, 3, 4, 5, 7, 9)]
+    killed = [await one(at) for at in range(1, 11)]
     assert killed[:4] == [True] * 4
 
 

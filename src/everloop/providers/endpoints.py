@@ -5,6 +5,7 @@ A new one is one entry of `ENDPOINTS`; `docs/providers.md` has the table that `e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -111,7 +112,7 @@ def known_at(base_url: str) -> Known | None:
     except ValueError:
         return None
     for known in ENDPOINTS.values():
-        if known.base_url and _place(origin_of(known.base_url)) == asked:
+        if known.base_url and _known_place(known.base_url) == asked:
             return known
         if known.hosts and asked[0] == "https" and asked[1].endswith(known.hosts):
             return known
@@ -137,6 +138,12 @@ def endpoints_table() -> str:
         cells = [f"`{name}`", f"`{known.base_url}`" if known.base_url else "", f"`{known.key}`" if known.key else ""]
         lines.append("| " + " | ".join([*cells, known.note]) + " |")
     return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def _known_place(base_url: str) -> tuple[str, str, int]:
+    """The place of an endpoint of the table, which is compared with that of each provider."""
+    return _place(origin_of(base_url))
 
 
 def _place(origin: Origin) -> tuple[str, str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import hashlib
 import inspect
 import json
@@ -320,7 +321,16 @@ def _ready(tool: Tool) -> _Registered:
         raise ValueError(f"tool {name}: timeout must be more than 0 seconds, not {timeout!r}")
     parameters = {"type": "object", "properties": {}, **parameters}
     execute: Callable[..., Any] = tool.execute
-    check = compile_schema(parameters, closed=not _takes_anything(execute))
+    called = execute
+
+    @functools.cache
+    def compiled() -> Callable[[Any], dict[str, Any]]:
+        """Compile at the first call: an agent has many tools, and a short life may use none of them."""
+        return compile_schema(parameters, closed=not _takes_anything(called))
+
+    def check(arguments: Any) -> dict[str, Any]:
+        return compiled()(arguments)
+
     if not inspect.iscoroutinefunction(execute):
         execute = _blocking(execute)
     function = {"name": name, "description": tool.description or "", "parameters": parameters}

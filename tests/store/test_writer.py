@@ -187,7 +187,8 @@ async def test_a_short_step_does_not_wait_for_the_writer(store):
     assert set(threads) == {THERE}
 
 
-async def test_a_short_step_waits_for_a_locked_file_in_the_writers_thread(store):
+async def test_a_short_step_waits_for_a_locked_file_in_the_writers_thread(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db", lock_seconds=3600)
     claim, threads = await claimed(store), at(store)
     with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -197,6 +198,7 @@ async def test_a_short_step_waits_for_a_locked_file_in_the_writers_thread(store)
     await written
     assert threads == [HERE, THERE]
     assert len(await store.read_log(claim.session)) == 2
+    await store.close()
 
 
 async def test_a_short_step_after_a_checkpoint_is_written_in_the_writers_thread(store):

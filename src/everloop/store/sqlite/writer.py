@@ -111,14 +111,13 @@ class Writer:
 
     def _write_here(self, work: Callable[[sqlite3.Connection], T]) -> Write[T] | None:
         """Run a short statement in this thread. None if it has to be queued."""
-        connection, began = self._connection, time.monotonic()
-        if connection is None or began < self._slow_until or not self._jobs.empty():
-            return None
-        if not self._in_use.acquire(blocking=False):
+        began = time.monotonic()
+        if began < self._slow_until or not self._jobs.empty() or not self._in_use.acquire(blocking=False):
             return None
         result, error = None, None
         try:
-            if not connection.is_at_hand():
+            connection = self._connection  # the thread closes it when it ends
+            if connection is None or not connection.is_at_hand():
                 return None
             connection.use(HERE)
             self._tell("before")

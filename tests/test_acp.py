@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from acp import (
@@ -117,11 +117,11 @@ async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any,
     """An editor that offers these requests of its own file system."""
     editor = Editor()
     offered = ClientCapabilities(fs=FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True)
-    env = environment(server)
-    async with (
-        asyncio.timeout(SECONDS),
-        spawn_agent_process(editor, COMMAND[0], *COMMAND[1:], "acp", env=env) as (agent, _),  # type: ignore[arg-type]
-    ):
+    # The SDK fails where a process ends just when it would be terminated: it gets enough time to end by itself.
+    process = spawn_agent_process(
+        cast("Any", editor), *COMMAND, "acp", env=environment(server), transport_kwargs={"shutdown_timeout": 60.0}
+    )
+    async with asyncio.timeout(SECONDS), process as (agent, _):
         start = await agent.initialize(protocol_version=PROTOCOL_VERSION, client_capabilities=offered)
         assert start.protocol_version == PROTOCOL_VERSION
         facts = start.model_dump()
@@ -168,6 +168,7 @@ async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(serve
         assert done == {read.tool_call_id: "completed", edit.tool_call_id: "completed"}
         assert editor.of("usage_update")[0].size > 0
         assert (folder / "plan.txt").read_text() == "peas\n"
+        assert editor.reads == []  # it has not offered its files
 
         server.reply("By the second.")
         chosen = await agent.set_config_option(session_id=session.session_id, config_id="model", value="second")
@@ -195,6 +196,25 @@ async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(serve
         server.reply("Peas.")
         await agent.prompt(session_id=session.session_id, prompt=[text_block("what does it say?")])
         assert "It says peas now." in str(server.requests[-1].body["messages"])
+
+        shown = len(editor.updates)
+        copy = await agent.fork_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
+        server.reply("Peas, in a copy.")
+        await agent.prompt(session_id=copy.session_id, prompt=[text_block("and here?")])
+        assert "what does it say?" in str(server.requests[-1].body["messages"])
+        await agent.close_session(session_id=session.session_id)
+        with pytest.raises(RequestError):
+            await agent.prompt(session_id=session.session_id, prompt=[text_block("closed")])
+        await agent.resume_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
+        assert "what does it say?" not in str(editor.updates[shown:])  # nothing is shown again
+        server.reply("Still peas.")
+        await agent.prompt(session_id=session.session_id, prompt=[text_block("still?")])
+        assert "and here?" not in str(server.requests[-1].body["messages"])
+        for method in (agent.fork_session, agent.resume_session):
+            with pytest.raises(RequestError):
+                await method(cwd=str(folder), session_id="acp:none", mcp_servers=[])
+        listed = (await agent.list_sessions(cwd=str(folder))).sessions
+        assert {one.session_id for one in listed} == {session.session_id, copy.session_id}
 
 
 async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp_server_is_used(server, folder):
@@ -225,6 +245,8 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("slowly")]))
         while not server.heard:  # within the limit of the connection
             await asyncio.sleep(0.05)
+        with pytest.raises(RequestError, match="at work"):
+            await agent.fork_session(cwd=str(folder), session_id=key, mcp_servers=[])
         await agent.cancel(session_id=key)
         assert (await asking).stop_reason == "cancelled"
         server.go.set()
@@ -245,6 +267,16 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         assert "Europe/Berlin" in str(server.requests[-1].body["messages"][-1])
 
 
+async def results(server: HeldOpenAI, agent: Any, key: str, *calls: Any) -> list[str]:
+    """What the model is told of its calls."""
+    server.calls(*calls)
+    server.reply("Done.")
+    await agent.prompt(session_id=key, prompt=[text_block("go on")])
+    body = server.requests[-1].body
+    assert body is not None
+    return [said["content"] for said in body["messages"][-len(calls) :]]
+
+
 async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within_the_agents_reach(server, folder):
     plan, locked, secret = folder / "plan.txt", folder / "locked.txt", folder.parent / "secret.txt"
     plan.write_text("saved\r\n")
@@ -252,17 +284,13 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
     secret.write_text("canary")
     (folder / "link.txt").symlink_to(secret)
 
-    async def told(*calls: Any, answers: tuple[str, ...] = ()) -> list[str]:
-        """What the model is told of its calls."""
-        editor.answers += answers
-        server.calls(*calls)
-        server.reply("Done.")
-        await agent.prompt(session_id=key, prompt=[text_block("go on")])
-        return [said["content"] for said in server.requests[-1].body["messages"][-len(calls) :]]
-
     async with connected(server, "read_text_file", "write_text_file") as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
         editor.buffers = {str(plan): "unsaved\n", str(locked): "locked", str(secret): "of the editor"}
+
+        async def told(*calls: Any, answers: tuple[str, ...] = ()) -> list[str]:
+            editor.answers += answers
+            return await results(server, agent, key, *calls)
 
         assert "unsaved" in (await told(call("read_file", path="plan.txt")))[0]
         edit = call("edit_file", path="plan.txt", old_text="unsaved", new_text="edited")
@@ -301,17 +329,16 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
         assert "saved" in (await told(call("read_file", path="plan.txt")))[0]
         assert len(editor.reads) == asked
 
+
+async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folder):
+    plan = folder / "plan.txt"
+    plan.write_text("saved\n")
     async with connected(server, "read_text_file") as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
         editor.buffers = {str(plan): "unsaved\n"}
-        assert "unsaved" in (await told(call("read_file", path="plan.txt")))[0]
-        await told(call("edit_file", path="plan.txt", old_text="saved", new_text="on disk"))
-        assert (editor.writes, plan.read_bytes()) == ([], b"on disk\r\n")  # without what the person has not saved
-
-    async with connected(server) as (agent, editor):
-        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
-        await told(call("read_file", path="plan.txt"))
-        assert editor.reads == []
+        assert "unsaved" in (await results(server, agent, key, call("read_file", path="plan.txt")))[0]
+        await results(server, agent, key, call("edit_file", path="plan.txt", old_text="saved", new_text="on disk"))
+        assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without what the person has not saved
 
 
 async def test_sub_agents_are_a_plan_that_the_editor_shows_and_the_prompt_waits_for_them(server, folder):

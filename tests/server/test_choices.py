@@ -124,10 +124,12 @@ async def test_a_client_that_leaves_stops_all_streamed_answers(server):
     body = {"messages": [{"role": "user", "content": "Go."}], "n": 2, "stream": True, "model": CHAT}
     async with asyncio.timeout(30):
         async with server.post(body) as response:
-            while b"Never" not in await response.content.readline():
-                pass
-        while len(server.fake.requests) < 2 or not all(one.gone for one in server.fake.requests):
+            begun = 0
+            while begun < 2:  # a turn that has not asked the model yet would never ask it
+                begun += b"Never" in await response.content.readline()
+        while not all(one.gone for one in server.fake.requests):
             await asyncio.sleep(0.01)
+    assert len(server.fake.requests) == 2
 
 
 async def test_an_answer_that_breaks_off_ends_the_stream_with_its_error(server):

@@ -19,7 +19,9 @@ from acp.schema import (
     AllowedOutcome,
     AuthenticateResponse,
     ClientCapabilities,
+    CloseSessionResponse,
     FileSystemCapabilities,
+    ForkSessionResponse,
     HttpMcpServer,
     Implementation,
     InitializeResponse,
@@ -31,13 +33,17 @@ from acp.schema import (
     PermissionOption,
     PromptCapabilities,
     PromptResponse,
+    ResumeSessionResponse,
     SessionCapabilities,
+    SessionCloseCapabilities,
     SessionConfigOptionSelect,
     SessionConfigSelectOption,
+    SessionForkCapabilities,
     SessionInfo,
     SessionListCapabilities,
     SessionMode,
     SessionModeState,
+    SessionResumeCapabilities,
     SetSessionConfigOptionResponse,
     SetSessionModeResponse,
     ToolCallUpdate,
@@ -128,7 +134,12 @@ class EditorAgent:
                 load_session=True,
                 prompt_capabilities=PromptCapabilities(image=True, audio=False, embedded_context=True),
                 mcp_capabilities=McpCapabilities(http=True, sse=False),
-                session_capabilities=SessionCapabilities(list=SessionListCapabilities()),
+                session_capabilities=SessionCapabilities(
+                    list=SessionListCapabilities(),
+                    resume=SessionResumeCapabilities(),
+                    fork=SessionForkCapabilities(),
+                    close=SessionCloseCapabilities(),
+                ),
             ),
             auth_methods=[],
         )
@@ -156,6 +167,35 @@ class EditorAgent:
         for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
             await self._send(session.key, update)
         return LoadSessionResponse(modes=_modes(session), config_options=self._config_options(session))
+
+    async def resume_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> ResumeSessionResponse:
+        """Open a session of the folder that the editor shows already."""
+        session = await self._opened(session_id, cwd, mcp_servers, new=False)
+        return ResumeSessionResponse(modes=_modes(session), config_options=self._config_options(session))
+
+    async def fork_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> ForkSessionResponse:
+        """Open a copy of a session of the folder."""
+        folder = _folder(cwd)
+        store = (await self._agent(folder, (), "")).store
+        info = await store.session("me", session_id) if not is_inside(session_id) else None
+        if info is None:
+            raise RequestError(-32002, f"there is no session {one_line(session_id, 60)} in {folder}")
+        if info.open_turn is not None:
+            raise _invalid("the session is at work or waits for an answer: copy it when its turn is over")
+        key = f"{CHANNEL}:{secrets.token_hex(8)}"
+        await store.fork("me", session_id, info.entries, key)
+        session = await self._opened(key, cwd, mcp_servers)
+        return ForkSessionResponse(session_id=key, modes=_modes(session), config_options=self._config_options(session))
+
+    async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
+        """Stop the session's turn. The session is kept, and can be loaded again."""
+        await self.cancel(session_id)
+        self._sessions.pop(session_id, None)
+        return CloseSessionResponse()
 
     async def list_sessions(self, cwd: str | None = None, cursor: str | None = None, **_: Any) -> ListSessionsResponse:
         folder = _folder(cwd) if cwd else self._config.workspace
@@ -315,15 +355,6 @@ class EditorAgent:
         return Answer(True, always=said.outcome.option_id == "always")
 
     # ------------------------------------------------------------------------------------------ what is not offered
-
-    async def fork_session(self, **_: Any) -> Any:
-        raise RequestError.method_not_found("session/fork")
-
-    async def resume_session(self, **_: Any) -> Any:
-        raise RequestError.method_not_found("session/resume")
-
-    async def close_session(self, session_id: str, **_: Any) -> None:
-        self._sessions.pop(session_id, None)
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         raise RequestError.method_not_found(method)

@@ -44,6 +44,6 @@ async def _serve(config: Config, trust: bool) -> None:
 
     agent = EditorAgent(config, entered)
     try:
-        await run_agent(cast("Agent", agent))
+        await run_agent(cast("Agent", agent), use_unstable_protocol=True)  # resume, fork and close of a session
     finally:
         await agent.close()

@@ -36,6 +36,11 @@ WORDS = [
     "<|close|>call", "<|close|>tools", "<atem:", "to=user", "to=self", "<answer>", "</answer>", "<|message_sep|>",
     '<param name="path">', "</param>", "<![CDATA[", "]]>", "<|eom|>", "<|close|>think<|sep|>", "◁/think▷",
 ]  # fmt: skip
+BEHIND_MARKS = (
+    "", "call:", "call: x", "read_file", "{", "[", "<function=", '<invoke name="read_file">', "<arg_key>", "```json",
+    "<tool_call>", "<|tool_call_begin|>", "<｜tool▁call▁begin｜>", "]<]minimax[>[</x>", "<|plugin|>", "print(",
+    '<|open|>call tool="read_file"<|sep|>', "read_file\nAction Input:", "[ARGS]",
+)  # fmt: skip
 texts = st.one_of(st.lists(st.sampled_from(WORDS), max_size=24).map("".join), st.text(max_size=60))
 
 
@@ -177,3 +182,10 @@ def test_a_random_mixture_in_random_pieces_is_read_as_the_whole():
             pieces.append(text[at : at + size])
             at += size
         assert plain(fed(pieces)[0]) == plain(fed([text])[0])
+
+
+def test_whatever_follows_a_mark_is_read_without_an_error():
+    for opening in OPENINGS:
+        for inside in BEHIND_MARKS:
+            text = f"{opening}{inside}"
+            assert plain(read(text, TOOLS)) == plain(fed(list(text))[0]), text

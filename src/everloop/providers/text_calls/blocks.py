@@ -35,7 +35,7 @@ _TOOLS_STOP = stop_pattern(r"</tools>")
 def marked_block(
     text: str, at: int, opening: str, final: bool, offered: OfferedTools, json_reader: JsonReader
 ) -> Found:
-    """The calls dialects.after a mark at this place."""
+    """The calls after a mark at this place."""
     family = dialects.BY_OPENING[opening]
     start = at + len(opening) - len(family.body)
     begins = dialects.begins_call(text, start, family, final, offered)

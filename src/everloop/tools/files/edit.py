@@ -89,7 +89,7 @@ def edit_tool(seen: Seen, buffers: Buffers | None = None) -> Tool:
             await in_thread(_check_target, path, real)
             if not await buffers.write(real, edited.text):
                 raise changed_meanwhile(path)
-            seen.note(real, edited.text)
+            await in_thread(seen.note, real, edited.text)
         else:
             await in_thread(_written, seen, path, info, data)
         places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"

@@ -236,8 +236,8 @@ def _write_tool(seen: Seen, buffers: Buffers | None) -> Tool:
         text = clean(content)
         real, created, form, data, digest = await in_thread(_encoded, path, text)
         await mark_written(digest, real, current_call())  # before the content is there for others to read
-        if buffers is not None and await buffers.write(real, form.with_newlines(text)):
-            seen.note(real, form.with_newlines(text))
+        if buffers is not None and await buffers.write(real, whole := form.with_newlines(text)):
+            await in_thread(seen.note, real, whole)
         else:
             created = await in_thread(_written, seen, path, form, data)
         lines = text.count("\n") + (not text.endswith("\n") and bool(text))

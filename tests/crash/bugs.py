@@ -62,10 +62,10 @@ def _settle_early() -> None:
     """Whoever waits for a write is told before it is on disk."""
     finish: Callable[..., None] = writer.Writer._finish
 
-    def early(self: writer.Writer, writing: Any, batch: Any, flush: bool) -> None:
+    def early(self: writer.Writer, connection: Any, batch: Any, flush: bool) -> None:
         jobs.settle(batch)
         time.sleep(0.1)
-        finish(self, writing, batch, flush)
+        finish(self, connection, batch, flush)
 
     settle: Callable[..., None] = jobs.Job.settle
     writer.Writer._finish = early  # type: ignore[method-assign]

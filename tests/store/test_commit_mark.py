@@ -14,7 +14,7 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.commit_mark import mark_file
-from everloop.store.sqlite.store import PAGE_BYTES
+from everloop.store.sqlite.writer import PAGE_BYTES
 
 from ..support.commands import everloop
 

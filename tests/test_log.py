@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everloop.log import (
+    MANY,
     Call,
     CallEnded,
     CallsBegun,
@@ -15,11 +16,13 @@ from everloop.log import (
     Entry,
     ModelAnswered,
     Noted,
+    Request,
     Transcript,
     TurnEnded,
     UserSaid,
     decode_entry,
     encode_entry,
+    entry_bytes,
     messages_of,
     open_turn,
 )
@@ -55,6 +58,15 @@ def test_an_entry_is_read_as_it_was_written(entry):
 def test_an_entry_says_its_kind_and_leaves_out_what_is_not_there():
     assert encode_entry(UserSaid("hi")) == '{"type":"user","content":"hi"}'
     assert encode_entry(TurnEnded("answer")) == '{"type":"end","reason":"answer"}'
+
+
+@pytest.mark.parametrize("count", [1, MANY, MANY + 1])
+def test_a_long_history_of_a_client_is_encoded_in_pieces_with_the_same_bytes(count):
+    before = tuple({"role": "user", "content": f'Grüße {n} "漢字"\n'} for n in range(count))
+    entry = UserSaid("hi", request=Request(before, "system", model="m"))
+    data = entry_bytes(entry)
+    assert data == msgspec.json.encode(entry)
+    assert decode_entry(data) == entry
 
 
 @pytest.mark.parametrize("data", ["", "{}", '{"type":"nothing"}', '{"type":"user","content":7}', "[1]"])

@@ -219,6 +219,7 @@ class Logged(msgspec.Struct, frozen=True):
     entry: Entry
 
 
+MANY = 50  # messages of a client's history that are encoded one by one
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
@@ -234,6 +235,10 @@ def encode_entry(entry: Entry) -> str:
 
 def entry_bytes(entry: Entry) -> bytes:
     """An entry as UTF-8, for a store that takes bytes: to make a text of a long one takes longer than to encode it."""
+    if isinstance(entry, UserSaid) and (request := entry.request) is not None and len(request.before) > MANY:
+        # One by one: no other thread runs beside a single step over megabytes of text.
+        before = tuple(msgspec.Raw(_encoder.encode(message)) for message in request.before)
+        entry = msgspec.structs.replace(entry, request=msgspec.structs.replace(request, before=before))
     return _encoder.encode(entry)
 
 

@@ -37,8 +37,9 @@ export async function upload(file) {
 /** A dialog with what can be done with a session. @param {{sessionKey: string, onClose: () => void}} props */
 export function SessionMenu({ sessionKey, onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  const [title, setTitle] = useState(titleOf(sessionKey));
-  const [found, setFound] = useState(/** @type {{archived?: boolean}} */ ({}));
+  const [typed, setTitle] = useState(/** @type {string | null} */ (null));
+  const [found, setFound] = useState(/** @type {{archived?: boolean, title?: string}} */ ({}));
+  const title = typed ?? found.title ?? titleOf(sessionKey);
   const { run, error, isBusy } = useAction(refresh);
   useEffect(() => {
     api("sessions?archived=1").then((list) => setFound(list.sessions.find((/** @type {any} */ one) => one.key === sessionKey) ?? {}), () => undefined);
@@ -75,9 +76,10 @@ export function SessionMenu({ sessionKey, onClose }) {
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
     <p class="hint">Keys and tokens are taken out.</p>
+    <h2>Archive</h2>
+    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button></p>
     <p class="hint">An archived session is not in the list. Search finds it, and a message brings it back.</p>
-    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button>
-      <button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
+    <p class="row"><button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
       <button type="button" onClick=${onClose}>Close</button></p>
     ${error && html`<p class="is-error" role="alert">${error}</p>`}
   </dialog>`;

@@ -73,6 +73,8 @@ export function SessionMenu({ sessionKey, onClose }) {
     <form class="row" onSubmit=${rename}><label class="grow">Title
       <input type="text" value=${title} maxlength="80" dir="auto" onInput=${(/** @type {any} */ event) => setTitle(event.target.value)} /></label>
       <button type="submit" class="primary" disabled=${isBusy}>Rename</button></form>
+    <p class="row"><a href=${`#/timeline/${encodeURIComponent(sessionKey)}`} onClick=${onClose}>Timeline</a>
+      <a href=${`#/changes/${encodeURIComponent(sessionKey)}`} onClick=${onClose}>Changes</a></p>
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
     <p class="hint">Keys and tokens are taken out.</p>

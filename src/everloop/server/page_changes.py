@@ -83,6 +83,8 @@ class ChangesApi:
             return
         changes = self._make(agent.workspace, key)
         await changes.begin()
+        if (owner, key) in self._following:  # another message came meanwhile
+            return
         task = asyncio.create_task(self._follow(agent, changes, owner, key, info.entries if info is not None else 0))
         self._following[owner, key] = task
         task.add_done_callback(lambda _: self._following.pop((owner, key), None))

@@ -37,8 +37,9 @@ export async function upload(file) {
 /** A dialog with what can be done with a session. @param {{sessionKey: string, onClose: () => void}} props */
 export function SessionMenu({ sessionKey, onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  const [title, setTitle] = useState(titleOf(sessionKey));
-  const [found, setFound] = useState(/** @type {{archived?: boolean}} */ ({}));
+  const [typed, setTitle] = useState(/** @type {string | null} */ (null));
+  const [found, setFound] = useState(/** @type {{archived?: boolean, title?: string}} */ ({}));
+  const title = typed ?? found.title ?? titleOf(sessionKey);
   const { run, error, isBusy } = useAction(refresh);
   useEffect(() => {
     api("sessions?archived=1").then((list) => setFound(list.sessions.find((/** @type {any} */ one) => one.key === sessionKey) ?? {}), () => undefined);
@@ -72,12 +73,15 @@ export function SessionMenu({ sessionKey, onClose }) {
     <form class="row" onSubmit=${rename}><label class="grow">Title
       <input type="text" value=${title} maxlength="80" dir="auto" onInput=${(/** @type {any} */ event) => setTitle(event.target.value)} /></label>
       <button type="submit" class="primary" disabled=${isBusy}>Rename</button></form>
+    <p class="row"><a href=${`#/timeline/${encodeURIComponent(sessionKey)}`} onClick=${onClose}>Timeline</a>
+      <a href=${`#/changes/${encodeURIComponent(sessionKey)}`} onClick=${onClose}>Changes</a></p>
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
     <p class="hint">Keys and tokens are taken out.</p>
+    <h2>Archive</h2>
+    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button></p>
     <p class="hint">An archived session is not in the list. Search finds it, and a message brings it back.</p>
-    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button>
-      <button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
+    <p class="row"><button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
       <button type="button" onClick=${onClose}>Close</button></p>
     ${error && html`<p class="is-error" role="alert">${error}</p>`}
   </dialog>`;

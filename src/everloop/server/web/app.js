@@ -89,6 +89,12 @@ function toggleTheme() {
 
 // ---------------------------------------------------------------------------------------------- views
 
+/** The title of the open session: as in the list, or its first words where it is archived. @param {Session} session */
+function titleOfOpen(session) {
+  const listed = sessions.value.find((one) => one.key === session.key)?.title;
+  return listed ?? session.entries.value.find((entry) => entry.kind === "user" && !entry.inside)?.text.slice(0, 80) ?? "New chat";
+}
+
 /** @param {{error: string}} props */
 function Login({ error: before }) {
   const [token, setToken] = useState("");
@@ -154,7 +160,7 @@ function Page() {
 
   if (!session) return null;
   const view = viewOf(route.value);
-  const title = view ? VIEWS[view.name].title : sessions.value.find((one) => one.key === session.key)?.title ?? "New chat";
+  const title = view ? VIEWS[view.name].title : titleOfOpen(session);
   return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => {
       event.preventDefault();
       /** @type {HTMLElement | null} */ (document.querySelector("textarea, #main a, #main button"))?.focus();

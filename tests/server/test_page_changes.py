@@ -1,0 +1,90 @@
+"""What turns changed, its undoing, the archive and completion over the page's API: who may do it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everloop.config import Rule
+
+from .feeds import PageClient, page_client, said
+from .serving import Serving, call, serving
+
+POLICY = (
+    Rule(do="deny", tool="read_file", path="secret.md", why="it is secret"),
+    Rule(do="deny", tool="write_file", path="fixed.md", why="it stays"),
+)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Serving]:
+    async with serving(tmp_path, policy=POLICY) as running:
+        yield running
+
+
+async def changed(server: Serving, ada: PageClient, command: str) -> Path:
+    """A turn whose command changes files."""
+    workspace = server.workspace("ada")
+    server.fake.calls(call("exec", command=command))
+    server.fake.reply("done")
+    await said(ada, "web:1", "change it")
+    return workspace
+
+
+async def test_what_the_policy_hides_is_not_shown_and_a_fixed_file_is_not_undone(server: Serving):
+    ada = await page_client(server, "ada")
+    workspace = await changed(server, ada, "echo canary-word > secret.md; echo b > open.md; echo c > fixed.md")
+    status, body = await ada.api("GET", "sessions/web:1/changes")
+    assert status == 200
+    files = {one["path"]: one for one in body["files"]}
+    assert (files["open.md"]["before"], files["open.md"]["after"]) == (None, "b\n")
+    assert "secret" in files["secret.md"]["note"]
+    assert "canary-word" not in str(body)
+    status, body = await ada.api("POST", "sessions/web:1/undo", {})
+    assert (status, body["error"]["code"]) == (403, "not_allowed")
+    assert (workspace / "open.md").exists()
+
+
+async def test_a_turn_is_undone_once_and_by_its_owner_alone(server: Serving):
+    ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
+    workspace = await changed(server, ada, "echo b > open.md")
+    for path in ("changes", "undo"):
+        method = "GET" if path == "changes" else "POST"
+        assert (await eve.api(method, f"sessions/web:1/{path}", None if method == "GET" else {}))[0] == 404
+    assert (workspace / "open.md").exists()
+    assert await ada.api("POST", "sessions/web:1/undo", {}) == (200, {"restored": ["open.md"], "kept": []})
+    assert not (workspace / "open.md").exists()
+    assert (await ada.api("POST", "sessions/web:1/undo", {}))[1]["error"]["code"] == "nothing_changed"
+    assert (await ada.api("GET", "sessions/web:1/changes"))[1] == {"files": []}
+
+
+async def test_a_session_is_archived_by_its_owner_alone(server: Serving):
+    ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
+    server.fake.reply("hello")
+    await said(ada, "web:1", "hi")
+    assert (await eve.api("POST", "sessions/web:1/archive", {"archived": True}))[0] == 404
+    assert (await ada.api("POST", "sessions/web:1/archive", {"archived": True}))[0] == 200
+    assert (await ada.api("GET", "sessions"))[1]["sessions"] == []
+    (found,) = (await ada.api("GET", "sessions?archived=1"))[1]["sessions"]
+    assert (found["key"], found["archived"]) == ("web:1", True)
+    assert (await ada.api("GET", "search?q=hello"))[1]["found"][0]["session"] == "web:1"
+    server.fake.reply("again")
+    await said(ada, "web:1", "hi again")
+    assert [one["key"] for one in (await ada.api("GET", "sessions"))[1]["sessions"]] == ["web:1"]
+
+
+async def test_files_are_completed_within_the_own_workspace_and_named_ones_obey_the_policy(server: Serving):
+    ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
+    workspace = await changed(server, ada, "mkdir beds; echo x > beds/roses.md; echo canary-word > secret.md")
+    assert (workspace / "beds" / "roses.md").exists()
+    assert (await ada.api("GET", "files/matching?q=brs"))[1] == {"paths": ["beds/roses.md"]}
+    assert (await eve.api("GET", "files/matching?q=brs"))[1] == {"paths": []}
+    assert (await ada.api("GET", f"files/matching?q={'x' * 300}"))[0] == 400
+    assert "stop" in [one["name"] for one in (await ada.api("GET", "commands"))[1]["commands"]]
+    server.fake.reply("seen")
+    await ada.say("web:2", "look at @secret.md and @beds/roses.md and @../../me")
+    await server.ended("web:2", "ada")
+    assert "canary-word" not in str(server.seen()[-1])
+    assert server.seen()[-1]["content"].endswith("and @../../me\n[attachment: beds/roses.md]")

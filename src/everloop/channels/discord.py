@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import random
 import re
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..providers.http import origin_of
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from .http import HttpClient, download_from
 from .websocket import Closed, WebSocket, connected
 
 API = "https://discord.com/api/v10"
@@ -59,6 +61,12 @@ class Replied(msgspec.Struct):
     author: User | None = None
 
 
+class File(msgspec.Struct):
+    filename: str = "file"
+    size: int | None = None
+    url: str = ""
+
+
 class Message(msgspec.Struct):
     id: str
     channel_id: str
@@ -68,7 +76,7 @@ class Message(msgspec.Struct):
     guild_id: str | None = None
     webhook_id: str | None = None
     mentions: list[User] = []
-    attachments: list[dict[str, Any]] = []
+    attachments: list[File] = []
     member: Member | None = None
     referenced_message: Replied | None = None
 
@@ -275,6 +283,9 @@ class Discord:
         received = _received(message, self._at.me)
         if received is None:
             return
+        if message.attachments:
+            files = (Attachment(one.filename, partial(self._download, one), one.size) for one in message.attachments)
+            received = replace(received, files=tuple(files))
         await inbox.accept(received)
         if received.group and not received.mentioned and seq is not None:
             return  # it is read again after a crash, which does no harm
@@ -284,6 +295,9 @@ class Discord:
             del self._at.seen[next(iter(self._at.seen))]
         self._at.seq = seq if seq is not None else self._at.seq
         await self._keep(inbox)
+
+    async def _download(self, file: File, limit: int) -> bytes:
+        return await download_from(file.url, (".discordapp.com", ".discordapp.net"), self._client, limit)
 
     async def _keep(self, inbox: Inbox) -> None:
         await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
@@ -410,8 +424,6 @@ def _received(message: Message, me: str) -> Received | None:
     if author.bot or author.id == me or message.webhook_id is not None or message.type not in MESSAGE_TYPES:
         return None
     text = re.sub(rf"\s*<@[!&]?{re.escape(me)}>[:,]?\s*", " ", message.content).strip()
-    if message.attachments:
-        text = f"{text}\n\n[A file was attached, which I cannot open here.]".strip()
     replied = message.referenced_message
     to_me = replied is not None and replied.author is not None and replied.author.id == me
     nick = message.member.nick if message.member is not None else None

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
+from ..channels.files import saver
 from ..channels.runner import ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
@@ -467,7 +468,7 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links)
+    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links, save=saver(owners))
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

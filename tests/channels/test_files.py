@@ -81,6 +81,5 @@ def test_a_name_stays_in_its_folder() -> None:
         assert "/" not in made
         assert "\0" not in made
         assert len(made) < 120
-    assert (
-        name_of("telegram", "7:1", 0, "a") == name_of("telegram", "7:1", 0, "a") != name_of("telegram", "7:1", 1, "a")
-    )
+    first, again, second = (name_of("telegram", "7:1", number, "a") for number in (0, 0, 1))
+    assert first == again != second

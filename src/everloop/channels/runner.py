@@ -219,7 +219,7 @@ class Account:
         """Keep receiving: whatever ends it, it is begun again after a while, and the status says why."""
         delay = FIRST_DELAY
         while True:
-            began = time.monotonic()
+            began, accepted = time.monotonic(), self._inbox.accepted
             wait = 0.0
             try:
                 await self._channel.receive(self._inbox)
@@ -228,8 +228,8 @@ class Account:
                 wait, reason = error.seconds, str(error)
             except Exception as error:
                 reason = describe(error)
-            if time.monotonic() - began > STEADY_SECONDS:
-                delay = FIRST_DELAY
+            if time.monotonic() - began > STEADY_SECONDS or self._inbox.accepted > accepted:
+                delay = FIRST_DELAY  # it was a good connection
             await self._reporter.failed(reason)
             await asyncio.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
             delay = min(2 * delay, LONGEST_DELAY)
@@ -310,6 +310,7 @@ class ChannelInbox:
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
+        self.accepted = 0  # messages that came in
 
     async def ready(self) -> None:
         """The channel is connected."""
@@ -328,6 +329,7 @@ class ChannelInbox:
 
     async def accept(self, message: Received) -> bool:
         async with self._order:
+            self.accepted += 1
             await self._reporter.works()
             if not _is_usable(message) or (message.id is not None and message.id in self._recent):
                 return False

@@ -192,8 +192,12 @@ class Scene:
                 if await asyncio.to_thread(self._is_quiet):
                     return True
             await asyncio.sleep(0.02)
-        state = await asyncio.to_thread(self._state)
-        raise AssertionError(f"{self._folder.name}: not done within {self._patience:g} s: {state}")
+        inbox, outbox = await asyncio.to_thread(self._state)
+        open_rows = [message for message, state in inbox if state != "done"]
+        raise AssertionError(
+            f"{self._folder.name}: not done within {self._patience:g} s: {len(inbox)} of {len(self._said)} messages "
+            f"were taken, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
+        )
 
     def _is_quiet(self) -> bool:
         inbox, outbox = self._state()

@@ -31,7 +31,7 @@ NONCE_LENGTH = 25
 MOST_CHATS = 200  # of which is known how far they were read
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
-DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID, HELLO, ACK = 0, 1, 2, 6, 7, 9, 10, 11
+HEARTBEAT, IDENTIFY, RESUME, HELLO = 1, 2, 6, 10
 FOR_GOOD = {  # close codes after which connecting again would not help
     4004: "the token is wrong",
     4010: "the shard is wrong",
@@ -212,6 +212,7 @@ class Discord:
             await self._begin(socket)
             while True:
                 frame = msgspec.json.decode(await socket.receive(), type=Frame)
+                beat.answered = True  # the answer itself may stand behind many messages
                 match frame.op:
                     case 0:
                         await self._dispatch(frame, inbox)
@@ -220,8 +221,6 @@ class Discord:
                             await beat.send()  # the session is on disk: from now on nothing is missed
                     case 1:
                         await beat.send()
-                    case 11:
-                        beat.answered = True
                     case 7:
                         return
                     case 9:

@@ -41,6 +41,7 @@ class FakeDiscord:
         self.socket: web.WebSocketResponse | None = None
         self.beats = True  # whether heartbeats are answered
         self.interval = 41_250
+        self.unreadable: set[str] = set()
         self.files: dict[str, bytes] = {}
         self.downloads: list[str] = []
         self._rough = rough
@@ -216,6 +217,8 @@ class FakeDiscord:
                 return web.json_response(ME)
             case "GET", ["gateway", "bot"]:
                 return web.json_response({"url": f"ws://127.0.0.1:{self._port}/gateway", "shards": 1})
+            case "GET", ["channels", chat, "messages"] if chat in self.unreadable:
+                return web.Response(status=502)
             case "GET", ["channels", chat, "messages"]:
                 after, limit = int(request.query["after"]), int(request.query["limit"])
                 later = [one for one in self._messages[chat] if int(one["id"]) > after][:limit]

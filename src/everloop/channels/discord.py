@@ -163,9 +163,10 @@ class Discord:
         match frame.t:
             case "READY":
                 ready = msgspec.json.decode(frame.d, type=Ready)
-                self._at.session, self._at.url, self._at.me = ready.session_id, ready.resume_gateway_url, ready.user.id
-                self._at.seq = frame.s
+                # Not kept before all is read: after a crash meanwhile, resuming would leave out the rest.
+                self._at.session, self._at.seq, self._at.me = "", None, ready.user.id
                 await self._catch_up(inbox)
+                self._at.session, self._at.url, self._at.seq = ready.session_id, ready.resume_gateway_url, frame.s
                 await self._keep(inbox)
                 await inbox.ready()
             case "RESUMED":

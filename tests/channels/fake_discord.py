@@ -41,6 +41,9 @@ class FakeDiscord:
         self.socket: web.WebSocketResponse | None = None
         self.beats = True  # whether heartbeats are answered
         self.interval = 41_250
+        self.unreadable: set[str] = set()
+        self.files: dict[str, bytes] = {}
+        self.downloads: list[str] = []
         self._rough = rough
         self._chance = random.Random(seed)
         self._online = asyncio.Event()
@@ -54,6 +57,7 @@ class FakeDiscord:
     async def running(self) -> AsyncIterator[FakeDiscord]:
         app = web.Application()
         app.router.add_get("/gateway/", self._gateway)
+        app.router.add_get("/cdn/{name}", self._file)
         app.router.add_route("*", "/api/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
@@ -99,6 +103,23 @@ class FakeDiscord:
         data = {"component_type": 2, "custom_id": button["custom_id"]}
         interaction = {"id": self._id(), "token": "i-token", "type": 3, "channel_id": chat, "data": data, **where}
         await self._dispatch("INTERACTION_CREATE", {**interaction, "message": {"id": message["id"]}})
+
+    async def attach(
+        self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None, url: str = ""
+    ) -> None:
+        """A person sends a file without a text."""
+        self.files[name] = data
+        file = {
+            "id": self._id(),
+            "filename": name,
+            "size": len(data) if size is None else size,
+            "url": url or f"http://127.0.0.1:{self._port}/cdn/{name}",
+        }
+        await self.say(chat, "", user=str(sender), attachments=[file])
+
+    async def _file(self, request: web.Request) -> web.Response:
+        self.downloads.append(request.match_info["name"])
+        return web.Response(body=self.files[request.match_info["name"]])
 
     def heard(self, chat: str) -> list[str]:
         return [one["content"].strip() for one in self._messages[chat] if one["author"]["id"] == ME["id"]]
@@ -196,6 +217,8 @@ class FakeDiscord:
                 return web.json_response(ME)
             case "GET", ["gateway", "bot"]:
                 return web.json_response({"url": f"ws://127.0.0.1:{self._port}/gateway", "shards": 1})
+            case "GET", ["channels", chat, "messages"] if chat in self.unreadable:
+                return web.Response(status=502)
             case "GET", ["channels", chat, "messages"]:
                 after, limit = int(request.query["after"]), int(request.query["limit"])
                 later = [one for one in self._messages[chat] if int(one["id"]) > after][:limit]

@@ -49,6 +49,8 @@ class FakeSlack:
         self.statuses: list[int] = []  # what events over HTTP were answered with
         self.socket: web.WebSocketResponse | None = None
         self.hellos = 0
+        self.files: dict[str, bytes] = {}
+        self.downloads: list[str] = []
         self._rough, self._http = rough, http
         self._chance = random.Random(seed)
         self._shown: dict[str, dict[str, str]] = defaultdict(dict)  # channel → ts → text
@@ -63,6 +65,7 @@ class FakeSlack:
         app = web.Application()
         app.router.add_post("/api/{method}", self._handle)
         app.router.add_get("/link", self._link)
+        app.router.add_get("/files/{name}", self._file)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -119,6 +122,21 @@ class FakeSlack:
                          "action_ts": self._ts()}],
         }  # fmt: skip
         await self._deliver("interactive", payload)
+
+    async def attach(
+        self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None, url: str = ""
+    ) -> None:
+        """A person sends a file without a text."""
+        self.files[name] = data
+        url = url or f"http://127.0.0.1:{self._port}/files/{name}"
+        file = {"name": name, "size": len(data) if size is None else size, "url_private_download": url}
+        await self.say(chat, "", user=f"U{sender}", subtype="file_share", files=[file])
+
+    async def _file(self, request: web.Request) -> web.Response:
+        self.downloads.append(request.match_info["name"])
+        if request.headers.get("Authorization") != f"Bearer {BOT_TOKEN}":
+            return web.Response(status=403)
+        return web.Response(body=self.files[request.match_info["name"]])
 
     def heard(self, chat: str) -> list[str]:
         return [text for _, text in sorted(self._shown[_channel(chat)].items())]

@@ -66,6 +66,8 @@ class FakeTelegram:
         self.edited: list[dict[str, Any]] = []
         self.deleted: list[int] = []
         self.webhook: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
+        self.downloads: list[str] = []
         self.drafts: dict[int, str] = {}
         self.answered: list[str] = []  # callback queries
         self.polls = 0  # getUpdates under way
@@ -84,6 +86,7 @@ class FakeTelegram:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeTelegram]:
         app = web.Application()
+        app.router.add_get("/file/{bot}/{name}", self._file)
         app.router.add_route("*", "/{bot}/{method}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
@@ -171,6 +174,17 @@ class FakeTelegram:
 
     # ------------------------------------------------------------------------------------------ the API
 
+    async def _file(self, request: web.Request) -> web.Response:
+        self.downloads.append(request.match_info["name"])
+        assert request.match_info["bot"] == f"bot{TOKEN}"
+        return web.Response(body=self.files[request.match_info["name"]])
+
+    async def attach(self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None) -> None:
+        """A person sends a file without a text."""
+        self.files[name] = data
+        document = {"file_id": name, "file_name": name, "file_size": len(data) if size is None else size}
+        await self.say(chat, "", sender=sender, document=document)
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         method = request.match_info["method"]
         self.calls.append(method)
@@ -192,6 +206,8 @@ class FakeTelegram:
                     return _error(400, "Bad Request: bad webhook: An HTTPS URL must be provided for webhook")
                 self.webhook = asked
                 return _ok(True)
+            case "getFile":
+                return _ok({"file_id": asked["file_id"], "file_path": asked["file_id"]})
             case "answerCallbackQuery":
                 self.answered.append(asked["callback_query_id"])
                 return _ok(True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing.channels import conform, running, storm
 
 from .fake_discord import ME, TOKEN, FakeDiscord
@@ -81,6 +82,29 @@ async def test_a_dropped_connection_is_resumed_and_a_lost_session_is_caught_up(
     assert discord.heard("1") == ["re: one", "re: two", "re: three"]
     assert discord.identified == 2
     assert len(discord.heard("91")) == 1  # a message that is read later is of a group, too
+
+
+async def test_a_crash_while_it_catches_up_loses_nothing(discord: FakeDiscord, tmp_path: Path) -> None:
+    says = Says("hi")
+    async with running(discord.settings, tmp_path, says) as store:
+        await discord.say("1", "one")
+        await discord.say("2", "one")
+        await until(lambda: len(says.asked) == 2)
+    discord.forget_session()
+    await discord.say("1", "two")
+    await discord.say("2", "two")
+    discord.unreadable.add("2")  # the connection breaks when the second chat is read
+    async with running(discord.settings, tmp_path, says) as store:
+        await until(lambda: len(says.asked) == 3)
+        await found(lambda: _has_failed(store))
+    discord.unreadable.clear()
+    async with running(discord.settings, tmp_path, says):
+        await until(lambda: len(says.asked) == 4)
+    assert says.asked == ["one", "one", "two", "two"]
+
+
+async def _has_failed(store: SQLiteStore) -> bool:
+    return '"error":""' not in (await store.channel_state("discord"))["status"]
 
 
 async def test_a_gateway_that_does_not_answer_heartbeats_is_left(discord: FakeDiscord, tmp_path: Path) -> None:

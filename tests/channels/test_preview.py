@@ -80,7 +80,7 @@ async def test_words_are_shown_as_they_come_and_the_answer_takes_their_place(net
         await until(lambda: network.heard(chat))
         assert network.heard(chat) == [FIRST + "…"]
         name = network.settings["name"]
-        assert f"draft:{chat}" in await store.channel_state(name)
+        await found(lambda: _has_draft(store, name))
         model.goes_on.set()
         await until(lambda: changes(network))
         assert changes(network)[-1].endswith(SECOND + " …")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
+from everloop.channels import runner
 from everloop.channels.base import Can, Inbox, Later, Never, Options, Part, Received
 from everloop.channels.runner import ChannelRunner
 from everloop.config import Config, Rule
@@ -143,6 +144,26 @@ async def test_a_message_is_taken_once_however_often_it_comes(opened: Any) -> No
         assert line.inbox is not None
         await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="hello"))
     assert len(await store.waiting("me", "line:1")) == 1
+
+
+async def test_a_connection_that_delivered_something_is_replaced_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(runner, "LONGEST_DELAY", 3600.0)
+
+    class Breaks(Line):
+        """A network that drops the connection after each message."""
+
+        async def receive(self, inbox: Inbox) -> None:
+            self.pollers += 1
+            await inbox.accept(Received(id=f"m{self.pollers}", chat="1", sender="anna", text="hello"))
+            raise OSError("the connection ended")
+
+    store, line = SQLiteStore(tmp_path / "store.db"), Breaks()
+    async with at_work(store, line):
+        await until(lambda: line.pollers >= 40)  # with longer and longer pauses it would take years
+    await store.close()
 
 
 async def test_what_became_of_messages_is_counted(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ inbox and outbox, retries and dead letters, `access` decides who is answered, `t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -41,6 +41,15 @@ class Can:
     media: int = 0  # the largest file in bytes; 0 for none
 
 
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of a message. It is read only when the message is taken; `read` gets the most bytes that it may have."""
+
+    name: str
+    read: Callable[[int], Awaitable[bytes]]
+    size: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """A message as a network delivers it."""
@@ -53,6 +62,7 @@ class Received:
     group: bool = False  # several people are in the chat
     mentioned: bool = False  # in a group: it names the agent, or replies to it
     thread: str = ""  # a thread of the chat has a session of its own
+    files: tuple[Attachment, ...] = ()
     button: str = ""  # the value of the button that was pressed; then there is no text
     extra: Mapping[str, str] = field(default_factory=dict)  # what the channel needs to answer it, such as a subject
 

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import random
 import re
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..providers.http import origin_of
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from .discord_types import Failure, File, Frame, Gateway, Hello, Interaction, Message, Ready, SentMessage, User
+from .http import HttpClient, download_from
 from .websocket import Closed, WebSocket, connected
 
 API = "https://discord.com/api/v10"
@@ -29,7 +32,7 @@ NONCE_LENGTH = 25
 MOST_CHATS = 200  # of which is known how far they were read
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
-DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID, HELLO, ACK = 0, 1, 2, 6, 7, 9, 10, 11
+HEARTBEAT, IDENTIFY, RESUME, HELLO = 1, 2, 6, 10
 FOR_GOOD = {  # close codes after which connecting again would not help
     4004: "the token is wrong",
     4010: "the shard is wrong",
@@ -41,85 +44,6 @@ FOR_GOOD = {  # close codes after which connecting again would not help
 NEW_SESSION = {4007, 4009}
 MESSAGE_TYPES = {0, 19, 20, 21}  # a message, a reply, a command, the first of a thread
 T = TypeVar("T")
-
-
-class User(msgspec.Struct):
-    id: str
-    username: str = ""
-    global_name: str | None = None
-    bot: bool = False
-
-
-class Member(msgspec.Struct):
-    nick: str | None = None
-    user: User | None = None
-
-
-class Replied(msgspec.Struct):
-    author: User | None = None
-
-
-class Message(msgspec.Struct):
-    id: str
-    channel_id: str
-    author: User
-    content: str = ""
-    type: int = 0
-    guild_id: str | None = None
-    webhook_id: str | None = None
-    mentions: list[User] = []
-    attachments: list[dict[str, Any]] = []
-    member: Member | None = None
-    referenced_message: Replied | None = None
-
-
-class Pressed(msgspec.Struct):
-    custom_id: str = ""
-
-
-class Interaction(msgspec.Struct):
-    id: str
-    token: str
-    type: int
-    channel_id: str = ""
-    guild_id: str | None = None
-    user: User | None = None
-    member: Member | None = None
-    message: SentMessage | None = None
-    data: Pressed = msgspec.field(default_factory=Pressed)
-
-
-class SentMessage(msgspec.Struct):
-    id: str
-
-
-class Frame(msgspec.Struct):
-    """A frame of the gateway."""
-
-    op: int
-    d: msgspec.Raw = msgspec.Raw(b"null")
-    s: int | None = None
-    t: str | None = None
-
-
-class Hello(msgspec.Struct):
-    heartbeat_interval: float
-
-
-class Ready(msgspec.Struct):
-    session_id: str
-    resume_gateway_url: str
-    user: User
-
-
-class Gateway(msgspec.Struct):
-    url: str
-
-
-class Failure(msgspec.Struct):
-    message: str = ""
-    code: int = 0
-    retry_after: float | None = None
 
 
 class Seen(msgspec.Struct):
@@ -204,6 +128,7 @@ class Discord:
             await self._begin(socket)
             while True:
                 frame = msgspec.json.decode(await socket.receive(), type=Frame)
+                beat.answered = True  # the answer itself may stand behind many messages
                 match frame.op:
                     case 0:
                         await self._dispatch(frame, inbox)
@@ -212,8 +137,6 @@ class Discord:
                             await beat.send()  # the session is on disk: from now on nothing is missed
                     case 1:
                         await beat.send()
-                    case 11:
-                        beat.answered = True
                     case 7:
                         return
                     case 9:
@@ -240,9 +163,10 @@ class Discord:
         match frame.t:
             case "READY":
                 ready = msgspec.json.decode(frame.d, type=Ready)
-                self._at.session, self._at.url, self._at.me = ready.session_id, ready.resume_gateway_url, ready.user.id
-                self._at.seq = frame.s
+                # Not kept before all is read: after a crash meanwhile, resuming would leave out the rest.
+                self._at.session, self._at.seq, self._at.me = "", None, ready.user.id
                 await self._catch_up(inbox)
+                self._at.session, self._at.url, self._at.seq = ready.session_id, ready.resume_gateway_url, frame.s
                 await self._keep(inbox)
                 await inbox.ready()
             case "RESUMED":
@@ -275,6 +199,9 @@ class Discord:
         received = _received(message, self._at.me)
         if received is None:
             return
+        if message.attachments:
+            files = (Attachment(one.filename, partial(self._download, one), one.size) for one in message.attachments)
+            received = replace(received, files=tuple(files))
         await inbox.accept(received)
         if received.group and not received.mentioned and seq is not None:
             return  # it is read again after a crash, which does no harm
@@ -284,6 +211,9 @@ class Discord:
             del self._at.seen[next(iter(self._at.seen))]
         self._at.seq = seq if seq is not None else self._at.seq
         await self._keep(inbox)
+
+    async def _download(self, file: File, limit: int) -> bytes:
+        return await download_from(file.url, (".discordapp.com", ".discordapp.net"), self._client, limit)
 
     async def _keep(self, inbox: Inbox) -> None:
         await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
@@ -410,8 +340,6 @@ def _received(message: Message, me: str) -> Received | None:
     if author.bot or author.id == me or message.webhook_id is not None or message.type not in MESSAGE_TYPES:
         return None
     text = re.sub(rf"\s*<@[!&]?{re.escape(me)}>[:,]?\s*", " ", message.content).strip()
-    if message.attachments:
-        text = f"{text}\n\n[A file was attached, which I cannot open here.]".strip()
     replied = message.referenced_message
     to_me = replied is not None and replied.author is not None and replied.author.id == me
     nick = message.member.nick if message.member is not None else None

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..providers.http import ConnectionBroke, Pool, origin_of, proxy_for, read_up_to, retry_after
 from ..threads import in_thread
+from .base import Never
 
 CONNECT_SECONDS = 10.0
+DOWNLOAD_SECONDS = 120.0
 LARGEST_REPLY = 16 * 1024 * 1024
 AGENT = "everloop"
+
+
+class TooLarge(OSError):
+    """The reply is larger than what was asked for."""
 
 
 class Reply(NamedTuple):
@@ -40,6 +46,7 @@ class HttpClient:
         body: bytes,
         seconds: float,
         repeatable: bool = True,
+        largest: int = LARGEST_REPLY,
     ) -> Reply:
         """Send a request to a path of the origin, and read the whole reply.
 
@@ -57,13 +64,25 @@ class HttpClient:
                 if response is None and not repeatable:  # the server may have read it
                     raise ConnectionBroke("the server closed it")
             try:
-                data = await read_up_to(response, LARGEST_REPLY)
+                data = await read_up_to(response, largest)
             finally:
                 if not response.complete:
                     response.close()
-        if len(data) > LARGEST_REPLY:
-            raise OSError(f"the reply is larger than {LARGEST_REPLY} bytes")
+        if len(data) > largest:
+            raise TooLarge(f"the reply is larger than {largest} bytes")
         return Reply(response.status, response.headers, data)
+
+    async def download(self, target: str, headers: Mapping[str, str], limit: int) -> bytes:
+        """The content of a file: at most one byte more than the limit."""
+        try:
+            reply = await self.request("GET", target, headers, b"", DOWNLOAD_SECONDS, largest=limit)
+        except TooLarge:
+            return bytes(limit + 1)
+        if reply.status in (408, 425, 429) or reply.status >= 500:
+            raise OSError(f"HTTP {reply.status}")
+        if reply.status != 200:
+            raise Never(f"HTTP {reply.status}")
+        return reply.body
 
     async def post(
         self, target: str, headers: Mapping[str, str], body: bytes, seconds: float, repeatable: bool = True
@@ -76,6 +95,10 @@ class HttpClient:
             self._pool.close()
             self._pool = None
             await asyncio.sleep(0)  # let the transports close
+
+    @property
+    def origin(self) -> str:
+        return str(self._origin)
 
     @property
     def target(self) -> str:
@@ -91,3 +114,19 @@ class HttpClient:
         if head.count("\r\n") != len(lines) - 1 or "\0" in head:
             raise ValueError("a header has a line end")
         return head.encode("latin-1", "replace")
+
+
+async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit: int, token: str = "") -> bytes:
+    """Read a file whose address a network gave. It must be one of its own hosts, by https, or the API's own server."""
+    try:
+        origin = origin_of(url)
+    except ValueError:
+        raise Never("no address of a file") from None
+    own = str(origin) == home.origin
+    if not own and (origin.scheme != "https" or not f".{origin.host}".endswith(tuple(hosts))):
+        raise Never("the file is not at the network itself")
+    client = HttpClient(url)
+    try:
+        return await client.download(client.target, {"Authorization": f"Bearer {token}"} if token else {}, limit)
+    finally:
+        await client.close()

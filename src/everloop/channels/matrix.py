@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -16,11 +17,12 @@ import msgspec
 
 from ..providers.http import origin_of
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
 
 log = logging.getLogger(__name__)
 API = "/_matrix/client/v3"
+MEDIA = "/_matrix/client/v1/media"
 POLL_SECONDS = 30
 MARGIN_SECONDS = 20.0
 CALL_SECONDS = 30.0
@@ -209,8 +211,14 @@ class Matrix:
         relation = relation if isinstance(relation, dict) else {}
         if not isinstance(text, str) or kind == "m.notice" or relation.get("rel_type") == "m.replace":
             return None  # notices are written by programs
-        if kind not in ("m.text", "m.emote"):
-            text = "[A file was attached, which I cannot open here.]"
+        files: tuple[Attachment, ...] = ()
+        if kind not in ("m.text", "m.emote"):  # a file, whose name is the text where it has no caption
+            name, url, info = content.get("filename"), content.get("url"), content.get("info")
+            size = info.get("size") if isinstance(info, dict) else None
+            title = name if isinstance(name, str) else text
+            text = text if isinstance(name, str) and name != text else ""
+            url = url if isinstance(url, str) else ""
+            files = (Attachment(title, partial(self._download, url), size if isinstance(size, int) else None),)
         thread = relation.get("event_id") if relation.get("rel_type") == "m.thread" else ""
         mentions = content.get("m.mentions")
         named = isinstance(mentions, dict) and self._me in (mentions.get("user_ids") or [])
@@ -224,7 +232,15 @@ class Matrix:
             group=not await self._is_direct(room),
             mentioned=named or in_words,
             thread=thread if isinstance(thread, str) else "",
+            files=files,
         )
+
+    async def _download(self, url: str, limit: int) -> bytes:
+        """Read a file by its address, such as mxc://example.org/abc."""
+        if not (found := re.fullmatch(r"mxc://([^/\s?#]+)/([A-Za-z0-9_-]+)", url)):
+            raise Never("no address of a file")
+        target = f"{self._client.target.rstrip('/')}{MEDIA}/download/{quote(found[1], safe=':')}/{found[2]}"
+        return await self._client.download(target, {"Authorization": f"Bearer {self._token}"}, limit)
 
     async def _is_direct(self, room: str) -> bool:
         if room not in self._direct:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 TYPING_SECONDS = 4.5  # after which networks stop showing that someone is typing
 LEAST_TEXT = 20  # characters that are worth a draft
 LONGEST_SECONDS = 3600.0
+QUIET_SECONDS = 3.0  # after which a session without a turn is taken for done
 DRAFT = "draft:"
 MORE = " …"
 Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
@@ -140,7 +141,7 @@ class Previews:
     async def _watch(self, subscriber: SessionSubscriber, chat_id: str, shown: Shown) -> None:
         clock = asyncio.get_running_loop().time
         shown.next_draft = clock() + self._can.pace
-        waiting = False
+        waiting, quiet_since = False, None
         while not shown.is_over and not subscriber.is_over:
             until = shown.next_draft if shown.streams and shown.text != shown.drafted else shown.next_typing
             for update in await subscriber.next(min(max(until - clock(), 0.05), TYPING_SECONDS)):
@@ -150,11 +151,15 @@ class Previews:
                     case Streamed(event=events.Restarted()) | Logged(entry=ModelAnswered()):
                         shown.text = ""
                     case SessionState(turn=turn, parked=parked, waiting=rows):
-                        waiting = bool(rows)
-                        if parked or (turn is None and not waiting):
+                        waiting, is_quiet = bool(rows), turn is None and not rows
+                        if parked:
                             return
+                        # A message that is just being claimed is for a moment in neither place.
+                        quiet_since = (quiet_since or clock()) if is_quiet else None
                     case Logged(entry=TurnEnded()) if not waiting:
                         return
+            if quiet_since is not None and clock() - quiet_since > QUIET_SECONDS:
+                return
             if shown.streams and clock() >= shown.next_draft:
                 await self._draft(chat_id, shown)
             if clock() >= shown.next_typing and not shown.is_over:

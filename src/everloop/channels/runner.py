@@ -34,6 +34,7 @@ from ..text import clean, one_line
 from ..text_cursor import Position
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
 from .base import Button, Channel, Later, Never, Options, Part, Received
+from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of
 from .preview import Follow, Previews
 from .text import MARK, Piece, render, split
 
@@ -106,14 +107,15 @@ class ChannelRunner:
         follow: Follow | None = None,
         meters: Meters | None = None,
         links: Mapping[str, Sequence[str]] | None = None,
+        save: Save | None = None,
     ) -> None:
         """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
-        share one session."""
+        share one session; `save` keeps the files that people send."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
         shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
-        self._accounts = [Account(store, self.worker, configs, shared, follow, meters, *one) for one in channels]
+        self._accounts = [Account(store, self.worker, configs, shared, save, follow, meters, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -143,6 +145,7 @@ class Account:
         worker: str,
         configs: dict[str, ChannelConfig],
         shared: Mapping[str, str],
+        save: Save | None,
         follow: Follow | None,
         meters: Meters | None,
         config: ChannelConfig,
@@ -155,7 +158,7 @@ class Account:
         self._channel = channel
         self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
-        self._inbox = ChannelInbox(store, config, channel, configs, shared, self._reporter, self._previews)
+        self._inbox = ChannelInbox(store, config, channel, configs, shared, save, self._reporter, self._previews)
         self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
@@ -216,7 +219,7 @@ class Account:
         """Keep receiving: whatever ends it, it is begun again after a while, and the status says why."""
         delay = FIRST_DELAY
         while True:
-            began = time.monotonic()
+            began, accepted = time.monotonic(), self._inbox.accepted
             wait = 0.0
             try:
                 await self._channel.receive(self._inbox)
@@ -225,8 +228,8 @@ class Account:
                 wait, reason = error.seconds, str(error)
             except Exception as error:
                 reason = describe(error)
-            if time.monotonic() - began > STEADY_SECONDS:
-                delay = FIRST_DELAY
+            if time.monotonic() - began > STEADY_SECONDS or self._inbox.accepted > accepted:
+                delay = FIRST_DELAY  # it was a good connection
             await self._reporter.failed(reason)
             await asyncio.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
             delay = min(2 * delay, LONGEST_DELAY)
@@ -288,6 +291,7 @@ class ChannelInbox:
         channel: Channel,
         configs: dict[str, ChannelConfig],
         shared: Mapping[str, str],
+        save: Save | None,
         reporter: Reporter,
         previews: Previews,
     ) -> None:
@@ -297,6 +301,7 @@ class ChannelInbox:
         self._previews = previews
         self._can = channel.can
         self._configs = configs
+        self._save = save
         self._shared = shared  # `channel:sender` → the person, whose direct chats are one session
         self._reporter = reporter
         self._questions = Questions(store, config.name)
@@ -305,6 +310,7 @@ class ChannelInbox:
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
+        self.accepted = 0  # messages that came in
 
     async def ready(self) -> None:
         """The channel is connected."""
@@ -323,6 +329,7 @@ class ChannelInbox:
 
     async def accept(self, message: Received) -> bool:
         async with self._order:
+            self.accepted += 1
             await self._reporter.works()
             if not _is_usable(message) or (message.id is not None and message.id in self._recent):
                 return False
@@ -342,7 +349,8 @@ class ChannelInbox:
         if standing == "stranger":
             await self._offer_code(message)
             return False
-        if message.text.split(maxsplit=1)[0].lower().partition("@")[0] == "/pair" and standing != "member":
+        first = (*message.text.split(maxsplit=1), "")[0]
+        if first.lower().partition("@")[0] == "/pair" and standing != "member":
             await self._pair(message, standing)
             return True
         incoming = self._incoming(message)
@@ -351,6 +359,9 @@ class ChannelInbox:
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
         if kind != "urgent" and await self._is_over_limit(message):
             return False
+        if message.files:
+            kind = "message"
+            await self._take_files(message, incoming)
         if message.group and kind == "message":
             incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
         if kind != "message":
@@ -391,6 +402,25 @@ class ChannelInbox:
         )
         await self._put(answer, "urgent")
         return True
+
+    async def _take_files(self, message: Received, incoming: InboundMessage) -> None:
+        """Put the files of a message into the workspace; what is not taken is said in its text."""
+        limit, notes = MEGABYTE * self._config.media_mb, list[str]()
+        for number, file in enumerate(message.files):
+            if self._save is None or not limit or number >= MOST_FILES:
+                notes.append(f"[{one_line(clean(file.name), 80)} was attached, and not taken.]")
+                continue
+            data = await fetched(file, limit)
+            if isinstance(data, str):
+                notes.append(data)
+                continue
+            name = name_of(self._config.name, message.id or secrets.token_hex(8), number, file.name)
+            try:
+                incoming.media.append(await self._save(self._config.owner, name, data))
+            except (OSError, LookupError) as error:  # a full disk, or a link in the workspace
+                log.error("channel %s: a file could not be kept: %s", self._config.name, error)
+                notes.append(f"[{one_line(clean(file.name), 80)} could not be kept.]")
+        incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)
@@ -460,7 +490,7 @@ class ChannelInbox:
 
 def _is_usable(message: Received) -> bool:
     ids = (message.chat, message.sender, message.thread, message.id or "-")
-    said = message.button or message.text.strip()
+    said = message.button or message.text.strip() or message.files
     return bool(said and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
 
 

@@ -13,6 +13,7 @@ import html
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlencode
 
@@ -20,8 +21,8 @@ import msgspec
 
 from ..providers.http import origin_of
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from .http import HttpClient, download_from
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -38,6 +39,12 @@ FORM = "application/x-www-form-urlencoded"
 T = TypeVar("T")
 
 
+class File(msgspec.Struct):
+    name: str = "file"
+    size: int | None = None
+    url_private_download: str = ""
+
+
 class Event(msgspec.Struct):
     """A message, or a mention of the app, which comes as an event of its own for the same message."""
 
@@ -51,7 +58,7 @@ class Event(msgspec.Struct):
     ts: str = ""
     thread_ts: str = ""
     parent_user_id: str = ""
-    files: list[dict[str, Any]] = []
+    files: list[File] = []
 
 
 class Id(msgspec.Struct):
@@ -240,8 +247,6 @@ class Slack:
         group = event.channel_type != "im" if event.channel_type else not event.channel.startswith("D")
         mention = f"<@{self._me}>"
         text = _plain(re.sub(rf"\s*<@{self._me}(\|[^>]*)?>[:,]?\s*", " ", event.text).strip())
-        if event.files:
-            text = f"{text}\n\n[A file was attached, which I cannot open here.]".strip()
         thread = event.thread_ts or (event.ts if group and self._in_thread else "")
         return Received(
             id=f"{event.channel}:{event.ts}",
@@ -251,7 +256,12 @@ class Slack:
             group=group,
             mentioned=mention in event.text or event.type == "app_mention" or event.parent_user_id == self._me,
             thread=thread,
+            files=tuple(Attachment(one.name, partial(self._download, one), one.size) for one in event.files),
         )
+
+    async def _download(self, file: File, limit: int) -> bytes:
+        """Read a file; the token is sent to Slack alone."""
+        return await download_from(file.url_private_download, (".slack.com",), self._client, limit, self._token)
 
     async def _name_of(self, user: str) -> str:
         """A person's name; "" where the app may not read it."""

@@ -10,20 +10,25 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from ..providers.http import origin_of
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient, Reply
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
 MARGIN_SECONDS = 15.0  # that an answer may take beyond the time it was asked to
 SEND_SECONDS = 30.0
-MEDIA = ("photo", "document", "voice", "audio", "video", "video_note", "sticker", "animation", "location", "contact")
+FILES = ("document", "voice", "audio", "video", "video_note", "animation")
+OTHERS = ("sticker", "location", "contact", "poll")
+NAMES = {"photo": "photo.jpg", "voice": "voice.ogg", "video_note": "video.mp4", "video": "video.mp4"}
 UPDATES = ["message", "callback_query"]
 T = TypeVar("T")
 
@@ -52,6 +57,16 @@ class RepliedTo(msgspec.Struct):
     from_: User | None = msgspec.field(default=None, name="from")
 
 
+class File(msgspec.Struct):
+    file_id: str
+    file_name: str = ""
+    file_size: int | None = None
+
+
+class FilePath(msgspec.Struct):
+    file_path: str = ""
+
+
 class Message(msgspec.Struct):
     message_id: int
     chat: Chat
@@ -63,6 +78,13 @@ class Message(msgspec.Struct):
     message_thread_id: int | None = None
     is_topic_message: bool = False
     reply_to_message: RepliedTo | None = None
+    photo: list[File] = []
+    document: File | None = None
+    voice: File | None = None
+    audio: File | None = None
+    video: File | None = None
+    video_note: File | None = None
+    animation: File | None = None
 
 
 class CallbackQuery(msgspec.Struct):
@@ -189,8 +211,23 @@ class Telegram:
     async def _take(self, update: Update, me: User, inbox: Inbox) -> None:
         if bytes(update.callback_query):
             await self._take_button(update.callback_query, inbox)
-        elif (message := _received(update, me)) is not None:
+        elif (message := _received(update, me, self._attachments)) is not None:
             await inbox.accept(message)
+
+    def _attachments(self, message: Message) -> tuple[Attachment, ...]:
+        found = [("photo", message.photo[-1])] if message.photo else []  # the last one is the largest
+        found += [(name, file) for name in FILES if (file := getattr(message, name)) is not None]
+        if message.animation is not None:  # comes as a document, too
+            found = [one for one in found if one[0] != "document"]
+        return tuple(
+            Attachment(file.file_name or NAMES.get(name, name), partial(self._download, file.file_id), file.file_size)
+            for name, file in found
+        )
+
+    async def _download(self, id: str, limit: int) -> bytes:
+        path = (await self._call("getFile", {"file_id": id}, FilePath)).file_path
+        target = f"{self._client.target.rstrip('/')}/file/bot{self._token}/{quote(path)}"
+        return await self._client.download(target, {}, limit)
 
     async def _take_button(self, data: msgspec.Raw, inbox: Inbox) -> None:
         try:
@@ -306,13 +343,13 @@ def _envelope(reply: Reply) -> Envelope:
         raise OSError(f"HTTP {reply.status}, and no answer of the Bot API") from None
 
 
-def _received(update: Update, me: User) -> Received | None:
+def _received(update: Update, me: User, attachments: Callable[[Message], tuple[Attachment, ...]]) -> Received | None:
     """The message of an update; None for what no person wrote, and for what cannot be read."""
     if not bytes(update.message):
         return None
     try:
         message = msgspec.json.decode(update.message, type=Message)
-        attached = [name for name in msgspec.json.decode(update.message) if name in MEDIA]
+        attached = [name for name in msgspec.json.decode(update.message) if name in OTHERS]
     except msgspec.MsgspecError:  # a kind of message that is newer than this
         return None
     if message.from_ is None or message.from_.is_bot or message.chat.type not in ("private", "group", "supergroup"):
@@ -329,6 +366,7 @@ def _received(update: Update, me: User) -> Received | None:
         chat=str(message.chat.id),
         sender=str(sender.id),
         text=text,
+        files=attachments(message),
         name=f"{sender.first_name} {sender.last_name}".strip() or sender.username,
         group=message.chat.type != "private",
         mentioned=named or to_me,

@@ -120,9 +120,10 @@ def _run_channels(
     owners: Owners,
     meters: Meters | None,
 ) -> ChannelRunner:
+    from ..channels.files import saver
     from ..channels.runner import ChannelRunner, follower
 
-    return ChannelRunner(store, made, follower(owners), meters, owners.config.links)
+    return ChannelRunner(store, made, follower(owners), meters, owners.config.links, saver(owners))
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

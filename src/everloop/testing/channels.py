@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
+from ..channels.files import saver
 from ..channels.runner import ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
@@ -191,8 +192,12 @@ class Scene:
                 if await asyncio.to_thread(self._is_quiet):
                     return True
             await asyncio.sleep(0.02)
-        state = await asyncio.to_thread(self._state)
-        raise AssertionError(f"{self._folder.name}: not done within {self._patience:g} s: {state}")
+        inbox, outbox = await asyncio.to_thread(self._state)
+        open_rows = [message for message, state in inbox if state != "done"]
+        raise AssertionError(
+            f"{self._folder.name}: not done within {self._patience:g} s: {len(inbox)} of {len(self._said)} messages "
+            f"were taken, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
+        )
 
     def _is_quiet(self) -> bool:
         inbox, outbox = self._state()
@@ -467,7 +472,7 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links)
+    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links, save=saver(owners))
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

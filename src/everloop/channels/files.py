@@ -1,0 +1,74 @@
+"""Files that people attach: put into the workspace of the agent, under names of our own making."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..text import clean, one_line
+from ..threads import in_thread
+from .base import Attachment, Later, Never
+
+if TYPE_CHECKING:
+    from ..runtime.owners import Owners
+
+UPLOADS = "uploads"
+MOST_FILES = 10  # of one message
+TRIES = 3
+MEGABYTE = 1_000_000
+Save = Callable[[str, str, bytes], Awaitable[str]]  # owner, name and content → the path
+
+
+def saver(owners: Owners) -> Save:
+    """Save files in the `uploads` folder of an owner's workspace."""
+
+    async def save(owner: str, name: str, data: bytes) -> str:
+        workspace = (await owners.agent(owner)).workspace
+        return await in_thread(_write, workspace, name, data)
+
+    return save
+
+
+def _write(workspace: Path, name: str, data: bytes) -> str:
+    """Write a file, replacing one of the same name. No link is followed: a command of the agent may have made it."""
+    (workspace / UPLOADS).mkdir(parents=True, exist_ok=True)
+    folder = os.open(workspace / UPLOADS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        draft = f".{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(draft, flags, 0o644, dir_fd=folder), "wb") as file:
+            file.write(data)
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+    return os.path.abspath(workspace / UPLOADS / name)
+
+
+def name_of(channel: str, message: str, number: int, given: str) -> str:
+    """A file name that is the same whenever the message comes, so that a repeat makes no second file."""
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(clean(given))).strip("-.")[-60:] or "file"
+    return f"{channel}-{hashlib.sha256(f'{message} {number}'.encode()).hexdigest()[:12]}-{base}"
+
+
+async def fetched(file: Attachment, limit: int) -> bytes | str:
+    """The content of a file; or a note about why it is not there, for the model."""
+    shown = one_line(clean(file.name), 80)
+    too_large = f"[{shown} is larger than {limit // MEGABYTE} MB, and was not taken.]"
+    if file.size is not None and file.size > limit:
+        return too_large
+    for tries in range(1, TRIES + 1):
+        try:
+            data = await file.read(limit)
+            return data if len(data) <= limit else too_large
+        except Never:
+            break
+        except (Later, OSError, TimeoutError) as error:
+            if tries < TRIES:
+                await asyncio.sleep(min(error.seconds, 10.0) if isinstance(error, Later) else 0.5 * tries)
+    return f"[{shown} could not be fetched.]"

@@ -148,15 +148,14 @@ async def test_a_migration_that_fails_leaves_nothing_behind(open_store, tmp_path
 
 async def test_a_new_store_of_a_test_is_what_the_migrations_make(store):
     await store.sessions("me")
-    made = await asyncio.to_thread(_dump, store.path)
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+    made, migrated = await asyncio.to_thread(_dumps, store.path)
+    assert made == migrated
+
+
+def _dumps(path: Path) -> tuple[list[str], list[str]]:
+    with closing(sqlite3.connect(path)) as made, closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db)
-        assert sorted(db.iterdump()) == sorted(made)
-
-
-def _dump(path: Path) -> list[str]:
-    with closing(sqlite3.connect(path)) as db:
-        return list(db.iterdump())
+        return sorted(made.iterdump()), sorted(db.iterdump())
 
 
 async def test_many_open_a_new_file_at_once(open_store, monkeypatch):

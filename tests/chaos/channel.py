@@ -19,7 +19,7 @@ from ..crash.history import History, lines, read
 from ..crash.programs import HOLD
 
 
-async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(true: Callable[[], bool], seconds: float = 90.0) -> None:
     give_up = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < give_up, "it did not happen"

@@ -236,7 +236,10 @@ async def test_a_living_worker_is_counted():
         worker = await start("worker", env=settings)
         try:
             await asyncio.wait_for(worker.stderr.readline(), 30)
-            done = await doctor(server, **ENDPOINT)
+            for _ in range(30):  # it says that it is ready just before it enters itself in the store
+                done = await doctor(server, **ENDPOINT)
+                if checks(done)["workers"]["found"].startswith("1 at work"):
+                    break
         finally:
             worker.terminate()
             await finished(worker)

@@ -72,6 +72,21 @@ async def fill(loop: AgentLoop, turns: int, size: int = 100, key: str = "cli:dir
         await loop.process_direct(f"message {number}: {LONG * size}", key)
 
 
+async def fill_until_summarised(loop: AgentLoop, model: Model) -> None:
+    """Fill the conversation until a summary is asked for.
+
+    After each turn, let the look end that finds too little to summarise: while it lasts, no other one begins.
+    """
+
+    def settled() -> bool:
+        return bool(model.summaries) or all(note.task is None for note in loop._compactor._notes.values())
+
+    for number in range(4):
+        await loop.process_direct(f"message {number}: {LONG * 100}")
+        await until(settled)
+    await until(lambda: len(model.summaries) == 1)
+
+
 async def quiet(loop: AgentLoop) -> None:
     """Until nothing is compacted in the background any more."""
     async with asyncio.timeout(30):
@@ -108,8 +123,7 @@ async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
 
     model = Model(summary=hangs)
     async with agent(tmp_path, model, compact_at=0.1) as loop:
-        await fill(loop, 4)
-        await until(lambda: len(model.summaries) == 1)
+        await fill_until_summarised(loop, model)
         async with asyncio.timeout(20):
             assert await loop.process_direct("quick") == "fine"
             assert await loop.process_direct("quick", "cli:other") == "fine"
@@ -133,8 +147,7 @@ async def test_a_summary_that_comes_while_a_turn_runs_is_taken_by_that_turn(tmp_
     model = Model(summary=waits)
     async with agent(tmp_path, model, compact_at=0.1) as loop:
         loop.tools.register(let_go)
-        await fill(loop, 4)
-        await until(lambda: len(model.summaries) == 1)
+        await fill_until_summarised(loop, model)
         model.answers = [call("let_go"), "done"]
         assert await loop.process_direct("go") == "done"
     assert summaries_in(model.asked[-2]) == []
@@ -305,8 +318,7 @@ async def test_a_summary_of_a_conversation_that_was_left_is_thrown_away(tmp_path
 
     model = Model(summary=waits)
     async with agent(tmp_path, model, compact_at=0.1) as loop:
-        await fill(loop, 4)
-        await until(lambda: len(model.summaries) == 1)
+        await fill_until_summarised(loop, model)
         await loop.process_direct("/new")
         ready.set()
         await quiet(loop)

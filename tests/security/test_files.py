@@ -209,12 +209,13 @@ async def test_a_walk_over_the_workspace_enters_no_link(scene, outside, name, en
 # ---------------------------------------------------------------------------------------------- a race
 
 SWAP = """
-import ctypes, os, sys, time
+import ctypes, os, signal, sys
 libc = ctypes.CDLL(None)
 os.chdir(sys.argv[1])
-end, swaps = time.monotonic() + float(sys.argv[2]), 0
+told, swaps = [], 0
+signal.signal(signal.SIGTERM, lambda *_: told.append("to end"))
 print("begun", flush=True)
-while time.monotonic() < end:
+while not told:
     for one, other in ((b"swap", b"link"), (b"near", b"far"), (b"tree/in", b"tree/out")):
         libc.renameat2(-100, one, -100, other, 2)  # exchange the two in one step
         swaps += 1
@@ -223,15 +224,18 @@ print(swaps)
 
 
 @contextmanager
-def swapping(workspace: Path, seconds: float) -> Iterator[Callable[[], int]]:
-    """Another process swaps folders and links as fast as it can; the function tells how often it did."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", SWAP, workspace, str(seconds)], stdout=subprocess.PIPE, text=True
-    )
+def swapping(workspace: Path) -> Iterator[Callable[[], int]]:
+    """Another process swaps folders and links as fast as it can; the function ends it and tells how often it did."""
+    process = subprocess.Popen([sys.executable, "-I", "-c", SWAP, workspace], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
+
+    def count() -> int:
+        process.terminate()
+        return int(process.communicate(timeout=60)[0])
+
     try:
         process.stdout.readline()  # it has begun
-        yield lambda: int(process.communicate(timeout=40)[0])
+        yield count
     finally:
         process.kill()
         process.wait()
@@ -256,19 +260,16 @@ async def test_links_that_are_swapped_all_the_time_leak_nothing(scene, outside, 
     (workspace / "far").symlink_to(outside.folder)
     (workspace / "tree/out").symlink_to(outside.folder)
     attempts = worked = refused = 0
-    with swapping(workspace, 2) as count:
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
+    with swapping(workspace) as count:
+        # As many as show something, however long a busy machine takes for them.
+        while not (attempts > 200 and worked > 10 and refused > 10):
             steps = [step for number in range(8) for step in _steps(number, attempts)]
             results = await results_of(scene, steps, store=scene.root / f"{attempts}.db")
             outside.check("\n".join(results))
             failed = sum(result.startswith('{"status":"error"') for result in results)
             attempts, worked, refused = attempts + len(results), worked + len(results) - failed, refused + failed
         swaps = count()
-    assert swaps > 10_000, "hardly anything was swapped"
-    assert attempts > 100, "hardly anything was tried"
-    assert worked > 10, "nothing was ever inside"
-    assert refused > 10, "nothing ever led outside"
+    assert swaps > attempts, "hardly anything was swapped"
     outside.check("")
 
 
@@ -281,20 +282,17 @@ async def test_thousands_of_opens_during_swaps_leak_nothing(scene, outside):
     (scene.workspace / "far").symlink_to(outside.folder)
     for folder in ("swap", "inside"):
         (scene.workspace / folder / "secret.txt").write_text("harmless")
-    with swapping(scene.workspace, 3) as count:
-        leaks, attempts, worked = await asyncio.to_thread(_opens, Reach(scene.workspace), outside.secret.encode(), 3.0)
-        assert count() > 2_000  # tens of thousands on an idle machine
+    with swapping(scene.workspace) as count:
+        leaks, attempts = await asyncio.to_thread(_opens, Reach(scene.workspace), outside.secret.encode(), 5_000)
+        assert count() > attempts, "hardly anything was swapped"
     assert leaks == 0
-    assert attempts > 200, "hardly anything was tried"
-    assert attempts // 50 < worked < attempts, "it was never on both sides"
     outside.check("")
 
 
-def _opens(reach: Reach, secret: bytes, seconds: float) -> tuple[int, int, int]:
-    """Read, and make folders and files, through paths that are being swapped."""
+def _opens(reach: Reach, secret: bytes, least: int) -> tuple[int, int]:
+    """Read, and make folders and files, through paths that are being swapped, until it was often on both sides."""
     leaks = attempts = worked = 0
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not (attempts >= least and attempts // 50 < worked < attempts - attempts // 50):
         for path in ("swap/secret.txt", "near/secret.txt"):
             attempts += 2
             with suppress(OutOfReach, OSError), reach.open(path) as opened:
@@ -303,7 +301,7 @@ def _opens(reach: Reach, secret: bytes, seconds: float) -> tuple[int, int, int]:
             with suppress(OutOfReach, OSError), reach.target(f"{path[:4]}/new-{attempts % 50}/file") as target:
                 os.close(os.open(target.name, os.O_CREAT | os.O_WRONLY, dir_fd=target.folder))
                 worked += 1
-    return leaks, attempts, worked
+    return leaks, attempts
 
 
 def _steps(number: int, attempt: int) -> Iterator[Any]:

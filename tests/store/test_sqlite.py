@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,20 @@ async def test_a_migration_that_fails_leaves_nothing_behind(open_store, tmp_path
     await again.accept(message())
 
 
-async def test_many_open_a_new_file_at_once(open_store):
+async def test_a_new_store_of_a_test_is_what_the_migrations_make(store):
+    await store.sessions("me")
+    made, migrated = await asyncio.to_thread(_dumps, store.path)
+    assert made == migrated
+
+
+def _dumps(path: Path) -> tuple[list[str], list[str]]:
+    with closing(sqlite3.connect(path)) as made, closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+        return sorted(made.iterdump()), sorted(db.iterdump())
+
+
+async def test_many_open_a_new_file_at_once(open_store, monkeypatch):
+    monkeypatch.setattr("everloop.store.sqlite.store.migrate", migrate)  # the product's, and not that of the tests
     stores = [open_store() for _ in range(8)]
     await asyncio.gather(*(store.accept(message(str(n))) for n, store in enumerate(stores)))
     assert len(await in_writer(stores[0], "SELECT id FROM inbox")) == 8

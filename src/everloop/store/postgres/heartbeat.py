@@ -175,8 +175,8 @@ class Heartbeat:
 
     def _renew_and_remove(self, connection: Connection) -> None:
         """Renew this process's leases, and remove dead workers."""
-        connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         self._has_sync_standby = connection.execute(replication.NAMES).fetchone() not in (None, ("",))
+        connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         if self.owes:
             self.owes = False  # before sending: it may be set again meanwhile
             try:

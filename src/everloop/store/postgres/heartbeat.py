@@ -66,6 +66,7 @@ class Heartbeat:
         self.owes = False  # a wake-up could not be sent and is due
         self.standby_wait = 0.0  # seconds that a commit has waited for a synchronous standby, at the last look
         self._has_sync_standby = False  # the server is to wait for one
+        self._look_at = 0.0  # when the next look for such waits is due
         self._timeline = ""  # of the primary that was connected last
         self._connect = connect
         self._explain = explain
@@ -175,8 +176,8 @@ class Heartbeat:
 
     def _renew_and_remove(self, connection: Connection) -> None:
         """Renew this process's leases, and remove dead workers."""
-        connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         self._has_sync_standby = connection.execute(replication.NAMES).fetchone() not in (None, ("",))
+        connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         if self.owes:
             self.owes = False  # before sending: it may be set again meanwhile
             try:
@@ -224,11 +225,10 @@ class Heartbeat:
 
     def _receive(self, connection: Connection, stop: _Stop, until: float) -> None:
         """Deliver notifications until the next renewal is due."""
-        look_at = time.monotonic() + STANDBY_SECONDS
         while not stop.is_set:
-            if self._has_sync_standby and time.monotonic() >= look_at:
+            if self._has_sync_standby and time.monotonic() >= self._look_at:
                 self._look_for_standby(connection)
-                look_at = time.monotonic() + STANDBY_SECONDS
+                self._look_at = time.monotonic() + STANDBY_SECONDS
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
             if any(channel == LOG_CHANNEL for channel, _ in notices):
                 notices = [notice for notice in notices if notice[0] != LOG_CHANNEL]
@@ -241,7 +241,7 @@ class Heartbeat:
             if (left := until - time.monotonic()) <= 0:
                 break
             if self._has_sync_standby:
-                left = min(left, max(0.0, look_at - time.monotonic()))
+                left = min(left, max(0.0, self._look_at - time.monotonic()))
             _wait(left, connection.fileno(), stop.fileno())
 
     def _wake_log_listener(self) -> None:

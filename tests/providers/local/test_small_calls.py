@@ -289,7 +289,6 @@ def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
     grammar = asked("remind me in a minute to call mum")["grammar"]
     at = grammar.partition('\\"at\\": " ')[2]
     assert at.startswith('"\\"" ("in " [1-9]')
-    assert '("today " | "tomorrow ") [0-9]' in at  # a time alone came out for "in 1 minute": 1:00
     assert "filled" not in at.partition("tomorrow")[0]
 
 

@@ -289,6 +289,7 @@ def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
     grammar = asked("remind me in a minute to call mum")["grammar"]
     at = grammar.partition('\\"at\\": " ')[2]
     assert at.startswith('"\\"" ("in " [1-9]')
+    assert '("today " | "tomorrow ") [0-9]' in at  # a time alone came out for "in 1 minute": 1:00
     assert "filled" not in at.partition("tomorrow")[0]
 
 
@@ -302,3 +303,10 @@ def test_a_line_of_code_keeps_the_quote_and_the_bracket_that_close_it() -> None:
     line = call_line(asked("change hi.py so that it greets the captain", *look), "edit_file")
     assert r'"\"print(\\\"ahoy" rest "\\\")\""' in line
     assert r'"\"sailor" rest "\""' in line  # a bracket in a sentence closes nothing
+
+
+def test_what_comes_every_day_at_a_time_cannot_be_set_for_once() -> None:
+    line = call_line(asked("remind me every day at 7:30 to take my pills"), "cron")
+    assert '\\"cron\\": ' in line
+    assert '\\"at\\": ' not in line
+    assert '\\"every\\": ' in call_line(asked("remind me every 30 minutes to stretch"), "cron")

@@ -28,10 +28,10 @@ value ::= string | number | boolean | "null" | array | object
 array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
-# A time as the scheduler reads it: small models write `now + 1 minute`.
+# A time as the scheduler reads it: small models write `now + 1 minute`, or `1:00` for a minute.
 _MOMENT = (
     r""""\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?"""
-    r""" | ("today " | "tomorrow ")? [0-9] [0-9]? ":" [0-9] [0-9]"""
+    r""" | ("today " | "tomorrow ") [0-9] [0-9]? ":" [0-9] [0-9]"""
     r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
 )
 _CLOSES = re.compile(r"\w\(.*?([\"']?\)+[,;]?)$")

@@ -15,7 +15,7 @@ from .results import lines_of
 from .seen import Seen
 from .swaps import names_both, names_signs, new_words, swaps
 from .turn import Message, Turn, text_of
-from .words import alike, folders_in, is_file, kept, names_key, paths_in, places_in, spans, tokens
+from .words import alike, folders_in, is_file, kept, means, names_key, paths_in, places_in, spans, tokens
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
@@ -51,7 +51,8 @@ def values_for(turn: Turn, conversation: Sequence[Message], there: Seen) -> dict
         given["path"] = list(dict.fromkeys(given["path"]))
     any_day = "*" if (day := weekday(turn.request)) else ""
     if any(fields := [*clock(turn.request), any_day, any_day, day]):
-        values["cron"] = {"fields": fields}
+        # What comes again and again at a time of day is by the calendar, and not once.
+        values["cron"] = {"fields": fields, "must": ["cron"] if fields[0] and means(turn.request, "every") else []}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 

@@ -168,6 +168,7 @@ async def test_the_page_names_every_metric_with_its_kind_and_labels_and_no_other
     meters = Meters()
     meters.ran(*_turn())
     meters.requested("/healthz", 200)
+    meters.channels.add("telegram", "taken")
     found = read((await Page(store, meters).text()).decode())
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.M)
     told = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}

@@ -131,8 +131,11 @@ class Writer:
             self._in_use.release()
         if (ended := time.monotonic()) - began > SLOW_SECONDS:
             self._slow_until = ended + AFTER_SLOW_SECONDS
-        future: Write[T] = Write()
-        future.settle(result, error)
+        # As from the thread, the result comes with a later round of the event loop: other tasks get their turn, and a
+        # stop or a time limit is noticed before the next step begins.
+        loop = asyncio.get_running_loop()
+        future: Write[T] = Write(loop=loop)
+        loop.call_soon(future.settle, result, error)
         return future
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:

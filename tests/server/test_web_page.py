@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from everloop.config import Rule
 from everloop.server import web_files
@@ -143,10 +143,35 @@ async def test_drafts_survive_a_reload_and_sessions_are_found(browser: Browser, 
         await expect(one.log.get_by_text("What grows")).to_be_visible()
         await expect(field).to_have_value("half a thou")
         await one.page.keyboard.press("Control+k")
+        await expect(one.page.get_by_role("combobox", name="Go to a session or a view")).to_be_focused()
         await one.page.keyboard.type("new")
         await one.page.keyboard.press("Enter")
         await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
         assert one.errors == []
+
+
+async def test_what_is_typed_before_the_palette_has_come_is_not_sent(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        asked, come = asyncio.Event(), asyncio.Event()
+
+        async def late(route: Route) -> None:
+            asked.set()
+            await come.wait()
+            await route.continue_()
+
+        await one.page.route("**/palette.js", late)
+        field = one.page.get_by_label("Message", exact=True)
+        await field.fill("half a thou")
+        await one.page.keyboard.press("Control+k")
+        await asyncio.wait_for(asked.wait(), 30)
+        await one.page.keyboard.type("new")
+        await one.page.keyboard.press("Enter")
+        come.set()
+        await expect(one.page.get_by_role("combobox", name="Go to a session or a view")).to_be_focused()
+        await one.page.keyboard.press("Escape")
+        await expect(field).to_be_focused()
+        await expect(field).to_have_value("half a thou")
+        await expect(one.log.get_by_role("article")).to_have_count(0)
 
 
 async def test_two_tabs_show_the_same_and_one_without_connection_catches_up(browser: Browser, tmp_path: Path):
@@ -303,6 +328,7 @@ async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp
         assert await one.axe() == []
         await one.shoot(f"question-{theme}")
         await one.page.keyboard.press("Control+k")
+        await expect(one.page.get_by_role("combobox", name="Go to a session or a view")).to_be_focused()
         assert await one.axe() == []
         await one.shoot(f"palette-{theme}")
         await one.page.keyboard.press("Escape")

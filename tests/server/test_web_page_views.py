@@ -169,6 +169,7 @@ async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(br
             await expect(one.page.locator(".view")).to_be_visible()
             await expect(one.page.get_by_role("link", name=name).first).to_have_attribute("aria-current", "page")
         await one.page.keyboard.press("Control+k")
+        await expect(one.page.get_by_role("combobox", name="Go to a session or a view")).to_be_focused()
         await one.page.keyboard.press("Enter")
         await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
         assert one.errors == []

@@ -1,5 +1,5 @@
 /** The page: logs in, chooses the session or the view by the address, and puts the parts together. */
-import { html, lazy, render, signal, computed, effect, useEffect, useState } from "./lib.js";
+import { html, lazy, render, signal, computed, effect, useEffect, useRef, useState } from "./lib.js";
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
 import { Session } from "./session.js";
@@ -143,7 +143,18 @@ function Page() {
   const [isOpen, setOpen] = useState(false);
   const [hasPalette, setPalette] = useState(false);
   const [hasMenu, setMenu] = useState(false);
+  const focused = useRef(/** @type {HTMLElement | null} */ (null));
   const session = current.value;
+  const openPalette = () => {
+    // What is typed until the palette has come must not get into a message, or send it.
+    focused.current = document.activeElement instanceof HTMLElement ? document.activeElement : null;
+    focused.current?.blur();
+    setPalette(true);
+  };
+  const closePalette = () => {
+    setPalette(false);
+    focused.current?.focus();
+  };
 
   useEffect(keepFresh, []);
   useEffect(() => {
@@ -151,7 +162,7 @@ function Page() {
     const onKey = (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
-        setPalette(true);
+        openPalette();
       }
     };
     addEventListener("keydown", onKey);
@@ -176,12 +187,12 @@ function Page() {
         ${!view && session.entries.value.length > 0 && html`<a class="quiet small button go" href=${`#/timeline/${encodeURIComponent(session.key)}`}>Timeline</a>
           <a class="quiet small button go" href=${`#/changes/${encodeURIComponent(session.key)}`}>Changes</a>
           <button class="quiet small" type="button" aria-haspopup="dialog" onClick=${() => setMenu(true)}>Session…</button>`}
-        <button class="quiet small go" type="button" onClick=${() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
+        <button class="quiet small go" type="button" onClick=${openPalette}>Go to… <kbd>Ctrl K</kbd></button>
       </header>
       ${view ? html`<${Loaded} name=${view.name} rest=${view.rest} />` : html`<${Chat} session=${session} />`}
     </main>
     ${hasMenu && html`<${SessionMenu} sessionKey=${session.key} onClose=${() => setMenu(false)} />`}
-    ${hasPalette && html`<${Palette} onClose=${() => setPalette(false)} />`}`;
+    ${hasPalette && html`<${Palette} onClose=${closePalette} />`}`;
 }
 
 /** @param {{error: string}} props */

@@ -77,6 +77,7 @@ DROP = """([data, type]) => {
 async def test_files_are_dropped_pasted_and_chosen_and_pictures_are_drawn(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         attached = one.page.get_by_role("list", name="Attached").get_by_role("listitem")
+        await expect(one.page.get_by_label("Message", exact=True)).to_be_visible()
         for kind in ("drop", "paste"):
             await one.page.evaluate(DROP, [base64.b64encode(PIXEL).decode(), kind])
             await expect(attached.filter(has_text=f"{kind}.png")).to_be_visible()

@@ -304,7 +304,7 @@ async def test_two_sessions_are_answered_side_by_side():
 
 async def test_the_event_loop_of_the_others_does_not_wait_for_the_model():
     async with engine() as made:
-        stream = Stream(made, {"prompt": "word after word " * 40, "max_tokens": 50, "ignore_eos": True})
+        stream = Stream(made, {"prompt": "word after word " * 100, "max_tokens": 100, "ignore_eos": True})
         delays = []
         while not stream.task.done():
             before = time.monotonic()

@@ -44,11 +44,7 @@ def only_state(folder: Path) -> Path:
 
 
 async def test_after_a_restart_the_beginning_of_a_prompt_is_not_read_again(tmp_path):
-    tmp_path /= "cache"
     first = await first_turn(tmp_path)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700  # only its owner can read what was kept
-    for path in tmp_path.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
     second = await first_turn(tmp_path)
     assert first["timings"]["prefix_read"] > 100
     assert "prefix_read" not in second["timings"]
@@ -63,12 +59,19 @@ async def test_a_file_that_was_changed_or_cut_is_read_again_as_if_it_were_not_th
     first = await first_turn(tmp_path)
     state = only_state(tmp_path)
     right = state.read_bytes()
-    for wrong in (right[: len(right) // 2], right[:5000] + b"\xff" * 300 + right[5300:]):
+    for wrong in (right[: len(right) // 2], right[:5000] + b"\xff" * 300 + right[5300:], b""):
         state.write_bytes(wrong)
         again = await first_turn(tmp_path)
         assert "prefix_read" in again["timings"]
         assert text_of(again) == text_of(first)
     assert "prefix_restored" in (await first_turn(tmp_path))["timings"]  # it was written anew
+
+
+async def test_only_its_owner_can_read_what_was_kept_and_the_question_is_not_in_it(tmp_path):
+    await first_turn(tmp_path / "cache")
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    for path in (tmp_path / "cache").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 async def test_a_folder_that_cannot_be_written_costs_only_the_time(tmp_path):

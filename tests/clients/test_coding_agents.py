@@ -79,10 +79,9 @@ def packages() -> Path:
 def codex(packages: Path, server: Served, tmp_path: Path) -> Coder:
     (program,) = packages.glob("@openai/codex-*/vendor/*/bin/codex")
     settings = block("model = ").replace(MODEL, server.model).replace("http://127.0.0.1:8002", server.url)
-    once = "request_max_retries = 0\nstream_max_retries = 0\n"
     home = tmp_path / "home" / ".codex"
     home.mkdir(parents=True)
-    (home / "config.toml").write_text(f'{settings}env_key = "{TOKEN}"\n{once}')
+    (home / "config.toml").write_text(f'{settings}env_key = "{TOKEN}"\n')
     environment = bare_environment(tmp_path / "home", {**OFFLINE, TOKEN: server.token})
     return Coder([str(program), "exec", "--skip-git-repo-check"], project(tmp_path), environment)
 
@@ -94,8 +93,7 @@ def claude(packages: Path, server: Served, tmp_path: Path) -> Coder:
     settings = dict(pair.split("=", 1) for pair in line.split())
     assert settings == {"ANTHROPIC_BASE_URL": "http://127.0.0.1:8002", "ANTHROPIC_AUTH_TOKEN": "none"}
     settings = {name: server.url if name.endswith("URL") else server.token for name in settings}
-    once = {"CLAUDE_CODE_MAX_RETRIES": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    environment = bare_environment(tmp_path / "home", {**OFFLINE, **settings, **once})
+    environment = bare_environment(tmp_path / "home", {**OFFLINE, **settings})
     return Coder([str(program), "-p"], project(tmp_path), environment)
 
 
@@ -205,7 +203,9 @@ async def test_claude_code_goes_on_in_its_session(claude: Coder, server: Served)
 
 
 async def test_claude_code_says_why_it_was_refused(claude: Coder, server: Served):
-    assert "unknown or revoked" in await claude.run("Hello.", code=1, ANTHROPIC_AUTH_TOKEN="wrong")
+    # By default it tries ten times, for minutes.
+    wrong = {"ANTHROPIC_AUTH_TOKEN": "wrong", "CLAUDE_CODE_MAX_RETRIES": "0"}
+    assert "unknown or revoked" in await claude.run("Hello.", code=1, **wrong)
     assert server.behind.requests == []
 
 

@@ -174,6 +174,17 @@ class Options:
             raise self._wrong(key, "must be one of " + ", ".join(f'"{choice}"' for choice in allowed))
         return str(found)
 
+    def address(self, key: str, default: str | None = None) -> str:
+        """The address of a server. Without a default it must be set."""
+        from ..providers.http import origin_of
+
+        found = self.text(key, default)
+        try:
+            origin_of(found)
+        except ValueError as error:
+            raise self.problem(f"{key} is no address: {error}") from None
+        return found
+
     def number(self, key: str, default: int) -> int:
         found = self._read(key, int, "a whole number of 0 or more", default)
         if isinstance(found, bool) or found < 0:

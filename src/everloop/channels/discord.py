@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..providers.http import origin_of
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .discord_types import Failure, File, Frame, Gateway, Hello, Interaction, Message, Ready, SentMessage, User
@@ -79,16 +78,12 @@ class Discord:
     def __init__(self, options: Options) -> None:
         self.name = options.name
         self._token = options.secret("token")
-        base = options.text("base_url", API)
+        base = options.address("base_url", API)
         self._intents = GUILDS | GUILD_MESSAGES | DIRECT_MESSAGES
         if options.flag("message_content", False):
             self._intents |= MESSAGE_CONTENT
         if not self._token.isascii() or " " in self._token:
             raise options.problem("token has characters that no bot's token has")
-        try:
-            origin_of(base)
-        except ValueError as error:
-            raise options.problem(f"base_url is no address: {error}") from None
         self._client = HttpClient(base)
         self._at = Cursor()
 

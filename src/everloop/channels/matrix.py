@@ -15,7 +15,6 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from ..providers.http import origin_of
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
@@ -121,15 +120,11 @@ class Matrix:
     def __init__(self, options: Options) -> None:
         self.name = options.name
         self._token = options.secret("token")
-        server = options.text("server")
+        server = options.address("server")
         self._names = options.texts("names")
         self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
         if not self._token.isascii() or " " in self._token:
             raise options.problem("token has characters that no access token has")
-        try:
-            origin_of(server)
-        except ValueError as error:
-            raise options.problem(f"server is no address: {error}") from None
         # Polling has a connection of its own: it is busy nearly all of the time.
         self._poll_client, self._client = HttpClient(server), HttpClient(server)
         self._me = ""

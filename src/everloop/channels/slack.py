@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, urlencode
 
 import msgspec
 
-from ..providers.http import origin_of
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient, download_from
@@ -144,7 +143,7 @@ class Slack:
         self._app_token = options.secret("app_token", "")
         self._signing = options.secret("signing_secret", "")
         self._in_thread = options.flag("reply_in_thread", True)
-        base = options.text("base_url", API)
+        base = options.address("base_url", API)
         self._host, self.port = options.text("host", "127.0.0.1"), options.number("port", 8004)
         self._path = options.text("path", f"/{options.name}")
         if bool(self._app_token) == bool(self._signing):
@@ -152,10 +151,6 @@ class Slack:
         for secret in (self._token, self._app_token):
             if not secret.isascii() or " " in secret:
                 raise options.problem("a token has characters that no token of Slack has")
-        try:
-            origin_of(base)
-        except ValueError as error:
-            raise options.problem(f"base_url is no address: {error}") from None
         self._client = HttpClient(base)
         self._me = ""
         self._names: dict[str, str] = {}

@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from ..providers.http import origin_of
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient, Reply
@@ -147,13 +146,9 @@ class Telegram:
     def __init__(self, options: Options) -> None:
         self.name = options.name
         self._token = options.secret("token")
-        base = options.text("base_url", API)
+        base = options.address("base_url", API)
         if not self._token.isascii() or "/" in self._token or " " in self._token:
             raise options.problem("token has characters that no bot's token has: copy it from @BotFather")
-        try:
-            origin_of(base)
-        except ValueError as error:
-            raise options.problem(f"base_url is no address: {error}") from None
         # Polling has a connection of its own: it is busy nearly all of the time.
         self._poll_client, self._client = HttpClient(base), HttpClient(base)
         self._webhook = options.text("webhook_url", "")

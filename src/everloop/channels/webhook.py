@@ -14,7 +14,6 @@ import time
 import msgspec
 from aiohttp import web
 
-from ..providers.http import origin_of
 from .base import Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
 from .listener import listening
@@ -74,16 +73,12 @@ class Webhook:
     def __init__(self, options: Options) -> None:
         self.name = options.name
         self._secret = options.secret("secret")
-        self._url = options.text("url")
+        self._url = options.address("url")
         self._host = options.text("host", "127.0.0.1")
         self._port = options.number("port", 8003)
         self._path = options.text("path", f"/{options.name}")
         if len(self._secret) < 16:
             raise options.problem("secret must have at least 16 characters, such as `openssl rand -hex 32` makes")
-        try:
-            origin_of(self._url)
-        except ValueError as error:
-            raise options.problem(f"url is no address: {error}") from None
         self._client = HttpClient(self._url)
         self.port = self._port  # where it listens; with 0 in the settings, any free port
 

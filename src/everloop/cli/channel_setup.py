@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from ..config import ChannelConfig, Config
 from ..errors import ConfigError
-from .output import as_json
+from .setup import append_table
 
 
 class Question(NamedTuple):
@@ -80,16 +79,9 @@ def _ask(network: str) -> dict[str, str]:
 
 def _write(path: Path, network: str, given: Mapping[str, str]) -> str:
     """Append the table; return what was done."""
-    lines = "".join(f"{key} = {as_json(value)}\n" for key, value in given.items())
     try:
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-        parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # It holds secrets, so only this user may read it, from its first byte on.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(f"{parting}[channels.{network}]\n{lines}pairing = true\n")
+        append_table(path, before, f"channels.{network}", {**given, "pairing": True})
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}): docs/channels.md tells what to write there."
     return (

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -143,6 +144,18 @@ def ask_model(config: Config) -> Config:
     return answered
 
 
+def append_table(path: Path, before: str, name: str, values: Mapping[str, str | bool]) -> None:
+    """Append a table to a file of settings, whose text is `before`."""
+    lines = "".join(f"{key} = {as_json(value)}\n" for key, value in values.items())
+    parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # It may hold secrets, so only this user may read it, from its first byte on.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(f"{parting}[{name}]\n{lines}")
+
+
 def remember(path: Path, values: dict[str, str]) -> str:
     """Append a [provider] section unless the file has one; return what was done."""
     import tomllib
@@ -151,14 +164,7 @@ def remember(path: Path, values: dict[str, str]) -> str:
         before = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
         if "provider" in tomllib.loads(before):
             return f"{path} has a [provider] section already, which is left alone: add the lines there yourself."
-        lines = "".join(f"{name} = {as_json(value)}\n" for name, value in values.items() if value)
-        parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # It may hold a key, so only this user may read it, from its first byte on.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(f"{parting}[provider]\n{lines}")
+        append_table(path, before, "provider", {name: value for name, value in values.items() if value})
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}): set EVERLOOP_BASE_URL and EVERLOOP_MODEL instead."
     return f"Written to {path}."

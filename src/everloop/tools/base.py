@@ -58,7 +58,6 @@ class Plan:
     paths: tuple[str, ...] = ()  # absolute and normalized; symbolic links are not followed
     writes: bool = False  # the call writes to `paths`
     command: str | None = None  # a shell command line
-    folder: str = ""  # the working directory of `command`
     network: bool = False  # asks for network access, beyond what the sandbox grants
     sends: bool = False  # could carry data off this machine
     url: str | None = None  # the address that is fetched

@@ -48,8 +48,7 @@ async def test_an_unrestricted_workspace_means_no_sandbox_unless_the_settings_wa
 def test_a_plan_says_exactly_what_will_run(folder):
     desk = Desk(folder, ShellSettings())
     plan = desk.plan(command="make test", working_dir="sub")
-    place = f"{folder}/sub"
-    assert plan == Plan(f"make test\n(in {place}, in the sandbox without network)", command="make test", folder=place)
+    assert plan == Plan(f"make test\n(in {folder}/sub, in the sandbox without network)", command="make test")
     networked = desk.plan(command="curl x", network=True, background=True, keep=True)
     assert (networked.network, networked.sends, networked.unconfined) == (True, True, False)
     assert "with network, in the background, also after the turn" in networked.shown

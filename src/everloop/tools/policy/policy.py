@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -96,7 +97,7 @@ class Policy:
             granted = context.granted.issuperset(names)
             outcome = _Outcome("allow", ALWAYS, grants=names) if granted else replace(outcome, grants=names)
         if tainted and self.taint and outcome.decision == "allow" and not outcome.tainted:
-            against = objection(plan, context, conversation, self.addresses, _steers)
+            against = objection(plan, context, conversation, self.addresses, partial(_steers, arguments))
             if against is not None:
                 outcome = _Outcome("ask", against.why, grants=against.always, once=against.once)
         if outcome.decision != "ask":
@@ -203,7 +204,7 @@ class Policy:
             yield _Unit(opaque=line.opaque)
         if all(command.wrapper for command in line.commands):
             yield from (replace(place, command=SimpleCommand(())) for place in places)
-        base = os.path.join(root, str(arguments.get("working_dir") or ""))
+        base = _working_folder(arguments, root)
         paths = [rule.path for _, rule in rules if rule.path and rule.do != "allow"]
         for command in line.commands:
             yield from (replace(place, command=command, altered=line.altered) for place in places)
@@ -267,7 +268,11 @@ def _default(plan: Plan, context: CallContext) -> _Outcome:
     return _Outcome("allow", "by default")
 
 
-def _steers(plan: Plan, context: CallContext) -> str:
+def _working_folder(arguments: dict[str, Any], root: str) -> str:
+    return os.path.join(root, str(arguments.get("working_dir") or ""))
+
+
+def _steers(arguments: dict[str, Any], plan: Plan, context: CallContext) -> str:
     """Why a file of the workspace that is written must not be planted; "" where that does not matter.
 
     Of a command, what its text shows is known: what else it turns out to have written is undone when it ends.
@@ -280,7 +285,7 @@ def _steers(plan: Plan, context: CallContext) -> str:
 
     line = read(plan.command)
     for name in written_files(line):
-        path = _joined(plan.folder or root, name)
+        path = _joined(_working_folder(arguments, root), name)
         if not unknown(path) and within_any(path, roots) and (why := named_by_command(_at(path, *roots).path or "")):
             return f"{name}: {why}"
     return ""

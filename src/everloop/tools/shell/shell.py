@@ -384,7 +384,6 @@ class Exec(Tool):
         return Plan(
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
-            folder=folder,
             network=network,
             sends=network or kept,  # what it makes later, unwatched, may steer the agent
             unconfined=not confined,

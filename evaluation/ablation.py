@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from everloop.providers.base import LLMResponse
 from everloop.providers.local.small import next as following
 from everloop.providers.local.small import prompt, route, shaping, tools, turn, values
-from everloop.providers.local.small.seen import Seen
+from everloop.providers.local.small.seen import Seen, meant, seen_in
+from everloop.providers.local.small.words import paths_in
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
 
@@ -31,9 +34,66 @@ def _every_tool(offered: Sequence[Any], request: str, used: Any = ()) -> list[An
     return list(offered)
 
 
+_ROUTES = (
+    ("hello there!", "talk"),
+    ("add bread to shopping.txt", "work"),
+    ("explain how a bicycle works", "talk"),
+    ("what is on the list?", "work"),
+    ("write me a poem about rain", "talk"),
+    ("delete the second file", "work"),
+    ("remind me at 5 to call Ida", "work"),
+    ("¿cuál es la capital de Perú?", "talk"),
+    ("Füge Milch hinzu", "work"),
+    ("谢谢!", "talk"),
+)
+
+
+class _AsksForTheRoute(shaping.SmallShaping):
+    """Lets the model itself say whether a request is talk or work: one constrained word, after a few examples."""
+
+    def prepare(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, certain: bool = True
+    ) -> dict[str, Any] | LLMResponse:
+        _, conversation = turn.parted(messages)
+        last = turn.last_request(conversation)
+        if not tools or turn.turn_of(conversation[last:]).calls:
+            return super().prepare(messages, tools, certain)
+        shown = [{"role": "system", "content": "Say work if it needs files, reminders, memory or commands, else talk."}]
+        for request, answer in _ROUTES:
+            shown += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
+        files = ", ".join(seen_in(conversation[:last]).files)
+        before = " / ".join(turn.text_of(one)[:200] for one in conversation[max(0, last - 2) : last])
+        asked = turn.turn_of(conversation[last:]).request
+        shown.append({"role": "user", "content": f"(Files: {files or 'none'}. Before: {before or 'nothing'})\n{asked}"})
+        return {
+            "messages": shown,
+            "stable": len(shown) - 1,
+            "grammar": 'root ::= "talk" | "work"',
+            "temperature": 0,
+            "max_tokens": 4,
+            "cache_prompt": True,
+            "_asked": (messages, tools, certain),
+        }
+
+    def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
+        if "_asked" not in request:
+            return super().read(answer, request)
+        said: route.Route = "talk" if "talk" in str(answer["choices"][0]["message"]["content"]) else "work"
+
+        def chosen(request: str, seen: Seen, recent: bool, needs: str) -> route.Decision:
+            by_words = route.decide(request, seen, recent, needs)
+            if said == "talk" or by_words.route == "work":
+                return replace(by_words, route=said)
+            return route.Decision("work", "" if paths_in(request) else meant(request, seen))
+
+        with patch.object(shaping, "decide", chosen):
+            return super().prepare(*request["_asked"])
+
+
 # By name, what stands in the place of what.
 HELPS: Mapping[str, Sequence[Replaced]] = {
     "route words": [(shaping, "decide", _by_examples)],
+    "route words, by the model": [(shaping, "SmallShaping", _AsksForTheRoute)],
     "meant file": [(shaping, "_resolved", lambda turn, *_: turn)],
     "leak check": [(shaping, "leak", _always("")), (shaping, "invented", _always(False))],
     "leaked text": [(shaping, "leak", _always(""))],

@@ -11,8 +11,9 @@ import pytest
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.examples import all_examples
-from everloop.providers.local.small.leaks import leak
+from everloop.providers.local.small.leaks import invented, leak
 from everloop.providers.local.small.narrow import NARROW, command_of, narrowed
+from everloop.providers.local.small.turn import Turn
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
 
@@ -360,15 +361,29 @@ def test_what_the_person_has_said_is_no_leak() -> None:
     assert read('{"tool": "append", "path": "rivers.txt", "text": "Danube"}', request).tool_calls
 
 
-def test_a_command_on_a_file_that_nobody_named_is_not_run() -> None:
-    request = then(LIST, "run the tests of my project")
-    output = answered('{"tool": "exec", "command": "rm secret.txt"}')
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("run the tests of my project", "rm secret.txt"),
+        ("move the invoice into the archive folder", "mkdir -p archive && mv *.* archive/"),
+        ("run the clean-up", "rm -rf *"),
+    ],
+)
+def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: str) -> None:
+    request = {**then(LIST, "run the tests of my project"), "_turn": Turn(said)}
+    output = answered(json.dumps({"tool": "exec", "command": command}))
     again = SHAPING.read(output, {**request, "_again": True})
     assert isinstance(again, dict)
     last = SHAPING.read(output, again)
     assert isinstance(last, LLMResponse)
     assert last.tool_calls == []
     assert last.content
+
+
+@pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])
+def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) -> None:
+    request = {**then(LIST, "run the tests of my project"), "_turn": Turn(said)}
+    assert not invented("exec", {"command": "rm *.log"}, request)
 
 
 # ---------------------------------------------------------------------------------------------- narrow tools

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from .asked import in_every_place
 from .claims import failed
 from .examples import all_examples
+from .meanings import pattern
 from .words import is_file, paths_in
 
 SHORTEST = 4  # characters of a value that cannot be a chance
 _NEW = re.compile(r"(?<!>)>\s*\S+")  # a file that a command makes may have any name
+_BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # moves or removes whatever has such a name
+_SEVERAL = pattern("several")
 _VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
 _SHOWS = frozenset({"read_file", "grep", "memory_search"})
 # Words of examples that anything may be about.
@@ -30,11 +34,15 @@ def leak(written: Iterable[str], seen: Iterable[str]) -> str:
 
 
 def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Whether a command names a file that was never spoken of and that no result has shown."""
+    """Whether a command names a file that was never spoken of and that no result has shown, or moves or removes
+    files by a pattern where not several were meant."""
     if tool != "exec":
         return False
     known = "\n".join(request["_known"])
     command = _NEW.sub(" ", str(arguments.get("command", "")))
+    asked = request["_turn"].request
+    if _BY_PATTERN.search(command) and not in_every_place(asked) and not _SEVERAL.search(asked):
+        return True
     names = {path.rpartition("/")[2] for path in paths_in(known)}
     paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]
     return any(path not in known and not any(name in path for name in names) for path in paths)

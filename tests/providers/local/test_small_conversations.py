@@ -382,8 +382,7 @@ def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: st
 
 @pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])
 def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) -> None:
-    request = {**then(LIST, "run the tests of my project"), "_turn": Turn(said)}
-    assert not invented("exec", {"command": "rm *.log"}, request)
+    assert not invented("exec", {"command": "rm *.log"}, {"_turn": Turn(said), "_known": ["old.log", said]})
 
 
 # ---------------------------------------------------------------------------------------------- narrow tools

@@ -83,6 +83,7 @@ class TurnOutcome:
     answer: str
     calls: list[dict[str, Any]]
     seconds: float
+    first_token: float = 0.0  # seconds until the first piece of the answer, for talk
 
 
 def load_conversations(path: Path) -> list[Conversation]:
@@ -153,7 +154,8 @@ async def _take(
     reason, answer = await _answer(agent, key, turn, limit)
     seconds = loop.time() - started
     after = _visible(await look_at(agent, desk.workspace))
-    calls = _calls((await _log(agent, key))[known:], after)
+    logged = (await _log(agent, key))[known:]
+    calls = _calls(logged, after)
     run = Run(str(desk.workspace), before, calls, after, answer, reason, seconds=seconds)
     run = dataclasses.replace(run, started=run.started - seconds)
     verdict = await in_thread(judge, turn.case(conversation.name), run)
@@ -180,6 +182,7 @@ async def _take(
         answer=answer,
         calls=[{"tool": made.tool, "arguments": dict(made.arguments), "ok": made.ok} for made in calls],
         seconds=round(seconds, 3),
+        first_token=_first_token(logged) if turn.talk else 0.0,
     )
 
 
@@ -219,6 +222,10 @@ def _calls(logged: Sequence[Logged], after: World) -> tuple[Made, ...]:
     )
 
 
+def _first_token(logged: Sequence[Logged]) -> float:
+    return next((round(one.entry.first_token, 3) for one in logged if isinstance(one.entry, ModelAnswered)), 0.0)
+
+
 def _visible(world: World) -> World:
     files = {path: text for path, text in world.files.items() if not path.startswith(MEMORY)}
     return dataclasses.replace(world, files=files)
@@ -226,7 +233,7 @@ def _visible(world: World) -> World:
 
 # ---------------------------------------------------------------------------------------------- the report
 
-HEADS = ["about", "turns", "right", "leaks", "calls on talk", "median seconds"]
+HEADS = ["about", "turns", "right", "leaks", "calls on talk", "median seconds", "first token of talk"]
 
 
 def by_subject(outcomes: Sequence[TurnOutcome]) -> str:
@@ -240,8 +247,13 @@ def figures(outcomes: Sequence[TurnOutcome]) -> list[str]:
     count = len(outcomes)
     right, leaks = sum(one.right for one in outcomes), sum(bool(one.leaked) for one in outcomes)
     on_talk = sum(one.talk and bool(one.calls) for one in outcomes)
-    seconds = f"{median(one.seconds for one in outcomes):.1f}" if outcomes else "–"
-    return [str(count), share(right, count), str(leaks), str(on_talk), seconds]
+    seconds = _median([one.seconds for one in outcomes])
+    first = _median([one.first_token for one in outcomes if one.first_token])
+    return [str(count), share(right, count), str(leaks), str(on_talk), seconds, first]
+
+
+def _median(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.1f}" if seconds else "–"
 
 
 def told(outcome: TurnOutcome) -> Iterator[str]:

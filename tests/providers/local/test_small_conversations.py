@@ -14,6 +14,7 @@ from everloop.providers.local.small.examples import all_examples
 from everloop.providers.local.small.leaks import invented, leak
 from everloop.providers.local.small.narrow import NARROW, command_of, narrowed
 from everloop.providers.local.small.turn import Turn
+from everloop.providers.local.small.words import paths_in
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
 
@@ -378,6 +379,28 @@ def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: st
     assert isinstance(last, LLMResponse)
     assert last.tool_calls == []
     assert last.content
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["net.md:\ncork\nlead\ntwine", "I added twine to net.md.", "Ich erinnere dich: Netz flicken (zuerst am Montag)."],
+)
+def test_talk_that_claims_a_call_becomes_work(answer: str) -> None:
+    request = then(LIST, "thanks a lot, you are great")
+    assert request["_talk"]
+    step = SHAPING.read(answered(answer), request)
+    assert not isinstance(step, LLMResponse) or step.tool_calls, "the claim was believed"
+
+
+@pytest.mark.parametrize("answer", ["You are welcome!", "pond.py:\n```python\n1\n```", "I added a joke for you."])
+def test_talk_that_claims_no_call_is_said(answer: str) -> None:
+    step = SHAPING.read(answered(answer), then(LIST, "thanks a lot, you are great"))
+    assert isinstance(step, LLMResponse)
+    assert step.content == answer
+
+
+def test_a_time_zone_is_no_file() -> None:
+    assert paths_in("first on Monday 09:00 (Etc/UTC), or Europe/Berlin; see notes/a.md") == ["notes/a.md"]
 
 
 @pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])

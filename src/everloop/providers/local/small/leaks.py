@@ -41,7 +41,8 @@ def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]
     known = "\n".join(request["_known"])
     command = _NEW.sub(" ", str(arguments.get("command", "")))
     asked = request["_turn"].request
-    if _BY_PATTERN.search(command) and not in_every_place(asked) and not _SEVERAL.search(asked):
+    several = in_every_place(asked) or _SEVERAL.search(asked) or len(paths_in(asked)) > 1
+    if _BY_PATTERN.search(command) and not several:
         return True
     names = {path.rpartition("/")[2] for path in paths_in(known)}
     paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from .asked import is_question, parts_of
@@ -19,8 +20,25 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
 )
 _ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
 _THEN = pattern("then")
+_PATH = r"[\w./-]+\.\w{1,5}"
 LONGEST = 400  # characters of what a program has printed
 _TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
+
+
+def imitates(answer: str) -> bool:
+    """Whether an answer has the form of what is said after a call, or of a file that was read."""
+    return _forms().match(answer) is not None
+
+
+@cache
+def _forms() -> re.Pattern[str]:
+    forms = [form for sentences in _SENTENCES.values() for name, form in sentences.items() if name != "unsure"]
+    patterns = [re.sub(r"\\\{(\w+)\\\}", _placeholder, re.escape(form)) for form in forms]
+    return re.compile("|".join([*patterns, rf"{_PATH}:\n(?!```)"]), re.I)
+
+
+def _placeholder(found: re.Match[str]) -> str:
+    return _PATH if found[1] in ("path", "to") else r"[^\n]+?"
 
 
 def sentence(name: str, language: str, **values: str) -> str:

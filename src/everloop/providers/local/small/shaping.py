@@ -11,6 +11,8 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
@@ -38,8 +40,8 @@ from .route import (
     writes_code,
 )
 from .route import RECENT as RECENT_TURNS
-from .seen import Seen, described, seen_in
-from .sentences import report, sentence
+from .seen import Seen, described, meant, seen_in
+from .sentences import imitates, report, sentence
 from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
 from .turn import Message, Turn, last_request, parted, text_of, turn_of
 from .values import as_named, values_for
@@ -55,6 +57,27 @@ def shaping_for(setting: str, size: int) -> SmallShaping | None:
     """The shaping for a model whose file has `size` bytes, by the setting: `auto`, `on` or `off`."""
     small = setting == "on" or (setting != "off" and size < LARGE)
     return SmallShaping() if small else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with all that it is judged by. `certain` is whether an answer that needs no model may be given."""
+
+    system: str
+    conversation: Sequence[Message]
+    last: int  # where the turn that is being worked on begins
+    turn: Turn
+    offered: Sequence[Mapping[str, Any]]
+    certain: bool
+
+    @cached_property
+    def before(self) -> Seen:
+        """What was seen of the workspace before this turn."""
+        return seen_in(self.conversation[: self.last])
+
+    @cached_property
+    def there(self) -> Seen:
+        return seen_in(self.conversation)
 
 
 class SmallShaping:
@@ -78,35 +101,32 @@ class SmallShaping:
         system, conversation = parted(messages)
         last = last_request(conversation)
         turn = turn_of(conversation[last:])
-        before, there = seen_in(conversation[:last]), seen_in(conversation)
-        if offered:
-            decision = _decision(turn, conversation, last, offered, before)
-            if decision.route == "talk" and not turn.calls:
-                return _talk(system, conversation, there, turn, certain)
-            turn = _resolved(turn, decision, there)
-            if first := _first_call(
-                turn, names_of(offered), before, there, _last_words(conversation[:last], turn.request)
-            ):
-                return _made(*first)
-            may_write = certain and not turn.calls and "write_file" in names_of(offered)
-            if may_write and (file := writes_code(turn.request)):
-                return _code(system, conversation, there, file)
-        elif certain and (result := arithmetic(turn.request)):
-            return LLMResponse(result)
-        return self._work(system, conversation, last, turn, offered, before, there, certain)
+        asked = Asked(system, conversation, last, turn, offered, certain)
+        if not offered:
+            result = arithmetic(turn.request) if certain else ""
+            return LLMResponse(result) if result else self._request(asked)
+        decision = _decision(asked)
+        if decision.route == "work" or turn.calls:
+            return self._work(asked, decision)
+        talk = _talk(asked)
+        if isinstance(talk, dict):
+            talk["_work"] = partial(self._work, asked, Decision("work", meant(turn.request, asked.before)))
+        return talk
 
-    def _work(
-        self,
-        system: str,
-        conversation: Sequence[Message],
-        last: int,
-        turn: Turn,
-        offered: Sequence[Mapping[str, Any]],
-        before: Seen,
-        there: Seen,
-        certain: bool,
-    ) -> dict[str, Any] | LLMResponse:
-        """The request for a turn that may need tools."""
+    def _work(self, asked: Asked, decision: Decision) -> dict[str, Any] | LLMResponse:
+        """The step of a turn that may need tools, on the file that the decision names."""
+        turn, names = _resolved(asked.turn, decision, asked.there), names_of(asked.offered)
+        answer = _last_words(asked.conversation[: asked.last], turn.request)
+        if first := _first_call(turn, names, asked.before, asked.there, answer):
+            return _made(*first)
+        if asked.certain and not turn.calls and "write_file" in names and (file := writes_code(turn.request)):
+            return _code(asked, file)
+        return self._request(replace(asked, turn=turn))
+
+    def _request(self, asked: Asked) -> dict[str, Any] | LLMResponse:
+        """The request for the model with tools, worked examples and a grammar."""
+        system, conversation, last, turn = asked.system, asked.conversation, asked.last, asked.turn
+        offered, before, there, certain = asked.offered, asked.before, asked.there, asked.certain
         chosen: Sequence[Mapping[str, Any]] = choose(offered, turn.request, [name for name, _, _ in turn.calls])
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
@@ -176,6 +196,9 @@ class SmallShaping:
             saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": _saved(text)})
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if "_talk" in request:
+            if "_work" in request and imitates(text):  # talk can have done nothing
+                done: LLMResponse | dict[str, Any] = request["_work"]()
+                return done
             return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _call(text)
         written = [text] if call is None else [json.dumps(call.arguments, ensure_ascii=False)]
@@ -192,22 +215,19 @@ class SmallShaping:
         return LLMResponse(text, finish_reason=reason, usage=usage)
 
 
-def _decision(
-    turn: Turn, conversation: Sequence[Message], last: int, offered: Sequence[Mapping[str, Any]], before: Seen
-) -> Decision:
-    starts = [at for at, message in enumerate(conversation[:last]) if message.get("role") == "user"]
-    lately = seen_in(conversation[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 : last])
-    needs = "call" if mentions(offered, turn.request) else needs_tool(turn.request, names_of(offered))
-    return decide(turn.request, before, bool(lately.touched), needs)
+def _decision(asked: Asked) -> Decision:
+    conversation, request = asked.conversation[: asked.last], asked.turn.request
+    starts = [at for at, message in enumerate(conversation) if message.get("role") == "user"]
+    lately = seen_in(conversation[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 :])
+    needs = "call" if mentions(asked.offered, request) else needs_tool(request, names_of(asked.offered))
+    return decide(request, asked.before, bool(lately.touched), needs)
 
 
-def _talk(
-    system: str, conversation: Sequence[Message], there: Seen, turn: Turn, certain: bool
-) -> dict[str, Any] | LLMResponse:
+def _talk(asked: Asked) -> dict[str, Any] | LLMResponse:
     """The request for the plain model: its own template, no grammar, no tools and no examples."""
-    if certain and (result := arithmetic(turn.request)):
+    if asked.certain and (result := arithmetic(asked.turn.request)):
         return LLMResponse(result)
-    return _plainly(joined(talk(system, conversation, there)))
+    return _plainly(joined(talk(asked.system, asked.conversation, asked.there)))
 
 
 def _plainly(messages: list[Message]) -> dict[str, Any]:
@@ -232,9 +252,9 @@ def _last_words(conversation: Sequence[Message], request: str) -> str:
     return text_of(answers[-1]) if answers and not called else ""
 
 
-def _code(system: str, conversation: Sequence[Message], there: Seen, file: str) -> dict[str, Any]:
+def _code(asked: Asked, file: str) -> dict[str, Any]:
     """The request for the code of a file: the plain model writes it with its line breaks, and it is saved as it is."""
-    shown = joined(talk(system, conversation, there))
+    shown = joined(talk(asked.system, asked.conversation, asked.there))
     wish = f"{shown[-1]['content']}\n\nAnswer with the code of {file} alone, in one fenced block."
     shown[-1] = {"role": "user", "content": wish}
     return {**_plainly(shown), "_code": file}

@@ -20,6 +20,9 @@ _FILE = re.compile(
     rf"(?:[{_NAME}.-]+/)*[{_NAME}-]*(?:\.[{_NAME}-]+)*\.[A-Za-z][A-Za-z0-9_]{{0,4}}(?![A-Za-z0-9_])"
     rf"|[{_NAME}.-]+/(?:[{_NAME}.-]+/?)*"
 )
+_ZONE = re.compile(
+    r"\b(?:Etc|Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Z][\w+-]*){1,2}(?![\w./])"
+)
 _KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
@@ -87,7 +90,7 @@ def _meant(text: str) -> frozenset[str]:
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
     """The names of files and folders that stand in a text; `whole` with the stroke at a folder's end."""
-    text = _ADDRESS.sub(" ", _ENDLESS.sub(" ", text[:LOOKED_THROUGH]))
+    text = _ZONE.sub(" ", _ADDRESS.sub(" ", _ENDLESS.sub(" ", text[:LOOKED_THROUGH])))
     # An ending right behind letters of another kind is that of a name which we cannot tell from its neighbours.
     found = [one[0] for one in _FILE.finditer(text) if not (one[0][0] == "." and text[: one.start()][-1:].isalpha())]
     if whole:

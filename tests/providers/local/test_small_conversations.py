@@ -11,7 +11,7 @@ import pytest
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.examples import all_examples
-from everloop.providers.local.small.leaks import invented, leak
+from everloop.providers.local.small.grounding import invented, leak
 from everloop.providers.local.small.narrow import NARROW, command_of, narrowed
 from everloop.providers.local.small.turn import Turn
 from everloop.providers.local.small.words import paths_in

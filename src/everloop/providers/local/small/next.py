@@ -6,23 +6,28 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .asked import (
-    asks_for_a_change,
-    asks_how_many_there_are,
-    in_every_place,
-    is_question,
-    looks_for_a_file,
-    orders,
-    runs_then,
-)
-from .claims import failed
 from .grammar import Values, Wanted
-from .meanings import pattern
+from .grounding import failed
 from .narrow import NARROW
 from .seen import Seen, described, shares_words
 from .tools import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
 from .turn import Turn
-from .words import CHANGES, WORK, is_file, means, names_a_file, paths_in
+from .words import (
+    CHANGES,
+    WORK,
+    asks_for_a_change,
+    asks_how_many_there_are,
+    in_every_place,
+    is_file,
+    is_question,
+    looks_for_a_file,
+    means,
+    names_a_file,
+    orders,
+    paths_in,
+    pattern,
+    runs_then,
+)
 
 # What must have been said for a narrow tool to be offered: nothing is deleted where nothing was said of deleting.
 _MEANT = {

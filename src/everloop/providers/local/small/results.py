@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .claims import failed
+from .grounding import failed
 
 _NUMBERED = re.compile(r"^ *\d+\t", re.M)
 _FOUND = re.compile(r"^[^\n:]+:\d+:(.*)$", re.M)  # a line that grep has found

@@ -9,19 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .asked import asks_how_many_there_are, is_question
-from .meanings import EMPTY, pattern, word_set
 from .seen import Seen, described, meant, shares_words
 from .words import (
     CHANGES,
+    EMPTY,
+    asks_how_many_there_are,
     folders_in,
     is_file,
+    is_question,
     means,
     names_a_file,
     names_an_address,
     paths_in,
+    pattern,
     places_in,
     without_files,
+    word_set,
     words,
 )
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .claims import failed
-from .meanings import EMPTY, pattern
+from .grounding import failed
 from .results import entries, lines_of
 from .turn import Message, calls_with_results
-from .words import is_file, paths_in, stems, words
+from .words import EMPTY, is_file, paths_in, pattern, stems, words
 
 _OTHER = pattern("other")
 _COPY = pattern("copy")

@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from .asked import is_question, parts_of
-from .claims import failed
-from .languages import LATIN, tongue
-from .meanings import pattern
+from .grounding import failed
 from .turn import Turn
-from .words import CHANGES, means
+from .words import CHANGES, LATIN, is_question, means, parts_of, pattern, tongue
 
 _SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")

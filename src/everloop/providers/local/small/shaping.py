@@ -18,12 +18,8 @@ from uuid import uuid4
 
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .asked import asks_for_a_change, in_every_place, is_question
-from .claims import claims_work, failed, fingerprint
-from .formats import SmallJson
 from .grammar import Wanted, grammar
-from .languages import tongue
-from .leaks import invented, leak
+from .grounding import claims_work, failed, fingerprint, invented, leak
 from .narrow import NARROW, command_of
 from .next import fits, only, removes, wanted_next
 from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
@@ -45,7 +41,7 @@ from .sentences import imitates, report, sentence
 from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
 from .turn import Message, Turn, last_request, parted, text_of, turn_of
 from .values import as_named, values_for
-from .words import CHANGES, is_file, means, paths_in
+from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
@@ -390,3 +386,42 @@ def _plain(value: Any) -> Any:
             return {key: _plain(item) for key, item in value}
         return [_plain(item) for item in value]
     return value
+
+
+# ---------------------------------------------------------------------------------------------- answers in JSON
+
+
+class SmallJson:
+    """Shapes one request whose answer is JSON. Calls come first, as ever; the answer is held to the form alone."""
+
+    def __init__(self, shaping: SmallShaping) -> None:
+        self._shaping = shaping
+        self._answers = False
+
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
+        request = self._shaping.prepare(messages, tools, certain=False)
+        if isinstance(request, LLMResponse):
+            return request
+        self._answers = request["_wanted"] != "call"
+        if self._answers:
+            request.pop("grammar", None)  # there can be only one, and llama.cpp makes it of the form
+            last = request["messages"][-1]
+            request["messages"][-1] = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
+        return request
+
+    def knows(self, tools: Sequence[Message]) -> bool:
+        return self._shaping.knows(tools)
+
+    def for_json(self) -> SmallJson:
+        return self
+
+    def visible(self, text: str) -> str:
+        return text if self._answers else self._shaping.visible(text)
+
+    def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
+        if not self._answers:
+            return self._shaping.read(answer, request)
+        choice = (answer.get("choices") or [{}])[0]
+        text = str((choice.get("message") or {}).get("content") or "").strip()
+        reason = str(choice.get("finish_reason") or "stop")
+        return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))

@@ -8,12 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from .asked import is_question, orders
 from .examples import NEAREST, Example, all_examples
-from .languages import LATIN, script, tongue
 from .narrow import NARROW
 from .results import quote
-from .words import CHANGES, WORK, features, means, names_an_address, paths_in, words
+from .words import (
+    CHANGES,
+    LATIN,
+    WORK,
+    features,
+    is_question,
+    means,
+    names_an_address,
+    orders,
+    paths_in,
+    script,
+    tongue,
+    words,
+)
 
 COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec", *NARROW)
 # These only look, so nothing is changed by them.

@@ -1,14 +1,125 @@
-"""The words of requests: the files and folders that they name, what they are made of, and what they ask for."""
+"""The words of requests: what they mean, in which language, which files they name, and what kind of request it is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from .languages import script
-from .meanings import EMPTY, MEANINGS, MEANT, meanings_of, together
+_DATA: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+MEANINGS: Mapping[str, str] = _DATA["meanings"]
+TONGUES: Mapping[str, str] = _DATA["tongues"]
+DAYS: Sequence[str] = _DATA["days"]["names"]
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """A word list as a regular expression."""
+    return re.compile(_DATA["patterns"][name], re.I)
+
+
+def word_set(name: str) -> frozenset[str]:
+    return frozenset(_DATA["words"][name].split())
+
+
+def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    exact, beginnings = {}, []
+    for meaning, words in MEANINGS.items():
+        for word in words.split():
+            if word.endswith("-"):
+                beginnings.append((word[:-1], f"§{meaning}"))
+            else:
+                exact[word] = f"§{meaning}"
+    return exact, sorted(beginnings, key=lambda pair: -len(pair[0]))
+
+
+EMPTY = word_set("empty")
+_EXACT, _BEGINNINGS = _table()
+_SAID_TOGETHER = [(re.compile(rf"(?<!\w)(?:{runs})\b"), f" §{meaning} ") for meaning, runs in _DATA["phrases"].items()]
+MEANT = frozenset(f"§{meaning}" for meaning in (*MEANINGS, *_DATA["phrases"]))
+
+
+def together(text: str) -> str:
+    """The text with each run of words that has a meaning as that meaning."""
+    text = text.lower()
+    for pattern, meaning in _SAID_TOGETHER:
+        text = pattern.sub(meaning, text)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def meanings_of(word: str) -> list[str]:
+    """What a word means, or itself; a run of letters without spaces between words may mean several things."""
+    if word.startswith("§"):
+        return [word]
+    if word in _EXACT:
+        return [_EXACT[word]]
+    if word[0] > "\u3000" and word[0] < "\uac00":
+        found = [meaning for beginning, meaning in _BEGINNINGS if beginning in word]
+        return found or [word]
+    for beginning, meaning in _BEGINNINGS:
+        if word.startswith(beginning):
+            return [meaning]
+    return [word]
+
+
+# ---------------------------------------------------------------------------------------------- languages
+
+LATIN = "§latin"
+
+_TONGUE_WORDS = {tongue: frozenset(words.split()) for tongue, words in TONGUES.items()}
+_CLOCK = re.compile(
+    r"(?<![\d:.])(?:(?P<hour>\d{1,2}):(?P<minute>\d{2})(?![\d:])"
+    r"|(?P<full>\d{1,2}) ?(?:[ap]\.?m\b|uhr\b(?! *\d)|o'clock|heures?\b(?! *\d)))",
+    re.I,
+)
+_LATE = pattern("late")
+_EARLY = pattern("early")
+
+
+def weekday(text: str) -> str:
+    """The one day of the week that is named, as cron writes it, or nothing."""
+    named = [str(number) for number, names in enumerate(DAYS) if re.search(names, text, re.I)]
+    return named[0] if len(named) == 1 else ""
+
+
+def clock(text: str) -> tuple[str, str]:
+    """The minute and the hour of the one time of day that is named for sure, as cron writes them, or nothing."""
+    named = {(int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in _CLOCK.finditer(text)}
+    if len(named) != 1:
+        return "", ""
+    hour, minute = named.pop()
+    if _LATE.search(text) and hour < 12:
+        hour += 12
+    elif _EARLY.search(text) and hour == 12:
+        hour = 0
+    return (str(minute), str(hour)) if hour < 24 and minute < 60 else ("", "")
+
+
+def script(text: str) -> str:
+    """Which letters it is written in: examples in the same ones come first."""
+    if any("\uac00" <= letter <= "\ud7a3" for letter in text):
+        return "§korean"
+    if any("\u3040" <= letter <= "\u30ff" for letter in text):
+        return "§japanese"
+    if any("\u4e00" <= letter <= "\u9fff" for letter in text):
+        return "§chinese"
+    return LATIN
+
+
+def tongue(text: str) -> str:
+    """Which language it is in, as far as that matters: its letters, or one of those that have examples here."""
+    if (letters := script(text)) != LATIN:
+        return letters
+    said = {word.strip(".,:;!?¿¡()") for word in text.lower().split()}
+    # English first: where two have as many words, it is the one that was meant.
+    return max(_TONGUE_WORDS, key=lambda name: len(said & _TONGUE_WORDS[name]))
+
+
+# ---------------------------------------------------------------------------------------------- names and words
 
 _ADDRESS = re.compile(r"https?://\S+")
 BEHIND = r"(?!\w|[.,:]\d)"  # what ends a word or a number: 273 does not stand in 273.15
@@ -173,3 +284,61 @@ def stems(path: str) -> list[str]:
 def without_files(text: str) -> str:
     """The text without the names of files."""
     return _FILE.sub(" ", _ENDLESS.sub(" ", text))
+
+
+# ---------------------------------------------------------------------------------------------- kinds of requests
+
+_EVERY = pattern("every")
+_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
+_MARK = re.compile("[?\uff1f]")
+_OWN = word_set("own")
+_QUESTION = pattern("question")
+_POLITE = pattern("polite")
+_LOOKS_FOR = pattern("looks_for")
+_BETWEEN = pattern("between")
+_SHOULD = pattern("should")
+
+
+def is_question(text: str) -> bool:
+    """Whether something is asked, and not only politely asked for."""
+    return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
+
+
+def parts_of(text: str) -> list[str]:
+    """The parts of what is said, between commas and joining words."""
+    return [part for part in _BETWEEN.split(text) if part.strip()]
+
+
+def orders(text: str) -> str:
+    """The text without the parts that ask."""
+    return " ".join(part for part in _BETWEEN.split(text) if not is_question(part))
+
+
+def runs_then(text: str) -> bool:
+    """Whether something is to be run once the rest is done: `… and run it`."""
+    return any(means(" ".join(part.split()[:2]), "run") for part in _BETWEEN.split(text)[1:])
+
+
+def asks_for_a_change(text: str) -> bool:
+    """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
+    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
+        return False
+    if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
+        return False
+    return means(text, "change") or (bool(_SHOULD.search(text)) and not means(text, "create", "write"))
+
+
+def asks_how_many_there_are(text: str) -> bool:
+    """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
+    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
+    return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
+
+
+def looks_for_a_file(text: str) -> bool:
+    """Whether it asks where a file is that it names."""
+    return _LOOKS_FOR.search(text) is not None
+
+
+def in_every_place(text: str) -> bool:
+    """Whether what is to be changed may stand in several places."""
+    return _EVERY.search(without_files(text)) is not None

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import socket
+import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -41,6 +44,21 @@ async def listening(port: int) -> None:
                 continue
             writer.transport.abort()
             return
+
+
+@asynccontextmanager
+async def server_process(*command: str, port: int, folder: Path) -> AsyncIterator[None]:
+    """A server that listens on the port; when it is ended, its folder is removed."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
+    )
+    try:
+        await listening(port)
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class HookNetwork:

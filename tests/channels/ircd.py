@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ import pytest
 
 from everloop.channels.irc import Line, parse
 
-from .hooks import free_port, listening
+from .hooks import free_port, server_process
 
 NGIRCD = shutil.which("ngircd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 CONFIG = """[Global]
@@ -65,10 +64,6 @@ class IrcNetwork:
         password = f"Password = {self._password}" if self._password else ""
         (folder / "ngircd.conf").write_text(CONFIG.format(port=self.port, more=more, global_more=password))
         (folder / "ngircd.conf").chmod(0o644)
-        process = await asyncio.create_subprocess_exec(
-            NGIRCD, "-n", "-f", str(folder / "ngircd.conf"),
-            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr,
-        )  # fmt: skip
         self.settings = {
             "name": "irc",
             "server": "127.0.0.1",
@@ -79,15 +74,12 @@ class IrcNetwork:
         }
         if self._tls is not None:
             self.settings |= {"tls": True, "port": self._tls_port}
-        try:
-            await listening(self.port)
-            yield self
-        finally:
-            for person in self._people.values():
-                await person.close()
-            process.terminate()
-            await process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+        async with server_process(NGIRCD, "-n", "-f", str(folder / "ngircd.conf"), port=self.port, folder=folder):
+            try:
+                yield self
+            finally:
+                for person in self._people.values():
+                    await person.close()
 
     async def person(self, nick: str) -> Person:
         if nick not in self._people:

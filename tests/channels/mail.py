@@ -7,7 +7,6 @@ import grp
 import os
 import pwd
 import shutil
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from .hooks import free_port, listening
+from .hooks import free_port, server_process
 
 DOVECOT = shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 AGENT = "agent@home.test"
@@ -102,11 +101,6 @@ class MailNetwork:
         if os.getuid() == 0:
             for path in (self._folder, *self._folder.rglob("*")):
                 os.chown(path, user.pw_uid, user.pw_gid)
-        process = await asyncio.create_subprocess_exec(
-            DOVECOT, "-F", "-c", str(self._folder / "dovecot.conf"),
-            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr,
-        )  # fmt: skip
-        await listening(port)
         smtp = await asyncio.start_server(self._serve_smtp, "127.0.0.1", 0, limit=2**22)
         self.settings = {
             "name": "email",
@@ -122,13 +116,9 @@ class MailNetwork:
             "allow": ["anna@example.org", "bert@example.org"],
             "start": "all",
         }
-        try:
-            async with smtp:
-                yield self
-        finally:
-            process.terminate()
-            await process.wait()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        command = (DOVECOT, "-F", "-c", str(self._folder / "dovecot.conf"))
+        async with server_process(*command, port=port, folder=self._folder), smtp:
+            yield self
 
     async def say(self, chat: str, text: str, **headers: str) -> None:
         mail = EmailMessage()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ import pytest
 
 from everloop.channels.xmpp_stream import CLIENT, XmppStream, bare, element, within
 
-from .hooks import free_port, listening
+from .hooks import free_port, server_process
 
 PROSODY = shutil.which("prosody")
 PASSWORD = "a-password-that-must-never-be-shown"
@@ -72,10 +71,6 @@ class XmppNetwork:
         (folder / "prosody.cfg.lua").write_text(
             CONFIG.format(folder=folder, port=self.port, tls=tls, encrypted=encrypted)
         )
-        process = await asyncio.create_subprocess_exec(
-            PROSODY, "--config", str(folder / "prosody.cfg.lua"),
-            stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr,
-        )  # fmt: skip
         self.settings = {
             "name": "xmpp",
             "jid": "ever@localhost",
@@ -86,15 +81,12 @@ class XmppNetwork:
             "start": "all",
             "allow": ["anna@localhost", "bert@localhost"],
         }
-        try:
-            await listening(self.port)
-            yield self
-        finally:
-            for person in self._people.values():
-                await person.close()
-            process.terminate()
-            await process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+        async with server_process(PROSODY, "--config", str(folder / "prosody.cfg.lua"), port=self.port, folder=folder):
+            try:
+                yield self
+            finally:
+                for person in self._people.values():
+                    await person.close()
 
     async def person(self, name: str) -> XmppPerson:
         if name not in self._people:

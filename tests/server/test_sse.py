@@ -6,7 +6,7 @@ import asyncio
 
 from everloop import events
 from everloop.server.responses import Chunks
-from everloop.server.sse import AnswerStream
+from everloop.server.sse import AnswerStream, Write
 
 PING = b": ping\n\n"
 
@@ -17,28 +17,63 @@ def ended(stream: AnswerStream) -> None:
     stream.end(run)
 
 
+class Written:
+    """A response that keeps what is written to it, once it `may_write`."""
+
+    def __init__(self, may_write: asyncio.Event | None = None) -> None:
+        self.blocks: list[bytes] = []
+        self.has_begun = False
+        self.first = asyncio.Event()
+        self.may_write = may_write or asyncio.Event()
+        if may_write is None:
+            self.may_write.set()
+
+    async def begin(self) -> Write:
+        self.has_begun = True
+        return self.write
+
+    async def write(self, data: bytes) -> None:
+        await self.may_write.wait()
+        self.blocks.append(data)
+        self.first.set()
+
+
 async def test_texts_that_came_before_a_client_reads_are_written_at_once_and_in_order():
     chunks = Chunks("id", 0, "m")
     stream = AnswerStream(chunks, ping_seconds=60)
     for word in ("one ", "two ", "three"):
         stream.show(1, events.Text(word))
     ended(stream)
-    assert [data async for data in stream.chunks()] == [b"".join(map(chunks.text, ("one ", "two ", "three")))]
+    written = Written()
+    assert await stream.write_to(written.begin, b"start ") == b""
+    assert written.blocks == [b"start " + b"".join(map(chunks.text, ("one ", "two ", "three")))]
+
+
+async def test_a_stream_without_anything_to_say_does_not_begin_its_response():
+    stream, written = AnswerStream(Chunks("id", 0, "m"), ping_seconds=60), Written()
+    ended(stream)
+    assert await stream.write_to(written.begin, b"start ") == b"start "
+    assert not written.has_begun
 
 
 async def test_a_client_that_does_not_read_gathers_no_pings():
     stream = AnswerStream(Chunks("id", 0, "m"), ping_seconds=0.01)
-    reading = stream.chunks()
-    assert await anext(reading) == PING
+    written = Written(may_write=asyncio.Event())
+    writing = asyncio.create_task(stream.write_to(written.begin, b""))
     await asyncio.sleep(0.2)  # twenty times as long as until the next ping
     ended(stream)
-    assert b"".join([data async for data in reading]).count(PING) <= 1
+    written.may_write.set()
+    await writing
+    assert b"".join(written.blocks).count(PING) <= 2
 
 
 async def test_no_timer_is_left_behind_a_stream():
     stream = AnswerStream(Chunks("id", 0, "m"), ping_seconds=0.01)
-    reading = stream.chunks()
-    assert await anext(reading) == PING
+    written = Written()
+    writing = asyncio.create_task(stream.write_to(written.begin, b""))
+    await written.first.wait()
     ended(stream)
+    await writing
+    assert written.blocks[0] == PING
     assert stream._timer is not None
     assert stream._timer.cancelled()

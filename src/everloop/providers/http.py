@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
@@ -126,8 +126,8 @@ class Response:
         self.reason = ""
         self.headers: dict[str, str] = {}
         self.complete = False
+        self.body: deque[bytes] = deque()  # parts that have arrived and were not read
         self._connection: Connection | None = connection
-        self._body: deque[bytes] = deque()
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -138,31 +138,30 @@ class Response:
         self._timer_at = math.inf
 
     @property
-    def waiting(self) -> bool:
-        """Whether a part of the body has arrived and was not read."""
-        return bool(self._body)
-
-    @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def read(self, deadline: float = math.inf) -> bytes:
-        """All bytes of the body that have arrived since the last read; empty at its end.
+    async def read(self) -> bytes:
+        """All bytes of the body that have arrived since the last read; empty at its end."""
+        data = b"".join(self.body) if await self.has_more() else b""
+        self.body.clear()
+        return data
+
+    async def has_more(self, deadline: float = math.inf) -> bool:
+        """Wait until a part of the body has arrived; return False at its end.
 
         Raises a TimeoutError if it waits until the deadline, a time of the event loop.
         """
-        while not self._body:
+        while not self.body:
+            if self._size > AHEAD and self._connection is not None:
+                self._connection.resume()
+            self._size = 0
             if self._error is not None:
                 raise self._error
             if self.complete:
-                return b""
+                return False
             await self.wait(deadline)
-        data = self._body.popleft() if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
-        if self._size > AHEAD and self._connection is not None:
-            self._connection.resume()
-        self._size = 0
-        return data
+        return True
 
     async def wait(self, deadline: float = math.inf) -> None:
         """Wait until more of the response has arrived."""
@@ -184,7 +183,7 @@ class Response:
     def leave(self) -> None:
         """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
         self._unread = True
-        self._body.clear()
+        self.body.clear()
         self._stop_timer()
         if not self.complete and self._connection is not None:
             self._connection.resume()
@@ -199,7 +198,18 @@ class Response:
     def _end(self) -> None:
         self.complete = True
         self._connection = None
+        self.body = deque(self.body)  # a second response to the request, which the parser may go on with, is not in it
         self._wake()
+
+    def _grow(self, size: int) -> None:
+        """A read of so many bytes has brought parts of the body."""
+        if self._unread:
+            self.body.clear()
+            return
+        self._size += size
+        self._wake()
+        if self._size > AHEAD and self._connection is not None:
+            self._connection.pause()
 
     def _wake(self) -> None:
         if self._waiter is None or self._waiter.done():
@@ -233,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.idle_since = 0.0  # when its last request ended
         self._pool = pool
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser  # of the request in progress
         self._response: Response | None = None
         self._head = 0  # bytes received since the last part of a body: the size of the head
         self._sent = False  # the whole request was written
@@ -250,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is None:
             raise ConnectionBroke("it has ended")
         response = self._response = Response(self, whole)
+        self._parser = httptools.HttpResponseParser(self)
         self._head, self._sent = 0, False
         try:
             for block in _blocks(head or self._pool.head(parts), parts):
@@ -285,6 +296,10 @@ class Connection(asyncio.BufferedProtocol):
         poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
         return not poll.poll(0)
 
+    def pause(self) -> None:
+        if self.transport is not None:
+            self.transport.pause_reading()
+
     def resume(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -299,15 +314,18 @@ class Connection(asyncio.BufferedProtocol):
         return self._pool.buffer
 
     def buffer_updated(self, size: int) -> None:
-        data = self._pool.buffer[:size]
         response = self._response
         if response is None or response.complete:  # no request is in progress
             self.abort()
             return
         self._head += size
+        parts = len(response.body)
         try:
-            self._parser.feed_data(data)
-            if self._head > LONGEST_HEAD and not response.complete:
+            self._parser.feed_data(self._pool.buffer[:size])
+            if len(response.body) > parts:
+                self._head = 1
+                response._grow(size)
+            elif self._head > LONGEST_HEAD and not response.complete:
                 self.give_up("the server's headers have no end")
         except httptools.HttpParserUpgrade:
             self.give_up("the server wants another protocol")
@@ -346,6 +364,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # callbacks of the parser
 
+    @property
+    def on_body(self) -> Callable[[bytes], None]:
+        """What a parser calls with each part of the body, as it is when the parser is made."""
+        assert self._response is not None
+        return self._response.body.append
+
     def on_message_begin(self) -> None:
         if self._response is None:  # a second response to one request must never be taken for the next one's
             self.abort()
@@ -374,17 +398,6 @@ class Connection(asyncio.BufferedProtocol):
         if not self._sent:  # the server may not read the rest of the request
             self.resume_writing()
 
-    def on_body(self, data: bytes) -> None:
-        self._head = 1
-        response = self._response
-        if response is None or response._unread:
-            return
-        response._body.append(data)
-        response._size += len(data)
-        response._wake()
-        if response._size > AHEAD and self.transport is not None:
-            self.transport.pause_reading()
-
     def on_message_complete(self) -> None:
         response = self._response
         if response is None or not response.status or self._tunnelling:
@@ -394,7 +407,6 @@ class Connection(asyncio.BufferedProtocol):
         response._end()
         if reusable:
             self.resume()
-            self._parser = httptools.HttpResponseParser(self)
             self._pool.give_back(self)
         else:
             self.abort()
@@ -513,10 +525,9 @@ class Pool:
         assert response is not None  # it was never idle
         if not 200 <= response.status < 300:
             raise ProxyRefused(proxy, response.status, response.reason)
-        if connection.transport is None or response.waiting:
+        if connection.transport is None or response.body:
             raise NoConnection("what came back is no way through")
-        connection._response, connection._parser = None, httptools.HttpResponseParser(connection)
-        connection._tunnelling = False
+        connection._response, connection._tunnelling = None, False
         loop = asyncio.get_running_loop()
         tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
         if tls is None:
@@ -637,16 +648,16 @@ class Endpoint:
         try:
             while not answer.over():
                 try:
-                    data = await response.read(patience.deadline(clock(), bool(answer.finish_reason)))
+                    has_more = await response.has_more(patience.deadline(clock(), bool(answer.finish_reason)))
                 except OSError as error:
                     if not answer.finish_reason:
                         raise self._failure(error, patience.late()) from error
-                    data = b""  # the answer has ended, and only its last events are missing
-                for payload in events.feed(data, clock()):
+                    has_more = False  # the answer has ended, and only its last events are missing
+                for payload in events.read(response.body, clock()):
                     try:
                         delta = answer.feed(payload) if payload else None
                     except ProviderError:
-                        if data or not answer.finish_reason:
+                        if has_more or not answer.finish_reason:
                             raise
                         break  # an event that was cut off after the answer had ended
                     patience.on_data(clock(), answer.size())
@@ -654,7 +665,7 @@ class Endpoint:
                         yield delta
                     if answer.over():
                         break
-                if not data:
+                if not has_more:
                     break
         finally:
             if answer.ended:
@@ -846,8 +857,11 @@ class EventReader:
         self._first = True
         self._ping = False  # the next data belongs to a ping
 
-    def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The payloads that are complete with this chunk; an empty one ends the stream and its last line."""
+    def read(self, chunks: deque[bytes], now: float) -> list[bytes]:
+        """Take the chunks, and return the payloads that are complete with them. Without any, the last line has ended,
+        and so has the stream."""
+        data = b"".join(chunks)
+        chunks.clear()
         lines = data.split(b"\n")
         if self._parts and (len(lines) > 1 or not data):
             self._parts.append(lines[0])
@@ -892,7 +906,7 @@ def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
 async def read_up_to(response: Response, limit: int) -> bytes:
     """Read the body; stop soon after `limit` bytes."""
     data = await response.read()
-    if response.complete and not response.waiting:
+    if response.complete and not response.body:
         return data
     parts, size = [data], len(data)
     while size <= limit and (data := await response.read()):

@@ -262,7 +262,7 @@ class Chunks:
         return self._delta + b'"role":"assistant","content":""' + self._rest
 
     def text(self, text: str, id: bytes = b"") -> bytes:
-        return id + self._text + json_string(text) + self._rest
+        return id + self._text + (encode_json(text) if text.isascii() else json_string(text)) + self._rest
 
     def reasoning(self, text: str) -> bytes:
         return self._reasoning + json_string(text) + self._rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,6 +19,9 @@ RESTARTED = "\n\n[The answer was cut off and begins again.]\n\n"
 
 Kind = Literal["text", "reasoning", "comment"]
 KINDS: tuple[Kind, ...] = ("reasoning", "text")
+
+Write = Callable[[bytes], Awaitable[None]]
+Begin = Callable[[], Awaitable[Write]]  # starts a response, once
 
 
 class Part(NamedTuple):
@@ -41,7 +44,7 @@ class Encoder(Protocol):
 
 
 class AnswerStream:
-    """The bytes of one streamed answer. `show` is told the turn's events; `chunks` returns what to write.
+    """The bytes of one streamed answer. `show` is told the turn's events; `write_to` writes them to a response.
 
     In a `resumable` stream each text carries its position, and a client that reconnects with a `position` is sent what
     follows it.
@@ -109,8 +112,10 @@ class AnswerStream:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield what to write, as it comes; during a long silence, pings."""
+    async def write_to(self, begin: Begin, start: bytes) -> bytes:
+        """Write the answer as it comes; during a long silence, pings. `begin` is called when there is something to say,
+        and `start` precedes it. Return the start if it was not written."""
+        write: Write | None = None
         clock = asyncio.get_running_loop().time
         self._written_at = clock()
         self._ping()
@@ -129,8 +134,13 @@ class AnswerStream:
                     written.append(self._chunks.reasoning(text))
                 else:
                     written.append(self._chunks.comment(text, alone=self._place is None))
-            yield b"".join(written)
+            if any(written):
+                if write is None:
+                    write = await begin()
+                    written.insert(0, start)
+                await write(b"".join(written))
             self._written_at = clock()
+        return start if write is None else b""
 
     # ------------------------------------------------------------------------------------------ what is new
 

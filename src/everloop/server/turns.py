@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -36,7 +36,7 @@ from .guard import OWNER, TOKEN
 from .requests import ChatRequest
 from .resume import HEADER as LAST_ID
 from .resume import Position, position_of
-from .sse import AnswerStream, Encoder
+from .sse import AnswerStream, Begin, Encoder, Write
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
@@ -305,14 +305,8 @@ class Turns:
         headers = {"Content-Type": wire.content_type, "X-Accel-Buffering": "no", **_warning(asked.chat)}
         response = web.StreamResponse(headers=headers)
         try:
-            async for data in stream.chunks():
-                if not data:
-                    continue
-                if not response.prepared:
-                    await response.prepare(request)
-                    data = b"".join((wire.start(), data))
-                await response.write(data)
-            last = _last(wire, stream, run.result())
+            start = await stream.write_to(_beginning(response, request), wire.start())
+            last = start + _last(wire, stream, run.result())
         except ApiError as error:
             if not response.prepared:
                 raise
@@ -321,7 +315,6 @@ class Turns:
             run.cancel()
         if not response.prepared:
             await response.prepare(request)
-            last = b"".join((wire.start(), last))
         if last:
             await response.write(last)
         await response.write_eof()
@@ -340,17 +333,12 @@ class Turns:
         """
         for one in asked:
             await self._count(one)
-        written: asyncio.Queue[bytes] = asyncio.Queue(len(asked))  # so that a slow client slows its own answers
-        runs = [asyncio.ensure_future(self._write(one, wire, written)) for one, wire in zip(asked, wires, strict=True)]
-        together = asyncio.gather(*runs)
         headers = {"Content-Type": wires[0].content_type, "X-Accel-Buffering": "no", **_warning(asked[0].chat)}
         response = web.StreamResponse(headers=headers)
+        begin = _beginning(response, request)
+        runs = [asyncio.ensure_future(self._write(one, wire, begin)) for one, wire in zip(asked, wires, strict=True)]
         try:
-            async for data in _until(together, written):
-                if not response.prepared:
-                    await response.prepare(request)
-                await response.write(data)
-            last = end(together.result())
+            last = end(await asyncio.gather(*runs))
         except ApiError as error:
             if not response.prepared:
                 raise
@@ -363,18 +351,15 @@ class Turns:
         await response.write_eof()
         return response
 
-    async def _write(self, asked: Asked, wire: Wire, written: asyncio.Queue[bytes]) -> Outcome:
-        """Run one of several turns and put its answer into the queue, from its start to its end."""
+    async def _write(self, asked: Asked, wire: Wire, begin: Begin) -> Outcome:
+        """Run one of several turns and write its answer, from its start to its end."""
         stream = AnswerStream(wire, self._ping_seconds)
         run = asyncio.ensure_future(self._run(asked, stream))
         run.add_done_callback(stream.end)
-        start = wire.start()
         try:
-            async for data in stream.chunks():
-                if data:
-                    await written.put(start + data)
-                    start = b""
-            await written.put(start + _last(wire, stream, run.result()))
+            start = await stream.write_to(begin, wire.start())
+            last = start + _last(wire, stream, run.result())
+            await (await begin())(last)
             return run.result()
         finally:
             run.cancel()
@@ -492,20 +477,16 @@ def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
     return said + wire.end(outcome)
 
 
-async def _until(together: asyncio.Future[Any], written: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-    """Yield what is written, until the writers have ended and all of it was read."""
-    while True:
-        while not written.empty():
-            yield written.get_nowait()
-        if together.done():
-            return
-        reading = asyncio.ensure_future(written.get())
-        try:
-            await asyncio.wait((reading, together), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                yield reading.result()
-        finally:
-            reading.cancel()
+def _beginning(response: web.StreamResponse, request: web.Request) -> Begin:
+    """What starts the response, for one answer or for several that are written at once."""
+    starting = asyncio.Lock()
+
+    async def begin() -> Write:
+        async with starting:
+            await response.prepare(request)
+        return response.write
+
+    return begin
 
 
 def new_id(prefix: str) -> str:

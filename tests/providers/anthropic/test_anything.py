@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import deque
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def read(blocks: list[bytes]) -> LLMResponse:
     """What the reader makes of a stream that comes in these blocks."""
     answer, events = MessageAnswer(1000, "somewhere", {}), EventReader(100_000, Patience(Timeouts(), 0.0))
     for block in filter(None, blocks):
-        for payload in events.feed(block, 0.0):
+        for payload in events.read(deque([block]), 0.0):
             if not answer.over():
                 answer.feed(payload)
     return answer.response()

@@ -27,16 +27,14 @@ class Lent:
         self.asked = 0  # answers that are under way
         self.passing: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def opened(cls, server: Path, startup: bytes) -> Lent:
-        made = cls(*await asyncio.open_unix_connection(server / SOCKET))
-        made.writer.write(startup)
+    async def greet(self, startup: bytes) -> None:
+        self.writer.write(startup)
         while True:
-            kind, message = await _message(made.reader)
+            kind, message = await _message(self.reader)
             if kind == b"S":
-                made.settings += message
+                self.settings += message
             elif kind == b"Z":
-                return made
+                return
 
 
 class Pooler:
@@ -46,6 +44,7 @@ class Pooler:
         self._free: list[Lent] = []
         self._all: list[Lent] = []
         self._clients: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -53,7 +52,8 @@ class Pooler:
         self._clients.add(task)
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._serve(reader, writer)
+                if not self._closed:  # a client may have been accepted just before
+                    await self._serve(reader, writer)
         finally:
             writer.transport.abort()
             self._clients.discard(task)
@@ -79,7 +79,9 @@ class Pooler:
     async def _lend(self, startup: bytes) -> Lent:
         if self._free:
             return self._free.pop()
-        self._all.append(made := await Lent.opened(self._server, startup))
+        made = Lent(*await asyncio.open_unix_connection(self._server / SOCKET))
+        self._all.append(made)  # before the server has answered: `close` may come first
+        await made.greet(startup)
         return made
 
     async def _pass(self, lent: Lent, writer: asyncio.StreamWriter, holds: list[Lent]) -> None:
@@ -95,6 +97,7 @@ class Pooler:
                     return
 
     async def close(self) -> None:
+        self._closed = True
         waits = [task for lent in self._all if (task := lent.passing) is not None]
         for task in (*self._clients, *waits):
             task.cancel()

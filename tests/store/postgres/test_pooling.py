@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop
 
 from .pooler import pooling
+from .proxy import SOCKET
 from .server import Server
 
 
@@ -75,3 +77,25 @@ async def test_the_pooler_of_these_tests_does_lend_each_transaction_another_conn
             assert held == then
     held, then = await asyncio.to_thread(processes, database)
     assert held != then
+
+
+async def test_the_pooler_closes_connections_that_the_server_has_not_answered_yet():
+    ended, asked = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        asked.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    with tempfile.TemporaryDirectory() as server, tempfile.TemporaryDirectory() as folder:
+        listening = await asyncio.start_unix_server(silent, Path(server) / SOCKET)
+        async with listening, asyncio.timeout(30):
+            async with pooling(Path(server), Path(folder), "session"):
+                _, writer = await asyncio.open_unix_connection(Path(folder) / SOCKET)
+                writer.write(struct.pack("!ii", 8, 196608))
+                await asked.wait()
+            await ended.wait()
+            writer.close()
+            await writer.wait_closed()

@@ -36,7 +36,7 @@ def nodes_of(module: str) -> list[ast.AST]:
 
 def read_rooms() -> dict[str, int]:
     """Modules and packages in the table of rooms, each with its row: rows further up come first."""
-    table = PAGE.read_text().split("| room |")[1].split("\n\n")[0].splitlines()[2:]
+    table = PAGE.read_text().split("| module |")[1].split("\n\n")[0].splitlines()[2:]
     rows = [re.findall(r"`([^`]+)`", row.split("|")[1]) for row in table]
     return {name.rstrip("/"): number for number, names in enumerate(rows) for name in names}
 

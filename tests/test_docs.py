@@ -134,7 +134,7 @@ async def test_every_step_of_the_tutorial_does_what_it_says(server, tmp_path):
     server.calls(call("edit_file", path="plan.md", old_text="- peas", new_text="- peas\n- carrots"))
     server.reply("Carrots are on the list.")
     server.calls(call("exec", command="rm plan.md"))
-    server.reply("I may not delete plan.md without your word.")
+    server.reply("I may not delete plan.md without your approval.")
     server.calls(call("water", bed="north"))
     server.reply("The north bed is watered.")
     for command, expected in found:

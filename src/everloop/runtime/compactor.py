@@ -304,7 +304,7 @@ class Compactor:
         except Exception as error:  # whatever it is, the turn goes on
             if not fall_back:
                 raise
-            log.warning("no summary of session %s could be made: %s", claim.key, error)
+            log.warning("the older turns of session %s could not be summarised: %s", claim.key, _reason(error))
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
             return msgspec.structs.replace(entry, stopgap=True)
         return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
@@ -391,11 +391,20 @@ class Compactor:
             log.error("%s", error)
         except Exception as error:  # the conversation still fits: try again later
             note.failures += 1
-            log.warning("no summary of session %s could be made: %s", claim.key, error)
+            log.warning(
+                "the older turns of session %s could not be summarised, which is tried again later: %s",
+                claim.key,
+                _reason(error),
+            )
         finally:
             note.task = None
             if note.failures:
                 note.not_before = time.monotonic() + RETRY_SECONDS * 2 ** min(note.failures - 1, 6)
+
+
+def _reason(error: Exception) -> str:
+    """Why a summary failed. A timeout says nothing of itself."""
+    return f"it took longer than {SUMMARY_SECONDS:.0f} seconds" if isinstance(error, TimeoutError) else str(error)
 
 
 class Window:

@@ -384,7 +384,7 @@ async def test_the_limits_of_the_page_are_those_of_the_code():
     page = PAGE.read_text()
     assert f"| one message or answer | {mcp_limits.MAX_MESSAGE >> 20} MB |" in page
     assert f"| messages of a program | {mcp_stdio.MAX_RATE:,} a second |" in page
-    assert f"| lines that are no messages, in a row | {mcp_stdio.MAX_NOISE} |" in page
+    assert f"| consecutive lines that are not messages | {mcp_stdio.MAX_NOISE} |" in page
     assert f"| tools of one server | {mcp_connection.MAX_TOOLS}; " in page
     assert f"{mcp_results.MAX_DESCRIPTION:,} characters of description" in page
     assert f"{mcp_results.MAX_SCHEMA // 1000} KB of schema" in page

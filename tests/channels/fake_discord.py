@@ -16,6 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
+from everloop.testing.channels import shown_file
+
 TOKEN = "MTA.secret-of-the-bot.never-shown"
 ME = {"id": "4242", "username": "ever", "bot": True}
 
@@ -43,6 +45,7 @@ class FakeDiscord:
         self.interval = 41_250
         self.unreadable: set[str] = set()
         self.files: dict[str, bytes] = {}
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the bot sent
         self.downloads: list[str] = []
         self._rough = rough
         self._chance = random.Random(seed)
@@ -55,7 +58,7 @@ class FakeDiscord:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeDiscord]:
-        app = web.Application()
+        app = web.Application(client_max_size=60_000_000)
         app.router.add_get("/gateway/", self._gateway)
         app.router.add_get("/cdn/{name}", self._file)
         app.router.add_route("*", "/api/{path:.*}", self._handle)
@@ -206,7 +209,13 @@ class FakeDiscord:
         path = request.match_info["path"].split("/")
         if not request.headers.get("User-Agent", "").startswith("DiscordBot ("):
             return web.Response(status=403, text="error code: 1010")
-        asked = json.loads(await request.read() or b"{}")
+        sent: list[tuple[str, bytes]] = []
+        if request.content_type == "multipart/form-data":
+            form = await request.post()
+            asked = json.loads(str(form["payload_json"]))
+            sent = [(one.filename, one.file.read()) for one in form.values() if isinstance(one, web.FileField)]
+        else:
+            asked = json.loads(await request.read() or b"{}")
         if path[0] == "interactions" and path[-1] == "callback":
             self.callbacks.append(asked)
             return web.Response(status=204)
@@ -227,7 +236,7 @@ class FakeDiscord:
                 self.typing.append(chat)
                 return web.Response(status=204)
             case "POST", ["channels", chat, "messages"]:
-                reply = self._post(chat, asked)
+                reply = self._post(chat, asked, sent)
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
                     request.transport.abort()  # it was posted, and the bot does not hear of it
                 return reply
@@ -242,14 +251,14 @@ class FakeDiscord:
                 return web.Response(status=204)
         return web.json_response({"message": "404: Not Found", "code": 0}, status=404)
 
-    def _post(self, chat: str, asked: dict[str, Any]) -> web.Response:
+    def _post(self, chat: str, asked: dict[str, Any], files: list[tuple[str, bytes]]) -> web.Response:
         if self.fail:
             status, body = self.fail.pop(0)
             return web.json_response(body, status=status)
         if chat in self.closed_to:
             failure = {"message": "Cannot send messages to this user", "code": 50007}
             return web.json_response(failure, status=403)
-        if not 0 < len(asked["content"]) <= 2000 or len(asked.get("nonce", "")) > 25:
+        if not (files or asked["content"]) or len(asked["content"]) > 2000 or len(asked.get("nonce", "")) > 25:
             return web.json_response({"message": "Invalid Form Body", "code": 50035}, status=400)
         nonce = asked.get("nonce") if asked.get("enforce_nonce") else None
         if nonce in self._nonces:
@@ -258,6 +267,9 @@ class FakeDiscord:
         if nonce is not None:
             self._nonces[nonce] = message
         self.posted.append(message)
+        for name, data in files:
+            self.uploads.append((chat, "file", name, data))
+            message["content"] = shown_file(name, message["content"])
         self._messages[chat].append(message)
         return web.json_response(message)
 

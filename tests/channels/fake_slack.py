@@ -23,6 +23,8 @@ from urllib.parse import parse_qs, urlencode
 import aiohttp
 from aiohttp import web
 
+from everloop.testing.channels import shown_file
+
 from .hooks import free_port
 
 BOT_TOKEN = "xoxb-1-secret-of-the-bot-never-shown"
@@ -58,11 +60,16 @@ class FakeSlack:
         self._tickets: set[str] = set()
         self._pending: dict[str, tuple[str, dict[str, Any]]] = {}  # not acknowledged, by envelope
         self._envelopes = 0
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the app sent
+        self.upload_url = ""  # another address for uploads
+        self._slots: dict[str, tuple[str, int]] = {}  # name and length
+        self._uploaded: dict[str, bytes] = {}
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeSlack]:
-        app = web.Application()
+        app = web.Application(client_max_size=60_000_000)
+        app.router.add_post("/upload/{id}", self._upload)
         app.router.add_post("/api/{method}", self._handle)
         app.router.add_get("/link", self._link)
         app.router.add_get("/files/{name}", self._file)
@@ -236,6 +243,18 @@ class FakeSlack:
                 if not is_form:  # as the real one, which reads no JSON here
                     return _answer({"ok": False, "error": "user_not_found"})
                 return _answer({"ok": True, "user": {"id": asked["user"], "real_name": f"Person {asked['user']}"}})
+            case "files.getUploadURLExternal":
+                if not is_form:
+                    return _answer({"ok": False, "error": "invalid_arguments"})
+                id = f"F{len(self._slots) + 1}"
+                self._slots[id] = (asked["filename"], int(asked["length"]))
+                url = f"http://127.0.0.1:{self._port}/upload/{id}"
+                return _answer({"ok": True, "upload_url": self.upload_url or url, "file_id": id})
+            case "files.completeUploadExternal":
+                reply = self._share(asked)
+                if self._rough and self._chance.random() < 0.3 and request.transport:
+                    request.transport.abort()  # it was shared, and the app does not hear of it
+                return reply
             case "chat.postMessage":
                 reply = self._post_message(asked)
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
@@ -253,6 +272,23 @@ class FakeSlack:
                     return _answer({"ok": False, "error": "message_not_found"})
                 return _answer({"ok": True, "ts": asked["ts"]})
         return _answer({"ok": False, "error": "unknown_method"})
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        data, id = await request.read(), request.match_info["id"]
+        if len(data) != self._slots[id][1] or "Authorization" in request.headers:
+            return web.Response(status=400)
+        self._uploaded[id] = data
+        return web.Response(text=f"OK - {len(data)}")
+
+    def _share(self, asked: dict[str, Any]) -> web.Response:
+        if self.fail:
+            status, body, headers = self.fail.pop(0)
+            return web.json_response(body, status=status, headers=headers)
+        (file,) = asked["files"]
+        channel, name = asked["channel_id"], self._slots[file["id"]][0]
+        self.uploads.append((channel, "file", name, self._uploaded.pop(file["id"])))
+        self._shown[channel][self._ts()] = shown_file(name, asked.get("initial_comment", ""))
+        return _answer({"ok": True, "files": [{"id": file["id"], "title": file["title"]}]})
 
     def _post_message(self, asked: dict[str, Any]) -> web.Response:
         if self.fail:

@@ -19,6 +19,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from everloop.testing.channels import shown_file
+
 from .hooks import free_port
 
 TOKEN = "123456:AAE-secret-of-the-bot_never-shown"
@@ -63,10 +65,12 @@ class FakeTelegram:
         self.calls: list[str] = []
         self.fail: list[tuple[int, str, dict[str, Any]]] = []  # answers of `sendMessage` before it succeeds
         self.blocked: set[str] = set()
+        self.lose: list[str] = []  # methods with files whose next answer gets lost
         self.edited: list[dict[str, Any]] = []
         self.deleted: list[int] = []
         self.webhook: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the bot sent
         self.downloads: list[str] = []
         self.drafts: dict[int, str] = {}
         self.answered: list[str] = []  # callback queries
@@ -85,7 +89,7 @@ class FakeTelegram:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeTelegram]:
-        app = web.Application()
+        app = web.Application(client_max_size=60_000_000)
         app.router.add_get("/file/{bot}/{name}", self._file)
         app.router.add_route("*", "/{bot}/{method}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -190,6 +194,13 @@ class FakeTelegram:
         self.calls.append(method)
         if request.match_info["bot"] != f"bot{TOKEN}":
             return _error(401, "Unauthorized")
+        if request.content_type == "multipart/form-data":
+            reply = self._send_file(method, await request.post())
+            is_lost = method in self.lose or (self._rough and self._chance.random() < 0.3)
+            self.lose = []
+            if reply.status == 200 and is_lost and request.transport:
+                request.transport.abort()  # it was sent, and the bot does not hear of it
+            return reply
         asked = json.loads(await request.read() or b"{}")
         match method:
             case "getMe":
@@ -257,6 +268,20 @@ class FakeTelegram:
             return _error(409, "Conflict: terminated by other getUpdates request")
         found = self._updates[: 100 if not self._rough else self._chance.randint(1, 7)]
         return _ok(found)
+
+    def _send_file(self, method: str, asked: Any) -> web.Response:
+        kind = {"sendPhoto": "photo", "sendDocument": "document"}[method]
+        if self.fail:
+            code, description, parameters = self.fail.pop(0)
+            return _error(code, description, parameters)
+        chat, file = str(asked["chat_id"]), asked[kind]
+        data = file.file.read()
+        if kind == "photo" and len(data) < 60:  # which is no picture that could be decoded
+            return _error(400, "Bad Request: IMAGE_PROCESS_FAILED")
+        self._last_message += 1
+        self.uploads.append((chat, kind, file.filename, data))
+        self._shown[chat].append(shown_file(file.filename, asked.get("caption", "")))
+        return _ok({"message_id": self._last_message, "date": 1, "chat": {"id": int(chat), "type": "private"}})
 
     def _remove(self, chat: str, message: int) -> None:
         self._shown[chat].remove(self._places[message])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
@@ -20,6 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from everloop.channels.webhook import SIGNATURE, TIME, is_signed, signature
+from everloop.testing.channels import shown_file
 
 SECRET = "a-secret-that-must-never-be-shown"
 
@@ -68,6 +70,7 @@ class HookNetwork:
         self.settings: dict[str, Any] = {}
         self.got: list[dict[str, Any]] = []  # every request, repeats too
         self.status: list[tuple[int, dict[str, str]]] = []  # to answer with, before 200
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of files
         self.answers = True  # otherwise the connection is closed when the request was read
         self._rough = rough
         self._known: dict[str, None] = {}
@@ -77,7 +80,7 @@ class HookNetwork:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[HookNetwork]:
-        app = web.Application()
+        app = web.Application(client_max_size=60_000_000)
         app.router.add_post("/answers", self._take)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -136,7 +139,10 @@ class HookNetwork:
         assert request.headers["Idempotency-Key"] == message["key"]
         if message["key"] not in self._known:
             self._known[message["key"]] = None
-            self._heard[message["chat"]].append(message["text"])
+            texts = [shown_file(one["name"], message["text"]) for one in message.get("files", [])]
+            self._heard[message["chat"]] += texts or [message["text"]]
+            for one in message.get("files", []):
+                self.uploads.append((message["chat"], "file", one["name"], base64.b64decode(one["data"])))
         if not self.answers and request.transport is not None:
             request.transport.abort()
         return web.json_response({"id": f"n{len(self._known)}"})

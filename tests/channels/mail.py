@@ -71,6 +71,7 @@ class MailNetwork:
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
         self.mails: list[EmailMessage] = []  # that the agent sent
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
         self.refuse: list[bytes] = []  # answers to RCPT, before it is accepted
         self.lose = 0  # mails that are taken without an answer
         self._folder = Path()
@@ -181,4 +182,8 @@ class MailNetwork:
         self.mails.append(mail)
         body = mail.get_body(("plain",))
         assert body is not None
-        self._heard[str(mail["To"])].append(str(body.get_content()).strip())
+        to, text = str(mail["To"]), str(body.get_content()).strip()
+        self._heard[to].append(text)
+        for one in mail.iter_attachments():
+            name, data = str(one.get_filename()), one.get_content()
+            self.uploads.append((to, "file", name, data if isinstance(data, bytes) else data.encode()))

@@ -7,10 +7,14 @@ from typing import Any
 
 from everloop import AgentLoop, MessageBus
 from everloop.bus import InboundMessage, OutboundMessage
-from everloop.config import Config
+from everloop.config import Config, Rule
 from everloop.log import Call, CallEnded, ModelAnswered
 from everloop.store.peers import new_worker
 from everloop.testing import ScriptedProvider, call
+from everloop.tools.base import Plan
+from everloop.tools.context import CallContext, current
+from everloop.tools.message import MessageTool
+from everloop.tools.policy.policy import Policy
 
 
 def agent_of(folder: Any, *steps: Any, **settings: Any) -> AgentLoop:
@@ -66,3 +70,31 @@ async def test_a_call_that_is_run_again_after_a_crash_sends_nothing_twice(tmp_pa
         assert [row.message.content for row in rows] == ["once"]
         assert await sent_by(agent) == []  # nothing new was sent
         assert await statuses(agent) == ["ok"]
+
+
+async def test_files_are_named_where_no_network_sends_them(tmp_path):
+    (tmp_path / "chart.png").write_bytes(b"x")
+    steps = [call("message", content="look", media=[path]) for path in ("missing.png", "chart.png")]
+    async with agent_of(tmp_path, *steps, "done") as agent:
+        await agent.process_direct("go", channel="test", chat_id="7", session_key="cli:direct")
+        await asyncio.sleep(0)
+        message = await agent.bus.consume_outbound()
+        assert (message.content, message.media) == ("look\n[file: chart.png]", [str(tmp_path / "chart.png")])
+        assert agent.bus.outbound_size == 0
+        assert await statuses(agent) == ["error", "ok"]
+
+
+async def test_to_have_read_a_file_is_not_a_leave_to_send_it(tmp_path):
+    """A person who always allows a file to be read has not been asked whether it may be sent."""
+    arguments = {"content": "psst", "channel": "mail", "chat_id": "eve", "media": ["a.txt"]}
+    known = frozenset({f"path:{tmp_path / 'a.txt'}"})
+    place = ("me", "s", "t", "c", "cli", "direct", tmp_path)
+    context = CallContext(*place, True, "k", lambda text: None, granted=known)
+    policy = Policy([Rule(do="ask", tool="message"), Rule(do="ask", tool="read_file")])
+    token = current.set(context)
+    try:
+        plan = MessageTool(("mail:*",)).plan(arguments)
+    finally:
+        current.reset(token)
+    assert policy.judge("message", arguments, plan, context, [], False).decision == "ask"
+    assert policy.judge("read_file", {"path": "a.txt"}, Plan(paths=plan.paths), context, [], False).decision == "allow"

@@ -38,7 +38,8 @@ class Can:
     threads: bool = False
     typing: bool = False
     buttons: bool = False  # a question can have buttons that answer it
-    media: int = 0  # the largest file in bytes; 0 for none
+    media: int = 0  # the largest file that can be sent, in bytes; 0 for none
+    attaches: bool = False  # files are sent with the text, not as messages of their own; `media` is for all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,22 @@ class Button:
     value: str
 
 
+@dataclass(frozen=True, slots=True)
+class OutgoingFile:
+    """A file to send."""
+
+    name: str
+    type: str  # such as image/png
+    data: bytes = field(repr=False)
+    is_picture: bool = False  # of a kind that networks show
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a message to send; `text` is in the channel's form, `plain` without any markup."""
+    """A part of a message to send; `text` is in the channel's form, `plain` without any markup.
+
+    A network that takes files gets one with each part that has no text, or several with a text if it attaches them.
+    """
 
     chat: str
     text: str
@@ -87,6 +101,7 @@ class Part:
     extra: Mapping[str, str] = field(default_factory=dict)  # of the message that is answered
     number: int = 1  # from 1
     buttons: tuple[Button, ...] = ()  # where the network has them
+    files: tuple[OutgoingFile, ...] = ()  # where the network takes them
     repeat: bool = False  # the network may have it already; where it takes no key, the text says so
 
 
@@ -100,6 +115,10 @@ class Later(Exception):
 
 class Never(Exception):
     """The network refuses the part, and would refuse it again."""
+
+
+class NoFile(Exception):
+    """The network does not take this file, and the part with it was not sent: the chat is told so instead."""
 
 
 class Inbox(Protocol):
@@ -140,7 +159,7 @@ class Channel(Protocol):
     async def send(self, part: Part, key: str) -> str:
         """Send a part and return the network's id for it. `key` is the same whenever this part is sent.
 
-        Raises `Later` or `Never`; after anything else it is unknown whether the network has the part.
+        Raises `Later`, `Never` or `NoFile`; after anything else it is unknown whether the network has the part.
         """
         ...
 

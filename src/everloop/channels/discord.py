@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,9 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..text import one_line
-from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
 from .discord_types import Failure, File, Frame, Gateway, Hello, Interaction, Message, Ready, SentMessage, User
-from .http import HttpClient, download_from
+from .http import UPLOAD_SECONDS, HttpClient, download_from, multipart
 from .websocket import Closed, WebSocket, connected
 
 API = "https://discord.com/api/v10"
@@ -28,6 +29,7 @@ AGENT = "DiscordBot (everloop, 1)"  # the form that Discord asks for
 CALL_SECONDS = 30.0
 HELLO_SECONDS = 30.0
 NONCE_LENGTH = 25
+FILE_TOO_LARGE = 40005
 MOST_CHATS = 200  # of which is known how far they were read
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
@@ -68,12 +70,22 @@ class Refused(Never):
     def __init__(self, status: int, failure: Failure) -> None:
         super().__init__(f"{status} {one_line(failure.message, 200)} ({failure.code})")
         self.status = status
+        self.code = failure.code
 
 
 class Discord:
     """A bot at Discord."""
 
-    can = Can(text=2000, form="markdown", repeats="window", typing=True, buttons=True, edit=True, pace=1.5)
+    can = Can(
+        text=2000,
+        form="markdown",
+        repeats="window",
+        typing=True,
+        buttons=True,
+        edit=True,
+        pace=1.5,
+        media=10 * 1024 * 1024,
+    )
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -249,7 +261,12 @@ class Discord:
         if part.buttons:
             row = [{"type": 2, "style": 2, "label": button.label, "custom_id": button.value} for button in part.buttons]
             asked["components"] = [{"type": 1, "components": row}]
-        sent = await self._call("POST", f"/channels/{_id(part.chat)}/messages", asked, SentMessage)
+        try:
+            sent = await self._call("POST", f"/channels/{_id(part.chat)}/messages", asked, SentMessage, part.files)
+        except Refused as error:
+            if part.files and (error.status == 413 or error.code == FILE_TOO_LARGE):
+                raise NoFile("it is too large for Discord") from None
+            raise
         return f"{part.chat}:{sent.id}"
 
     async def show(self, chat: str, key: str, text: str) -> str | None:
@@ -277,13 +294,25 @@ class Discord:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _call(self, method: str, path: str, asked: dict[str, Any] | None, result: type[T] | None) -> T:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        asked: dict[str, Any] | None,
+        result: type[T] | None,
+        files: Sequence[OutgoingFile] = (),
+    ) -> T:
         """Send a request to the REST API."""
         headers = {"Authorization": f"Bot {self._token}", "User-Agent": AGENT, "Content-Type": "application/json"}
         body = b"" if asked is None else msgspec.json.encode(asked)
+        seconds = CALL_SECONDS
+        if files:
+            named = {f"files[{number}]": file for number, file in enumerate(files)}
+            headers["Content-Type"], body = multipart({"payload_json": body.decode()}, named)
+            seconds = UPLOAD_SECONDS
         target = self._client.target.rstrip("/") + path
         # Nothing is sent twice by a repeat: a message has its nonce.
-        reply = await self._client.request(method, target, headers, body, CALL_SECONDS)
+        reply = await self._client.request(method, target, headers, body, seconds)
         if 200 <= reply.status < 300:
             try:
                 return msgspec.json.decode(reply.body, type=result) if result is not None else None  # type: ignore[return-value]

@@ -26,6 +26,7 @@ from .base import Can, Inbox, Later, Never, Options, Part, Received
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 25 * 60.0  # servers end an IDLE after half an hour
 LARGEST = 1_000_000  # bytes of a mail that are read; what is behind them is mostly attachments
+LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers take mails of 25 MB, in which files are longer
 AT_ONCE = 50
 SUBJECT = "A message"
 NOBODY = re.compile(r"^(mailer-daemon|postmaster|no-?reply|do-?not-?reply|bounces?)([+._-].*)?@", re.I)
@@ -57,7 +58,7 @@ class Connection:
 class Email:
     """A mailbox."""
 
-    can = Can(text=100_000, form="html", repeats="none", threads=True)
+    can = Can(text=100_000, form="html", repeats="none", threads=True, media=LARGEST_ATTACHED, attaches=True)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -201,6 +202,11 @@ class Email:
             message["References"] = " ".join([*known, answered])
         message.set_content(part.plain)
         message.add_alternative(f'<div style="white-space: pre-wrap">{part.text}</div>', subtype="html")
+        for file in part.files:
+            kind, _, sort = file.type.partition("/")
+            if kind in ("text", "message", "multipart"):  # as they are, whatever their characters and lines
+                kind, sort = "application", "octet-stream"
+            message.add_attachment(file.data, maintype=kind, subtype=sort, filename=file.name)
         return message
 
     async def show(self, chat: str, key: str, text: str) -> None:

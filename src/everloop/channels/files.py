@@ -1,9 +1,10 @@
-"""Files that people attach: put into the workspace of the agent, under names of our own making."""
+"""Files of messages: what people attach is put into the workspace, what the agent sends is read from its copy."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import mimetypes
 import os
 import re
 import secrets
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..text import clean, one_line
 from ..threads import in_thread
-from .base import Attachment, Later, Never
+from ..tools.files.images import image_kind
+from ..tools.outgoing import OutgoingFiles
+from .base import Attachment, Later, Never, OutgoingFile
 
 if TYPE_CHECKING:
     from ..runtime.owners import Owners
@@ -22,6 +25,7 @@ UPLOADS = "uploads"
 MOST_FILES = 10  # of one message
 TRIES = 3
 MEGABYTE = 1_000_000
+PICTURES = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 Save = Callable[[str, str, bytes], Awaitable[str]]  # owner, name and content → the path
 
 
@@ -72,3 +76,25 @@ async def fetched(file: Attachment, limit: int) -> bytes | str:
             if tries < TRIES:
                 await asyncio.sleep(min(error.seconds, 10.0) if isinstance(error, Later) else 0.5 * tries)
     return f"[{shown} could not be fetched.]"
+
+
+async def opened(outgoing: OutgoingFiles, path: str, limit: int) -> OutgoingFile | str:
+    """A file to send; or a note about why it is not sent, for the people in the chat."""
+    name = os.path.basename(path)
+    shown = one_line(clean(name), 80)
+    try:
+        data = await in_thread(outgoing.read, path, limit)
+    except OSError:
+        return f"[{shown} is no longer there, and was not sent.]"
+    if len(data) > limit:
+        much = f"larger than {limit // MEGABYTE} MB" if limit >= MEGABYTE else "too large"
+        return f"[{shown} is {much}, and was not sent.]"
+    kind = image_kind(data[:64]) or ""
+    guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return OutgoingFile(name, PICTURES.get(kind, guessed), data, kind in PICTURES)
+
+
+def refusal(name: str, reason: str = "") -> str:
+    """The note for the people in a chat about a file that their network does not take."""
+    why = f" ({one_line(reason, 100)})" if reason else ""
+    return f"[{one_line(clean(name), 80)} cannot be sent here{why}.]"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..providers.http import ConnectionBroke, Pool, origin_of, proxy_for, read_up_to, retry_after
 from ..threads import in_thread
-from .base import Never
+from .base import Later, Never, OutgoingFile
 
 CONNECT_SECONDS = 10.0
 DOWNLOAD_SECONDS = 120.0
+UPLOAD_SECONDS = 300.0
 LARGEST_REPLY = 16 * 1024 * 1024
 AGENT = "everloop"
 
@@ -116,8 +118,29 @@ class HttpClient:
         return head.encode("latin-1", "replace")
 
 
-async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit: int, token: str = "") -> bytes:
-    """Read a file whose address a network gave. It must be one of its own hosts, by https, or the API's own server."""
+def multipart(fields: Mapping[str, str], files: Mapping[str, OutgoingFile]) -> tuple[str, bytes]:
+    """A form with files: its content type, and its body."""
+    boundary = secrets.token_hex(16)
+    parts: list[bytes] = []
+    for name, value in fields.items():
+        parts += [_part_head(boundary, name), value.encode()]
+    for name, file in files.items():
+        parts += [_part_head(boundary, name, file), file.data]
+    return f"multipart/form-data; boundary={boundary}", b"".join([*parts, f"\r\n--{boundary}--\r\n".encode()])
+
+
+def _part_head(boundary: str, name: str, file: OutgoingFile | None = None) -> bytes:
+    lines = ["", f"--{boundary}", f'Content-Disposition: form-data; name="{name}"']
+    if file is not None:
+        quoted = file.name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        lines[-1] += f'; filename="{quoted}"'
+        lines.append(f"Content-Type: {file.type}")
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "replace")
+
+
+def _client_for(url: str, hosts: Sequence[str], home: HttpClient) -> HttpClient:
+    """A client for an address that a network gave. It must be one of its own hosts, by https, or the API's own
+    server."""
     try:
         origin = origin_of(url)
     except ValueError:
@@ -125,8 +148,24 @@ async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit:
     own = str(origin) == home.origin
     if not own and (origin.scheme != "https" or not f".{origin.host}".endswith(tuple(hosts))):
         raise Never("the file is not at the network itself")
-    client = HttpClient(url)
+    return HttpClient(url)
+
+
+async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit: int, token: str = "") -> bytes:
+    """Read a file whose address a network gave."""
+    client = _client_for(url, hosts, home)
     try:
         return await client.download(client.target, {"Authorization": f"Bearer {token}"} if token else {}, limit)
     finally:
         await client.close()
+
+
+async def upload_to(url: str, hosts: Sequence[str], home: HttpClient, file: OutgoingFile) -> None:
+    """Send the content of a file to an address that a network gave, where a repeat does no harm."""
+    client = _client_for(url, hosts, home)
+    try:
+        reply = await client.post(client.target, {"Content-Type": file.type}, file.data, UPLOAD_SECONDS)
+    finally:
+        await client.close()
+    if not 200 <= reply.status < 300:
+        raise Later(reply.retry_after or 5.0, f"upload: HTTP {reply.status}")

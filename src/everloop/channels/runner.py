@@ -32,11 +32,13 @@ from ..store.base import Delivery, Outgoing, SentPart, Store
 from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
 from ..text_cursor import Position
+from ..threads import in_thread
+from ..tools.outgoing import OutgoingFiles
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Button, Channel, Later, Never, Options, Part, Received
-from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of
+from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
 from .preview import Follow, Previews
-from .text import MARK, Piece, render, split
+from .text import MARK, render, split
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -108,14 +110,17 @@ class ChannelRunner:
         meters: Meters | None = None,
         links: Mapping[str, Sequence[str]] | None = None,
         save: Save | None = None,
+        outgoing: OutgoingFiles | None = None,
     ) -> None:
         """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
-        share one session; `save` keeps the files that people send."""
+        share one session; `save` keeps the files that people send, and `outgoing` has those that the agent sends."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
         shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
-        self._accounts = [Account(store, self.worker, configs, shared, save, follow, meters, *one) for one in channels]
+        self._accounts = [
+            Account(store, self.worker, configs, shared, save, outgoing, follow, meters, *one) for one in channels
+        ]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -146,6 +151,7 @@ class Account:
         configs: dict[str, ChannelConfig],
         shared: Mapping[str, str],
         save: Save | None,
+        outgoing: OutgoingFiles | None,
         follow: Follow | None,
         meters: Meters | None,
         config: ChannelConfig,
@@ -159,7 +165,7 @@ class Account:
         self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
         self._inbox = ChannelInbox(store, config, channel, configs, shared, save, self._reporter, self._previews)
-        self._sender = Sender(store, worker, config, channel, self._reporter, self._previews)
+        self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -558,6 +564,7 @@ class Sender:
         worker: str,
         config: ChannelConfig,
         channel: Channel,
+        outgoing: OutgoingFiles | None,
         reporter: Reporter,
         previews: Previews,
     ) -> None:
@@ -571,12 +578,15 @@ class Sender:
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._outgoing = outgoing
         self._instance = ""
         self._questions = Questions(store, config.name)
 
     async def run(self) -> None:
         try:
             self._instance = await self._find_instance()
+            if self._outgoing is not None:
+                await in_thread(self._outgoing.sweep)
             while True:
                 self.more.clear()  # before looking: what comes meanwhile sets it again
                 if sum(map(len, self._chats.values())) < MOST_WAITING and await self._take():
@@ -644,20 +654,38 @@ class Sender:
         message, can = one.row.message, self._channel.can
         text = render(message.content, "plain") if can.form == "plain" else message.content
         start = one.parts[-1].end if one.parts else 0
-        for piece, is_last in _with_last(split(text, can, start)):
-            plain = piece.text if can.form == "plain" else render(piece.text, "plain")
-            shown = piece.text if can.form == "plain" else render(piece.text, can.form)
-            part = self._part(one, shown, plain)
+        for step, is_last in _with_last(steps_of(text, len(message.media), can, start)):
+            files, notes = await self._open([message.media[number] for number in step.files])
+            part = self._part(one, "\n\n".join(filter(None, [step.text, *notes])), files)
             if is_last and can.buttons and message.question is not None:
                 part = replace(part, buttons=await self._buttons(one, message.question))
             network_id = await self._send_part(one, part)
             if network_id is None:
                 return
-            one.parts.append(SentPart(network_id[:LONGEST_ID], piece.end))
+            one.parts.append(SentPart(network_id[:LONGEST_ID], step.end))
             one.uncertain = False
             await self._mark(one, is_last)
-        if not text.strip():
+        if not text.strip() and not message.media:
             await self._mark(one, True)
+        if message.media and self._outgoing is not None:
+            await in_thread(self._outgoing.forget, message.media)
+
+    async def _open(self, paths: Sequence[str]) -> tuple[tuple[OutgoingFile, ...], list[str]]:
+        """The files to send, and notes about those that are not."""
+        files, notes = list[OutgoingFile](), list[str]()
+        can = self._channel.can
+        left = min(can.media, MEGABYTE * self._config.media_mb)
+        for path in paths:
+            if self._outgoing is None or not left:
+                notes.append(refusal(path.rpartition("/")[2]))
+                continue
+            found = await opened(self._outgoing, path, left)
+            if isinstance(found, str):
+                notes.append(found)
+            else:
+                files.append(found)
+                left -= len(found.data)
+        return tuple(files), notes
 
     async def _buttons(self, one: Queued, question: Question) -> tuple[Button, ...]:
         """The buttons of a question, which the store then knows by their token."""
@@ -668,16 +696,31 @@ class Sender:
     def _key(self, one: Queued, what: object) -> str:
         return hashlib.sha256(f"{self._instance}:{one.row.id}:{what}".encode()).hexdigest()[:32]
 
-    def _part(self, one: Queued, shown: str, plain: str) -> Part:
-        message = one.row.message
+    def _part(self, one: Queued, text: str, files: tuple[OutgoingFile, ...]) -> Part:
+        message, form = one.row.message, self._channel.can.form
         chat, thread = chat_of(message.chat_id, self._channel.can.threads)
         number = len(one.parts) + 1
         own, reply_to = f"{self._config.name}:", None
         if number == 1 and (about := message.reply_to or "").startswith(own):
             # A button and a scheduled job are no messages of the network.
             reply_to = about.removeprefix(own) if not about.startswith(own + QUESTION) else None
-        extra = message.metadata.get("extra", {})
-        return Part(chat=chat, thread=thread, text=shown, plain=plain, reply_to=reply_to, extra=extra, number=number)
+        return Part(
+            chat=chat,
+            thread=thread,
+            text=text if form == "plain" else render(text, form),
+            plain=text if form == "plain" else render(text, "plain"),
+            reply_to=reply_to,
+            extra=message.metadata.get("extra", {}),
+            number=number,
+            files=files,
+        )
+
+    def _without_files(self, part: Part, reason: str) -> Part:
+        """The part with a note in the place of each file, which the network does not take."""
+        note = "\n\n".join(refusal(file.name, self._reporter.clean(reason)) for file in part.files)
+        shown = note if self._channel.can.form == "plain" else render(note, self._channel.can.form)
+        text, plain = f"{part.text}\n\n{shown}".strip(), f"{part.plain}\n\n{note}".strip()
+        return replace(part, files=(), text=text, plain=plain)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
         """Send a part, as often as it takes. Return the network's id; None when the message was given up."""
@@ -696,6 +739,9 @@ class Sender:
                 if not one.uncertain:
                     await self._store.hold_back([one.row.id], self._worker)
                     one.begun = False
+            except NoFile as error:
+                part = self._without_files(part, str(error))
+                continue
             except Never as error:
                 await self._give_up(one, str(error))
                 return None
@@ -711,7 +757,8 @@ class Sender:
     def _marked(self, part: Part) -> Part:
         if self._channel.can.repeats == "key":
             return replace(part, repeat=True)
-        return replace(part, repeat=True, text=f"{MARK} {part.text}", plain=f"{MARK} {part.plain}")
+        text, plain = f"{MARK} {part.text}".rstrip(), f"{MARK} {part.plain}".rstrip()
+        return replace(part, repeat=True, text=text, plain=plain)
 
     async def _mark(self, one: Queued, sent: bool) -> None:
         if not await self._patiently(one, sent):
@@ -744,12 +791,35 @@ class Sender:
         self._reporter.count("dead")
 
 
-def _with_last(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
-    """The pieces, each with whether it is the last one."""
-    previous: Piece | None = None
-    for piece in pieces:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one part of a message holds: a piece of its text, and files by their numbers."""
+
+    text: str
+    files: tuple[int, ...]
+    end: int  # where the part ends: a place in the text, or behind it one for each file
+
+
+def steps_of(text: str, files: int, can: Can, start: int) -> Iterator[Step]:
+    """The parts of a message from a place on: its text, and then its files, or both where the network attaches them."""
+    pieces = [Step(piece.text, (), piece.end) for piece in split(text, can, start)]
+    left = range(max(start - len(text), 0), files)
+    if can.attaches and left:
+        last = pieces.pop() if pieces else Step("", (), len(text))
+        yield from pieces
+        yield replace(last, files=tuple(left), end=len(text) + files)
+        return
+    yield from pieces
+    for number in left:
+        yield Step("", (number,), len(text) + number + 1)
+
+
+def _with_last(steps: Iterator[Step]) -> Iterator[tuple[Step, bool]]:
+    """The steps, each with whether it is the last one."""
+    previous: Step | None = None
+    for step in steps:
         if previous is not None:
             yield previous, False
-        previous = piece
+        previous = step
     if previous is not None:
         yield previous, True

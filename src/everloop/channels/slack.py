@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, urlencode
 import msgspec
 
 from ..text import one_line
-from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient, download_from
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
+from .http import HttpClient, download_from, upload_to
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -115,6 +115,15 @@ class Posted(msgspec.Struct):
     ts: str
 
 
+class UploadSlot(msgspec.Struct):
+    upload_url: str
+    file_id: str
+
+
+class Uploaded(msgspec.Struct):
+    files: list[Id] = []
+
+
 class Profile(msgspec.Struct):
     real_name: str = ""
     name: str = ""
@@ -135,7 +144,9 @@ class Refused(Never):
 class Slack:
     """An app in a Slack workspace."""
 
-    can = Can(text=3000, form="slack", repeats="none", threads=True, buttons=True, edit=True, pace=3.0)
+    can = Can(
+        text=3000, form="slack", repeats="none", threads=True, buttons=True, edit=True, pace=3.0, media=500_000_000
+    )
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -273,6 +284,8 @@ class Slack:
     # ------------------------------------------------------------------------------------------ sending
 
     async def send(self, part: Part, key: str) -> str:
+        if part.files:
+            return await self._send_file(part)
         asked: dict[str, Any] = {"channel": part.chat, "text": part.text, "unfurl_links": False, "unfurl_media": False}
         if part.thread:
             asked["thread_ts"] = part.thread
@@ -280,6 +293,25 @@ class Slack:
             asked["blocks"] = _blocks(part)
         sent = await self._call("chat.postMessage", asked, Posted, repeatable=False)
         return f"{part.chat}:{sent.ts}"
+
+    async def _send_file(self, part: Part) -> str:
+        """Upload a file, and then share it: only that is seen, so that only that may be a repeat."""
+        (file,) = part.files
+        if not file.data:
+            raise NoFile("it is empty")
+        asked: dict[str, Any] = {"filename": file.name, "length": len(file.data)}
+        try:
+            slot = await self._call("files.getUploadURLExternal", asked, UploadSlot, form=True)
+            await upload_to(slot.upload_url, (".slack.com",), self._client, file)
+        except (OSError, TimeoutError) as error:  # nothing was shared
+            raise Later(5.0, f"the upload failed: {one_line(str(error), 100)}") from None
+        asked = {"files": [{"id": slot.file_id, "title": file.name}], "channel_id": part.chat}
+        if part.thread:
+            asked["thread_ts"] = part.thread
+        if part.text:
+            asked["initial_comment"] = part.text
+        await self._call("files.completeUploadExternal", asked, Uploaded, repeatable=False)
+        return f"{part.chat}:{slot.file_id}"
 
     async def show(self, chat: str, key: str, text: str) -> str | None:
         if not text:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -18,8 +19,8 @@ from urllib.parse import quote
 import msgspec
 
 from ..text import one_line
-from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient, Reply
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .http import UPLOAD_SECONDS, HttpClient, Reply, multipart
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
@@ -28,6 +29,8 @@ SEND_SECONDS = 30.0
 FILES = ("document", "voice", "audio", "video", "video_note", "animation")
 OTHERS = ("sticker", "location", "contact", "poll")
 NAMES = {"photo": "photo.jpg", "voice": "voice.ogg", "video_note": "video.mp4", "video": "video.mp4"}
+LARGEST_PHOTO = 10_000_000
+SENDING = {"sendMessage", "sendPhoto", "sendDocument"}
 UPDATES = ["message", "callback_query"]
 T = TypeVar("T")
 
@@ -141,6 +144,7 @@ class Telegram:
         buttons=True,
         edit=True,
         pace=3.0,
+        media=50_000_000,
     )
 
     def __init__(self, options: Options) -> None:
@@ -249,14 +253,12 @@ class Telegram:
             await self._call("answerCallbackQuery", {"callback_query_id": query.id}, bool)
 
     async def send(self, part: Part, key: str) -> str:
-        asked: dict[str, Any] = {
-            "chat_id": int(part.chat) if part.chat.lstrip("-").isdecimal() else part.chat,
-            "text": part.text,
-            "parse_mode": "HTML",
-            "link_preview_options": {"is_disabled": True},
-        }
+        to: dict[str, Any] = {"chat_id": int(part.chat) if part.chat.lstrip("-").isdecimal() else part.chat}
         if part.thread:
-            asked["message_thread_id"] = int(part.thread)
+            to["message_thread_id"] = int(part.thread)
+        if part.files:
+            return f"{part.chat}:{(await self._send_file(to, part)).message_id}"
+        asked = {**to, "text": part.text, "parse_mode": "HTML", "link_preview_options": {"is_disabled": True}}
         if part.reply_to is not None and part.chat.startswith("-"):  # in a group it is not clear what is answered
             replied = int(part.reply_to.rpartition(":")[2])
             asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
@@ -271,6 +273,25 @@ class Telegram:
             plain = {name: value for name, value in asked.items() if name != "parse_mode"}
             sent = await self._call("sendMessage", {**plain, "text": part.plain}, SentMessage)
         return f"{part.chat}:{sent.message_id}"
+
+    async def _send_file(self, to: dict[str, Any], part: Part) -> SentMessage:
+        """Send a file: a picture as one if Telegram can show it."""
+        (file,) = part.files
+        fields = {name: str(value) for name, value in to.items()}
+        if part.plain:
+            fields["caption"] = part.plain
+        try:
+            if file.is_picture and file.type != "image/gif" and len(file.data) <= LARGEST_PHOTO:
+                try:
+                    return await self._call("sendPhoto", fields, SentMessage, files={"photo": file})
+                except Refused as error:
+                    if error.code != 400 or not re.search("photo|image", error.description, re.I):
+                        raise
+            return await self._call("sendDocument", fields, SentMessage, files={"document": file})
+        except Refused as error:
+            if error.code == 413:
+                raise NoFile("it is too large for Telegram") from None
+            raise
 
     async def show(self, chat: str, key: str, text: str) -> str | None:
         if not text:
@@ -310,12 +331,16 @@ class Telegram:
         result: type[T],
         client: HttpClient | None = None,
         seconds: float = SEND_SECONDS,
+        files: dict[str, OutgoingFile] | None = None,
     ) -> T:
         """Call a method of the Bot API."""
         client = client or self._client
         target = f"{client.target.rstrip('/')}/bot{self._token}/{method}"
-        body, repeatable = msgspec.json.encode(asked), method != "sendMessage"
-        reply = await client.post(target, {"Content-Type": "application/json"}, body, seconds, repeatable)
+        kind, body = "application/json", msgspec.json.encode(asked)
+        if files is not None:
+            kind, body = multipart(asked, files)
+            seconds = UPLOAD_SECONDS
+        reply = await client.post(target, {"Content-Type": kind}, body, seconds, method not in SENDING)
         answer = _envelope(reply)
         if answer.ok and bytes(answer.result):
             return msgspec.json.decode(answer.result, type=result)
@@ -333,7 +358,7 @@ def _envelope(reply: Reply) -> Envelope:
     try:
         return msgspec.json.decode(reply.body, type=Envelope)
     except msgspec.MsgspecError:
-        if reply.status in (404, 401):
+        if reply.status in (404, 401, 413):
             return Envelope(False, error_code=reply.status, description="not the Bot API")
         raise OSError(f"HTTP {reply.status}, and no answer of the Bot API") from None
 

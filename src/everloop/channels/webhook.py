@@ -14,8 +14,8 @@ import time
 import msgspec
 from aiohttp import web
 
-from .base import Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient
+from .base import Can, Inbox, Later, Never, NoFile, Options, Part, Received
+from .http import UPLOAD_SECONDS, HttpClient
 from .listener import listening
 
 FRESH_SECONDS = 300.0  # how old a signed request may be
@@ -36,6 +36,14 @@ class Incoming(msgspec.Struct):
     thread: str = ""
 
 
+class SentFile(msgspec.Struct):
+    """A file of a request that Everloop sends; its content is in base64."""
+
+    name: str
+    type: str
+    data: bytes
+
+
 class Outgoing(msgspec.Struct, omit_defaults=True):
     """The body of a request that Everloop sends."""
 
@@ -46,6 +54,7 @@ class Outgoing(msgspec.Struct, omit_defaults=True):
     thread: str = ""
     reply_to: str | None = None
     repeat: bool = False
+    files: tuple[SentFile, ...] = ()
 
 
 class Taken(msgspec.Struct):
@@ -68,7 +77,7 @@ def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool
 class Webhook:
     """Listens for signed requests, and sends answers to a URL."""
 
-    can = Can(text=16_000, form="markdown", repeats="key", threads=True)
+    can = Can(text=16_000, form="markdown", repeats="key", threads=True, media=100_000_000)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -114,7 +123,8 @@ class Webhook:
         return web.json_response({"taken": message.id})
 
     async def send(self, part: Part, key: str) -> str:
-        message = Outgoing(key, part.chat, part.text, part.number, part.thread, part.reply_to, part.repeat)
+        files = tuple(SentFile(file.name, file.type, file.data) for file in part.files)
+        message = Outgoing(key, part.chat, part.text, part.number, part.thread, part.reply_to, part.repeat, files)
         body, at = msgspec.json.encode(message), str(int(time.time()))
         headers = {
             "Content-Type": "application/json",
@@ -122,7 +132,10 @@ class Webhook:
             TIME: at,
             SIGNATURE: signature(self._secret, at, body),
         }
-        reply = await self._client.post(self._client.target, headers, body, SEND_SECONDS)
+        seconds = UPLOAD_SECONDS if files else SEND_SECONDS
+        reply = await self._client.post(self._client.target, headers, body, seconds)
+        if reply.status == 413 and files:
+            raise NoFile("it is too large for the receiver")
         if reply.status in (408, 425, 429) or (reply.status == 503 and reply.retry_after is not None):
             raise Later(reply.retry_after or 5.0, f"HTTP {reply.status}")
         if reply.status >= 500:

@@ -122,8 +122,10 @@ def _run_channels(
 ) -> ChannelRunner:
     from ..channels.files import saver
     from ..channels.runner import ChannelRunner, follower
+    from ..tools.outgoing import OutgoingFiles
 
-    return ChannelRunner(store, made, follower(owners), meters, owners.config.links, saver(owners))
+    outgoing = OutgoingFiles(owners.config.home)
+    return ChannelRunner(store, made, follower(owners), meters, owners.config.links, saver(owners), outgoing)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

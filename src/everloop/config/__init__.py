@@ -108,7 +108,7 @@ class ChannelConfig:
     groups: tuple[str, ...] = key("channels.NAME", (), "ids of groups in which every member is answered")
     mention: bool = key("channels.NAME", True, "in groups, answer only messages that mention it or reply to it")
     stream: bool = key("channels.NAME", True, "show answers while they are written, where messages can be edited")
-    media_mb: int = key("channels.NAME", 20, "megabytes of a file that people may send; 0 takes none", at_least=0)
+    media_mb: int = key("channels.NAME", 20, "megabytes of a file that comes in or goes out; 0 for none", at_least=0)
     per_minute: int = key("channels.NAME", 20, "messages a minute of one sender; 0 for no limit", at_least=0)
     give_up_hours: float = key("channels.NAME", 24.0, "hours until an unsent message is given up", above=0)
     # fmt: on

@@ -28,20 +28,23 @@ from typing import Any, Protocol
 
 from ..channels.base import Can
 from ..channels.factory import make_channel
-from ..channels.files import saver
+from ..channels.files import refusal, saver
 from ..channels.runner import ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
-from ..providers.base import LLMProvider, LLMResponse
+from ..providers.base import LLMProvider, LLMResponse, ToolCallRequest
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.sqlite import SQLiteStore
 from ..store.sqlite.writer import SYNCHRONOUS
+from ..tools.outgoing import OutgoingFiles
 
 PATIENCE = 60.0  # seconds in which a process must have done its work
 AT_ONCE = 2  # scenes that run side by side
 SETTLE_SECONDS = 2.0  # in which a network without ids delivers what it still has
 LONG = "long"  # a message with this word gets an answer of several parts
+FILE = "file"  # and one with this word two files before its answer
+FILES = {"beans.csv": b"name,metres\nbean,2\n", "peas.csv": b"name,metres\npea,1\n"}
 
 
 class Network(Protocol):
@@ -54,7 +57,7 @@ class Network(Protocol):
         ...
 
     def heard(self, chat: str) -> list[str]:
-        """The texts that have come to a chat, in their order, as a person sees them."""
+        """The texts that have come to a chat, in their order, as a person sees them; a file as `shown_file` has it."""
         ...
 
     async def disturb(self) -> None:
@@ -81,12 +84,14 @@ class Report:
         self.problems += other.problems
 
 
-async def conform(new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), step: int = 1) -> Report:
+async def conform(
+    new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), step: int = 1, files: bool = False
+) -> Report:
     """Kill a channel before and after every write of a short conversation, each time with a network of its own.
 
-    With a `step`, it is killed only at each so many of these places.
+    With a `step`, it is killed only at each so many of these places. With `files`, the agent also sends two files.
     """
-    said = [(chats[0], f"first {LONG}"), (chats[-1], "second")]
+    said = [(chats[0], f"first {LONG}"), (chats[-1], f"second {FILE if files else ''}".strip())]
     report = Report()
     async with Forker() as forker:
         whole = Scene(forker, new, folder / "whole", said)
@@ -258,7 +263,18 @@ def answer_to(text: str, can: Can) -> str:
 def parts_of(text: str, can: Can) -> list[str]:
     """The parts of that answer as people see them."""
     answer = answer_to(text, can)
-    return [render(piece.text, can.form).strip() for piece in split(answer, can)]
+    parts = [render(piece.text, can.form).strip() for piece in split(answer, can)]
+    if FILE not in text.split():
+        return parts
+    note = f"file: {text}"
+    if can.attaches:
+        return [note, *parts]
+    return [note, *(shown_file(name) if can.media else refusal(name) for name in FILES), *parts]
+
+
+def shown_file(name: str, caption: str = "") -> str:
+    """How `Network.heard` tells of a file with its caption, which is the mark of a repeat."""
+    return f"{caption} [file {name}]".strip()
 
 
 def make_can(settings: dict[str, Any]) -> Can:
@@ -287,8 +303,11 @@ class Answerer(LLMProvider):
 
     async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
         said = next(message["content"] for message in reversed(messages) if message["role"] == "user")
-        text = said if isinstance(said, str) else said[0]["text"]
-        return LLMResponse(answer_to(text.partition("\n")[0], self._can))
+        text = (said if isinstance(said, str) else said[0]["text"]).partition("\n")[0]
+        if FILE in text.split() and messages[-1]["role"] == "user":
+            arguments = {"content": f"file: {text}", "media": list(FILES)}
+            return LLMResponse(None, [ToolCallRequest("call-1", "message", arguments)])
+        return LLMResponse(answer_to(text, self._can))
 
 
 async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | None) -> None:
@@ -308,7 +327,10 @@ async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] 
     channel, options = await asyncio.to_thread(make_channel, config)
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
     owners = Owners(home, store, Answerer(channel.can), agent_of)
-    tasks: list[Coroutine[Any, Any, None]] = [owners.run(), ChannelRunner(store, [(config, channel, options)]).run()]
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    runner = ChannelRunner(store, [(config, channel, options)], outgoing=OutgoingFiles(home.home))
+    tasks: list[Coroutine[Any, Any, None]] = [owners.run(), runner.run()]
     running = [asyncio.create_task(task) for task in tasks]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -472,7 +494,8 @@ async def running(
     store = SQLiteStore(folder / "store.db")
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    runner = ChannelRunner(store, [(config, channel, options)], follower(owners), links=home.links, save=saver(owners))
+    made, outgoing = [(config, channel, options)], OutgoingFiles(home.home)
+    runner = ChannelRunner(store, made, follower(owners), None, home.links, saver(owners), outgoing)
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

@@ -11,6 +11,7 @@ from .base import Tool
 from .files.files import file_tools
 from .memory import Search, memory_tools
 from .message import MessageTool
+from .outgoing import OutgoingFiles
 from .shell.shell import ShellSettings, shell_tools
 from .web.web import WebSettings, web_tools
 
@@ -33,7 +34,7 @@ def builtin_tools(
         *file_tools(),
         *shell_tools(shell_settings(config, exec_config)),
         *web_tools(web),
-        MessageTool(config.message_to),
+        MessageTool(config.message_to, [one.name for one in config.channels], OutgoingFiles(config.home)),
         *memory_tools(search, config.memory_limit),
     ]
     if config.plugin_tools:

@@ -178,12 +178,21 @@ class Policy:
         return max((_weigh(rules, unit, default) for unit in units), key=_rank)
 
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
-        """Return the rules whose tool, origin and arguments match this call."""
+        """Return the rules whose tool, origin and arguments match this call.
+
+        A message with files reads them: what a rule forbids `read_file` is not sent either.
+        """
         origin = f"{context.channel}:{context.chat_id}"
+        reads = name == "message" and bool(arguments.get("media"))
         return [
             (number, rule)
             for number, rule in self.rules
-            if (not rule.tool or not name or fnmatchcase(name, rule.tool))
+            if (
+                not rule.tool
+                or not name
+                or fnmatchcase(name, rule.tool)
+                or (reads and rule.do != "allow" and fnmatchcase("read_file", rule.tool))
+            )
             and (not rule.origin or fnmatchcase(origin, rule.origin))
             and all(_argument_fits(pattern, arguments, key) for key, pattern in rule.arguments.items())
         ]
@@ -383,7 +392,8 @@ def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]
         folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
         return (f"{name}{how}{folder}:{plan.command}",)
     if plan.paths:
-        return tuple(f"path{'+write' if plan.writes else ''}:{path}" for path in plan.paths)
+        sending = (f"tool:{name}",) if name == "message" else ()  # to read a file is not yet to send it
+        return (*sending, *(f"path{'+write' if plan.writes else ''}:{path}" for path in plan.paths))
     return (f"tool:{name}",)
 
 

@@ -33,7 +33,7 @@ from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
 from ..text_cursor import Position
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Button, Channel, Later, Never, Options, Part, Received
+from .base import Button, Channel, Later, Never, Options, Part, Received, StateRow, space_of
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of
 from .preview import Follow, Previews
 from .text import MARK, Piece, render, split
@@ -326,6 +326,13 @@ class ChannelInbox:
 
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
+
+    async def state(self, space: str) -> dict[str, str]:
+        return await self._store.channel_state(space_of(self._config.name, space))
+
+    async def write_state(self, rows: Sequence[StateRow], expected: StateRow) -> bool:
+        first, *others = [(space_of(self._config.name, space), key, value) for space, key, value in (expected, *rows)]
+        return await self._store.write_channel_state(others, first)
 
     async def accept(self, message: Received) -> bool:
         async with self._order:

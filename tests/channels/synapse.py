@@ -8,16 +8,19 @@ import hashlib
 import hmac
 import itertools
 import json
+import os
 import secrets
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from tests.clients.environments import python_environment
@@ -65,8 +68,9 @@ def config_of(folder: Path, port: int) -> str:
 class Synapse:
     """A server that a whole file of tests shares: it takes seconds to start."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self.folder = folder
         self._numbers = itertools.count(1)
 
     def call(self, method: str, path: str, body: Any = None, token: str = "") -> Any:
@@ -79,6 +83,17 @@ class Synapse:
         with urllib.request.urlopen(request, data, timeout=30) as reply:
             return json.loads(reply.read())
 
+    def has(self, text: str) -> bool:
+        """Whether a text is anywhere in what the server keeps: its database and its media."""
+        return any(text.encode() in path.read_bytes() for path in self.folder.rglob("*") if path.is_file())
+
+    def log_in(self, account: dict[str, Any]) -> dict[str, Any]:
+        """Another device of an account."""
+        who = {"type": "m.id.user", "user": account["user_id"]}
+        asked = {"type": "m.login.password", "identifier": who, "password": account["password"]}
+        made: dict[str, Any] = self.call("POST", f"{API}/login", asked)
+        return {**made, "password": account["password"]}
+
     def register(self, name: str) -> dict[str, Any]:
         path = "/_synapse/admin/v1/register"
         nonce = self.call("GET", path)["nonce"]
@@ -86,7 +101,7 @@ class Synapse:
         signed = hmac.new(SHARED.encode(), f"{nonce}\0{user}\0{password}\0notadmin".encode(), hashlib.sha1).hexdigest()
         asked = {"nonce": nonce, "username": user, "password": password, "mac": signed, "admin": False}
         made: dict[str, Any] = self.call("POST", path, asked)
-        return made
+        return {**made, "password": password}
 
 
 @contextmanager
@@ -108,7 +123,7 @@ def synapse() -> Iterator[Synapse]:
         key = base64.b64encode(secrets.token_bytes(32)).decode().rstrip("=")
         (folder / "signing.key").write_text(f"ed25519 a_test {key}\n")
         process = subprocess.Popen(command, **quiet)
-        server = Synapse(port)
+        server = Synapse(port, folder)
         _wait(server, process)
         yield server
     finally:
@@ -131,6 +146,8 @@ def _wait(server: Synapse, process: subprocess.Popen[bytes]) -> None:
 
 class MatrixNetwork:
     """Accounts of their own on the server: a bot, and people who write to it."""
+
+    initial_state: ClassVar[list[dict[str, Any]]] = []  # of a room
 
     def __init__(self, server: Synapse) -> None:
         self.server = server
@@ -159,7 +176,8 @@ class MatrixNetwork:
     # Each of these waits for the server, and is meant for a thread.
 
     def make_room(self, by: dict[str, Any], others: list[dict[str, Any]]) -> str:
-        asked = {"preset": "private_chat", "is_direct": True, "invite": [one["user_id"] for one in others]}
+        asked: dict[str, Any] = {"preset": "private_chat", "is_direct": True}
+        asked |= {"invite": [one["user_id"] for one in others], "initial_state": self.initial_state}
         return str(self.server.call("POST", f"{API}/createRoom", asked, by["access_token"])["room_id"])
 
     def join(self, who: dict[str, Any], room: str) -> None:
@@ -195,3 +213,99 @@ class MatrixNetwork:
 
     async def disturb(self) -> None:
         """The connections died with the process."""
+
+
+# ------------------------------------------------------------------------------------------------- encrypted rooms
+
+
+class People:
+    """A process with the encrypting clients of people. Its methods wait, and are meant for a thread."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._replies: dict[int, Future[Any]] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def ask(self, method: str, who: str, *args: Any) -> Any:
+        assert self._process.stdin is not None
+        reply: Future[Any] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._replies[number] = reply
+            self._process.stdin.write(json.dumps([number, method, who, args]) + "\n")
+            self._process.stdin.flush()
+        return reply.result(90)
+
+    def close(self) -> None:
+        self._reader.join(30)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, result, error = json.loads(line)
+            reply = self._replies.pop(number)
+            reply.set_result(result) if error is None else reply.set_exception(AssertionError(error))
+
+
+@contextmanager
+def people() -> Iterator[People]:
+    """Start the process of the people's clients."""
+    python = python_environment("nio")
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory(prefix="nio") as folder:
+        environment = {"TMPDIR": folder, "PATH": os.environ.get("PATH", "")}
+        script = Path(__file__).with_name("nio_people.py")
+        with subprocess.Popen([str(python), "-P", str(script)], text=True, env=environment, **pipes) as process:
+            made = People(process)
+            try:
+                yield made
+            finally:
+                process.kill()
+                made.close()
+
+
+class EncryptedNetwork(MatrixNetwork):
+    """The same with encrypted rooms, in which Anna writes by a real client."""
+
+    initial_state: ClassVar[list[dict[str, Any]]] = [
+        {"type": "m.room.encryption", "state_key": "", "content": {"algorithm": "m.megolm.v1.aes-sha2"}}
+    ]
+
+    def __init__(self, server: Synapse, people: People) -> None:
+        super().__init__(server)
+        self.people = people
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[EncryptedNetwork]:
+        await asyncio.to_thread(self._begin)
+        self.fingerprint = await asyncio.to_thread(self.use_client, self.anna)
+        self.settings |= {"encryption": True}
+        yield self
+        await asyncio.to_thread(self.people.ask, "stop", self.anna["device_id"])
+
+    def use_client(self, account: dict[str, Any]) -> str:
+        """Let a client run for a device of an account. Return its fingerprint."""
+        known = [account[key] for key in ("user_id", "device_id", "access_token")]
+        return str(self.people.ask("start", account["device_id"], self.server.url, *known))
+
+    def tell(self, room: str, text: str, who: dict[str, Any] | None = None, **more: Any) -> str:
+        """Write in a room, encrypted."""
+        content = {"msgtype": "m.text", "body": text, **more}
+        return str(self.people.ask("say", (who or self.anna)["device_id"], room, content, self.bot["user_id"]))
+
+    def sent(self, room: str) -> list[dict[str, Any]]:
+        """The events of the bot in a room, as the server has them."""
+        path = f"{API}/rooms/{quote(room)}/messages?dir=b&limit=500"
+        page = self.server.call("GET", path, None, self.anna["access_token"])
+        mine = [one for one in page["chunk"][::-1] if one["sender"] == self.bot["user_id"]]
+        return [one for one in mine if one["type"] in ("m.room.message", "m.room.encrypted")]
+
+    def contents(self, room: str, who: dict[str, Any] | None = None) -> list[Any]:
+        ids = [one["event_id"] for one in self.sent(room)]
+        return list(self.people.ask("read", (who or self.anna)["device_id"], ids))
+
+    async def say(self, chat: str, text: str) -> None:
+        await asyncio.to_thread(self.tell, self.rooms[chat], text)

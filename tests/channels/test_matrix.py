@@ -13,7 +13,7 @@ import pytest
 from everloop.testing.channels import conform, running
 
 from .says import Says, found
-from .synapse import MatrixNetwork, Synapse, synapse
+from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
 
 pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may have to install the server
 
@@ -27,6 +27,18 @@ def server() -> Iterator[Synapse]:
 @pytest.fixture
 async def matrix(server: Synapse) -> AsyncIterator[MatrixNetwork]:
     async with MatrixNetwork(server).running() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[People]:
+    with people() as made:
+        yield made
+
+
+@pytest.fixture
+async def encrypted(server: Synapse, clients: People) -> AsyncIterator[EncryptedNetwork]:
+    async with EncryptedNetwork(server, clients).running() as made:
         yield made
 
 
@@ -102,3 +114,21 @@ async def test_a_thread_is_a_session_and_what_a_sync_leaves_out_is_read_from_the
 
 async def _cursor(store: Any) -> bool:
     return "cursor" in await store.channel_state("matrix")
+
+
+# ------------------------------------------------------------------------------------------------- encrypted rooms
+
+
+async def test_an_encrypted_message_is_answered_encrypted_and_the_server_reads_neither(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    says, room = Says("the **tomatoes** at noon"), encrypted.rooms["1"]
+    async with running(encrypted.settings, tmp_path, says):
+        await encrypted.say("1", "what shall the gardener water?")
+        (answer,) = await told(encrypted, room, 1)
+    assert says.asked == ["what shall the gardener water?"]
+    assert answer["formatted_body"] == "the <b>tomatoes</b> at noon"
+    assert [one["type"] for one in encrypted.sent(room)] == ["m.room.encrypted"]
+    assert not encrypted.server.has("tomatoes")
+    assert not encrypted.server.has("gardener")
+    assert encrypted.server.has(encrypted.bot["device_id"])  # it does look where the server keeps things

@@ -39,6 +39,7 @@ PYTHON_ENVIRONMENTS = {
     "openai-agents": "agents",
     "pydantic-ai": "agents",
     "synapse": "synapse",  # a server, for the Matrix channel
+    "nio": "nio",  # a client that encrypts, for the same
 }
 NODE_ENVIRONMENT = "node"
 # As they are before a test gets a home of its own: installers need the person's settings, proxy and download cache.

@@ -91,3 +91,14 @@ async def test_a_channel_keeps_values_by_key(store):
     assert await store.channel_state("a") == {"cursor": "2"}
     await store.set_channel_state("a", "cursor", None)
     assert await store.channel_state("a") == {}
+
+
+async def test_several_values_of_channels_are_written_at_once_if_a_value_is_as_expected(store):
+    first = [("a:keys", "epoch", "1"), ("a:keys", "account", "x"), ("a:group", "session", "y")]
+    assert await store.write_channel_state(first, ("a:keys", "epoch", None))
+    assert not await store.write_channel_state([("a:keys", "account", "late")], ("a:keys", "epoch", None))
+    assert not await store.write_channel_state([("a:keys", "account", "late")], ("a:keys", "epoch", "0"))
+    changes = [("a:keys", "account", "z"), ("a:group", "session", None)]
+    assert await store.write_channel_state(changes, ("a:keys", "epoch", "1"))
+    assert await store.channel_state("a:keys") == {"epoch": "1", "account": "z"}
+    assert await store.channel_state("a:group") == {}

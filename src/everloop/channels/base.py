@@ -7,7 +7,7 @@ inbox and outbox, retries and dead letters, `access` decides who is answered, `t
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -121,6 +121,14 @@ class NoFile(Exception):
     """The network does not take this file, and the part with it was not sent: the chat is told so instead."""
 
 
+StateRow = tuple[str, str, str | None]  # space, key and value; None for no value
+
+
+def space_of(channel: str, space: str) -> str:
+    """The name under which the store has a space of a channel."""
+    return f"{channel}:{space}"
+
+
 class Inbox(Protocol):
     """Where a channel puts what it receives."""
 
@@ -144,6 +152,14 @@ class Inbox(Protocol):
         ...
 
     async def keep_cursor(self, value: str) -> None: ...
+
+    async def state(self, space: str) -> dict[str, str]:
+        """What the channel keeps in a space of its own, by key."""
+        ...
+
+    async def write_state(self, rows: Sequence[StateRow], expected: StateRow) -> bool:
+        """Write all of these rows or none of them. False when the value of `expected` is another one now."""
+        ...
 
 
 class Channel(Protocol):

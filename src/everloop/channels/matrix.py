@@ -1,4 +1,4 @@
-"""Matrix, by the client-server API: plain rooms.
+"""Matrix, by the client-server API: plain rooms, and encrypted ones by `matrix_crypto`.
 
 A sync is confirmed by asking for the next one, which is done only when its messages are on disk; what a sync leaves out
 is read from the room's history. A part is sent under its key as the transaction, which the server knows for a while.
@@ -10,14 +10,19 @@ import asyncio
 import logging
 import re
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
+from ..errors import ConfigError, StoreError
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
+from .matrix_devices import ROOMS, DeviceLists, Name, ToDevice
+
+if TYPE_CHECKING:
+    from .matrix_crypto import Crypto, RoomSession
 
 log = logging.getLogger(__name__)
 API = "/_matrix/client/v3"
@@ -32,7 +37,10 @@ FILTER = {
     "presence": {"types": []},
     "account_data": {"types": []},
     "room": {
-        "timeline": {"limit": TIMELINE, "types": ["m.room.message", "m.room.member", "m.room.encrypted"]},
+        "timeline": {
+            "limit": TIMELINE,
+            "types": ["m.room.message", "m.room.member", "m.room.encrypted", "m.room.encryption"],
+        },
         "state": {"types": ["m.room.member"], "lazy_load_members": True},
         "ephemeral": {"types": []},
         "account_data": {"types": []},
@@ -72,9 +80,17 @@ class Rooms(msgspec.Struct):
     invite: dict[str, Invited] = {}
 
 
+class ToDeviceEvents(msgspec.Struct):
+    events: list[ToDevice] = []
+
+
 class Synced(msgspec.Struct):
     next_batch: str
     rooms: Rooms = msgspec.field(default_factory=Rooms)
+    to_device: ToDeviceEvents = msgspec.field(default_factory=ToDeviceEvents)
+    device_lists: DeviceLists = msgspec.field(default_factory=DeviceLists)
+    device_one_time_keys_count: dict[str, int] = {}
+    device_unused_fallback_key_types: list[str] | None = None
 
 
 class Messages(msgspec.Struct):
@@ -84,6 +100,7 @@ class Messages(msgspec.Struct):
 
 class WhoAmI(msgspec.Struct):
     user_id: str
+    device_id: str = ""
 
 
 class Members(msgspec.Struct):
@@ -129,23 +146,68 @@ class Matrix:
         self._poll_client, self._client = HttpClient(server), HttpClient(server)
         self._me = ""
         self._direct: dict[str, bool] = {}  # rooms with one other person
-        self._unreadable: set[str] = set()  # encrypted rooms
+        self._told: set[str] = set()  # rooms of which the log says that messages there are left out
+        self._encrypts = options.flag("encryption", False)
+        self._strict = options.text("trust", "first-use", choices=("first-use", "confirmed")) == "confirmed"
+        if self._encrypts:
+            _import_crypto(options)
+        self._crypto: Crypto | None = None
+        self._sessions: dict[str, RoomSession] = {}  # that encrypt, by their rooms
+        self._encrypted: dict[str, dict[str, Any]] = {}  # the settings of encrypted rooms
+        self._plain: set[str] = set()  # rooms that are not encrypted
 
     # ------------------------------------------------------------------------------------------ receiving
 
     async def receive(self, inbox: Inbox) -> None:
-        self._me = (await self._call("GET", "/account/whoami", None, WhoAmI)).user_id
+        who = await self._call("GET", "/account/whoami", None, WhoAmI)
+        self._me = who.user_id
+        if self._encrypts:
+            await self._open_keys(who, inbox)
         since = await inbox.cursor()
         await inbox.ready()
         while True:
             synced = await self._sync(since, POLL_SECONDS if since else 0)
+            await self._take_keys(synced)
             await self._join_invites(synced.rooms, inbox)
-            if since or not self._from_now:  # else it was said before the first start
-                for room, joined in synced.rooms.join.items():
+            for room, joined in synced.rooms.join.items():
+                if since or not self._from_now:  # else it was said before the first start
                     await self._take_room(room, joined.timeline, since, inbox)
+            await self._take_waiting(inbox)
             if synced.rooms.join or not since:
                 await inbox.keep_cursor(synced.next_batch)
             since = synced.next_batch
+
+    async def _open_keys(self, who: WhoAmI, inbox: Inbox) -> None:
+        from .matrix_crypto import Crypto
+
+        if not who.device_id:
+            raise Never("the token has no device, which encryption needs: log in for one (docs/channels.md)")
+        self._crypto = None
+        self._encrypted = {room: msgspec.json.decode(text) for room, text in (await inbox.state(ROOMS)).items()}
+        self._plain.clear()
+        me = Name(who.user_id, who.device_id)
+        crypto = Crypto(self.name, me, self._strict, self._call, inbox, self._sessions)
+        await crypto.open()
+        self._crypto = crypto
+
+    async def _take_keys(self, synced: Synced) -> None:
+        """Take the keys that a sync has, before the messages that need them."""
+        if self._crypto is not None:
+            fallback = synced.device_unused_fallback_key_types
+            has_fallback = fallback is None or "signed_curve25519" in fallback
+            count = synced.device_one_time_keys_count.get("signed_curve25519", 0)
+            await self._crypto.take(synced.to_device.events, synced.device_lists, count, has_fallback)
+
+    async def _take_waiting(self, inbox: Inbox) -> None:
+        """Take the messages whose keys have come."""
+        if self._crypto is None:
+            return
+        for one in await self._crypto.readable_again():
+            event = Event("m.room.encrypted", one.sender, one.event_id, None, one.content)
+            if (opened := await self._decrypted(one.room, event)) is not None:
+                if (message := await self._received(one.room, opened)) is not None:
+                    await inbox.accept(message)
+                await self._crypto.forget(one.event_id)
 
     async def _sync(self, since: str, seconds: int) -> Synced:
         asked = {"timeout": str(1000 * seconds), "filter": msgspec.json.encode(FILTER).decode()}
@@ -170,15 +232,75 @@ class Matrix:
         events = timeline.events
         if timeline.limited and timeline.prev_batch:
             events = [*await self._missed(room, timeline.prev_batch, since), *events]
+        if self._crypto is not None and timeline.limited:
+            self._crypto.members_changed(room)
         joined_at = max((n for n, one in enumerate(events) if self._is_own_join(one)), default=-1)
-        for event in events[joined_at + 1 :]:  # what was said before it was there is not for the agent
+        # Until a room is known to be encrypted, what was written there before its encryption began may be plain.
+        begins = max((n for n, one in enumerate(events) if one.type == "m.room.encryption"), default=-1)
+        plain_until = begins if room not in self._encrypted else -1
+        if begins >= 0:
+            self._plain.discard(room)
+        for number, event in enumerate(events):
             if event.type == "m.room.member":
                 self._direct.pop(room, None)
-            elif event.type == "m.room.encrypted" and room not in self._unreadable:
-                self._unreadable.add(room)
-                log.warning("channel %s: the room %s is encrypted, which cannot be read", self.name, one_line(room, 80))
-            elif (message := await self._received(room, event)) is not None:
-                await inbox.accept(message)
+                if self._crypto is not None:
+                    self._crypto.members_changed(room)
+            elif number > joined_at:  # what was said before it was there is not for the agent
+                await self._take_event(room, event, number < plain_until, inbox)
+
+    async def _take_event(self, room: str, event: Event, may_be_plain: bool, inbox: Inbox) -> None:
+        opened: Event | None = event
+        if event.sender == self._me:
+            return
+        if event.type == "m.room.encrypted":
+            opened = await self._decrypted(room, event)
+        elif event.type == "m.room.message" and not may_be_plain and await self._is_encrypted(room):
+            self._tell(room, "a message there is not encrypted although the room is, and is left out")
+            return
+        if opened is not None and (message := await self._received(room, opened)) is not None:
+            await inbox.accept(message)
+
+    async def _decrypted(self, room: str, event: Event) -> Event | None:
+        if self._crypto is None:
+            self._tell(room, "it is encrypted, which cannot be read without `encryption = true`")
+            return None
+        payload = await self._crypto.decrypt(room, event.sender, event.event_id, event.content)
+        if payload is None:
+            return None
+        if not await self._is_encrypted(room):  # the server denies it: the answer is encrypted nevertheless
+            await self._keep_settings(room, {"algorithm": event.content["algorithm"]})
+        content = payload.content
+        if "m.relates_to" in event.content:  # which is not encrypted
+            content = {"m.relates_to": event.content["m.relates_to"], **content}
+        return Event(payload.type, event.sender, event.event_id, None, content)
+
+    def _tell(self, room: str, what: str) -> None:
+        if room not in self._told:
+            self._told.add(room)
+            log.warning("channel %s: the room %s: %s", self.name, one_line(room, 80), what)
+
+    async def _is_encrypted(self, room: str) -> bool:
+        return self._crypto is not None and await self._settings(room) is not None
+
+    async def _settings(self, room: str) -> dict[str, Any] | None:
+        """How a room is encrypted; None if it is not. Once it was, it is for ever, whatever the server says."""
+        if room in self._encrypted or room in self._plain:
+            return self._encrypted.get(room)
+        try:
+            target = f"/rooms/{quote(room, safe='')}/state/m.room.encryption/"
+            settings = await self._call("GET", target, None, dict[str, Any])
+        except Refused as error:
+            if error.errcode != "M_NOT_FOUND":
+                raise
+            self._plain.add(room)
+            return None
+        await self._keep_settings(room, settings)
+        return settings
+
+    async def _keep_settings(self, room: str, settings: dict[str, Any]) -> None:
+        if self._crypto is not None:
+            await self._crypto.keep_room(room, settings)
+        self._encrypted[room] = settings
 
     def _is_own_join(self, event: Event) -> bool:
         joins = event.type == "m.room.member" and event.content.get("membership") == "join"
@@ -260,8 +382,22 @@ class Matrix:
         if part.thread:
             content["m.relates_to"] = {"rel_type": "m.thread", "event_id": part.thread, "is_falling_back": True}
             content["m.relates_to"]["m.in_reply_to"] = {"event_id": part.thread}
-        target = f"/rooms/{quote(part.chat, safe='')}/send/m.room.message/{key}"
+        kind = "m.room.message"
+        if self._encrypts:
+            kind, content = await self._encrypted_content(part.chat, content)
+        target = f"/rooms/{quote(part.chat, safe='')}/send/{kind}/{key}"
         return (await self._call("PUT", target, content, SentEvent)).event_id
+
+    async def _encrypted_content(self, room: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The type and content of the event that is sent: in an encrypted room, an encrypted one."""
+        if (crypto := self._crypto) is None:
+            raise Later(1.0, "the keys are not read yet")
+        try:
+            if (settings := await self._settings(room)) is None:
+                return "m.room.message", content
+            return "m.room.encrypted", await crypto.encrypt(room, content, settings)
+        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent: it is no repeat
+            raise Later(2.0, f"cannot encrypt: {error}") from error
 
     async def show(self, chat: str, key: str, text: str) -> None:
         target = f"/rooms/{quote(chat, safe='')}/typing/{quote(self._me, safe='')}"
@@ -305,6 +441,15 @@ class Matrix:
         if reply.status >= 500:
             raise OSError(f"HTTP {reply.status} {one_line(failure.error, 100)}")
         raise Refused(reply.status, failure)
+
+
+def _import_crypto(options: Options) -> None:
+    try:
+        import vodozemac  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"[channels.{options.name}] encryption needs a package: pip install 'everloop[matrix]'"
+        ) from None
 
 
 def _without_quote(text: str) -> str:

@@ -35,7 +35,7 @@ from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.outgoing import OutgoingFiles
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received, StateRow, space_of
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
 from .preview import Follow, Previews
 from .text import MARK, render, split
@@ -332,6 +332,13 @@ class ChannelInbox:
 
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
+
+    async def state(self, space: str) -> dict[str, str]:
+        return await self._store.channel_state(space_of(self._config.name, space))
+
+    async def write_state(self, rows: Sequence[StateRow], expected: StateRow) -> bool:
+        first, *others = [(space_of(self._config.name, space), key, value) for space, key, value in (expected, *rows)]
+        return await self._store.write_channel_state(others, first)
 
     async def accept(self, message: Received) -> bool:
         async with self._order:

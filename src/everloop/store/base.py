@@ -59,6 +59,9 @@ class Delivery:
     parts: tuple[SentPart, ...]
 
 
+ChannelRow = tuple[str, str, str | None]  # channel, key and value; None for no value
+
+
 @dataclass(slots=True, frozen=True)
 class DeadLetter:
     """A message that its channel could not deliver."""
@@ -449,6 +452,10 @@ class Store(Protocol):
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         """Keep a value under its key; None removes it."""
+        ...
+
+    async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
+        """Write all of these values or none of them. False when the value of `expected` is another one now."""
         ...
 
     # reading

@@ -19,6 +19,7 @@ from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
 from .. import claims, outbox
 from ..base import (
+    ChannelRow,
     Claim,
     DeadLetter,
     Delivery,
@@ -347,6 +348,23 @@ class PostgresStore:
             await self._write(_does("DELETE FROM channel_state WHERE channel = %s AND key = %s", channel, key))
         else:
             await self._write(_does(queries.SET_CHANNEL_STATE, channel, key, value))
+
+    async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
+        def work(db: Connection) -> bool:
+            *where, value = expected
+            locked = "SELECT value FROM channel_state WHERE channel = %s AND key = %s FOR UPDATE"
+            found = db.execute(locked, where).fetchone()
+            if (found and found[0]) != value:
+                return False
+            with db.pipeline():
+                for row in rows:
+                    if row[2] is None:
+                        db.execute("DELETE FROM channel_state WHERE channel = %s AND key = %s", row[:2])
+                    else:
+                        db.execute(queries.SET_CHANNEL_STATE, row)
+            return True
+
+        return await self._write(work)
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -24,6 +24,7 @@ from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
 from .. import claims, outbox
 from ..base import (
+    ChannelRow,
     Claim,
     DeadLetter,
     Delivery,
@@ -285,6 +286,9 @@ class SQLiteStore:
             await self._write("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
         else:
             await self._write(queries.SET_CHANNEL_STATE, channel, key, value)
+
+    async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
+        return await self.writer.submit(partial(tx.write_channel_state, rows=rows, expected=expected))
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
 from .. import claims, outbox
-from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
+from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..peers import alive
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
@@ -461,6 +461,17 @@ def revive(db: sqlite3.Connection, ids: Sequence[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------- everything else
+
+
+def write_channel_state(db: sqlite3.Connection, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
+    *where, value = expected
+    found = db.execute("SELECT value FROM channel_state WHERE channel = ? AND key = ?", where).fetchone()
+    if (found and found[0]) != value:
+        return False
+    db.executemany("DELETE FROM channel_state WHERE channel = ? AND key = ?", [row[:2] for row in rows])
+    kept = [row for row in rows if row[2] is not None]
+    db.executemany("INSERT INTO channel_state (channel, key, value) VALUES (?, ?, ?)", kept)
+    return True
 
 
 def spend(db: sqlite3.Connection, owner: str, spent: Sequence[Spent]) -> None:

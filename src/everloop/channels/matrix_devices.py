@@ -1,0 +1,158 @@
+"""The devices of people at a Matrix server: their keys, and which of them are trusted.
+
+The keys of a device are kept when it is first seen. Other keys under the same name are never used, so a server cannot
+take the place of a device. With `trust = "confirmed"` the owner confirms each device, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from ..errors import EverloopError
+from ..text import one_line
+from .base import StateRow, space_of
+
+if TYPE_CHECKING:
+    from ..store.base import Store
+
+DEVICES, KEYS, ROOMS, WAITING = "devices", "keys", "rooms", "waiting"  # spaces of the channel's state
+SEEN, CONFIRMED = "device:", "confirmed:"
+OWN = "own"  # this device, for people: its id and fingerprint
+LONGEST_NAME = 255
+MOST_DEVICES = 100  # of one person; a server that names more is not believed
+
+
+class ToDevice(msgspec.Struct):
+    """What another device has sent to this one."""
+
+    type: str = ""
+    sender: str = ""
+    content: dict[str, Any] = {}
+
+
+class DeviceLists(msgspec.Struct):
+    """The people whose devices have changed."""
+
+    changed: list[str] = []
+    left: list[str] = []
+
+
+class Name(NamedTuple):
+    """Whose device it is, and its id."""
+
+    user: str
+    id: str
+
+
+class Device(msgspec.Struct, frozen=True):
+    ed25519: str  # signs; this is the fingerprint
+    curve25519: str  # encrypts
+    since: float
+    gone: bool = False  # the person has logged it out
+
+
+class Devices:
+    """The devices that were seen, as the store keeps them."""
+
+    def __init__(self, state: Mapping[str, str]) -> None:
+        self._known: dict[str, dict[str, Device]] = {}
+        for key, value in state.items():
+            if key.startswith(SEEN):
+                name = _name(key.removeprefix(SEEN))
+                self._known.setdefault(name.user, {})[name.id] = msgspec.json.decode(value, type=Device)
+
+    def of(self, user: str) -> dict[Name, Device]:
+        """The devices that a person uses now."""
+        known = self._known.get(user, {})
+        return {Name(user, id): device for id, device in known.items() if not device.gone}
+
+    def by_key(self, user: str, curve25519: str) -> tuple[Name, Device] | None:
+        """The device of a person that has this key, also one that is gone."""
+        found = (item for item in self._known.get(user, {}).items() if item[1].curve25519 == curve25519)
+        return next(((Name(user, id), device) for id, device in found), None)
+
+    def see(self, user: str, found: Mapping[str, tuple[str, str]]) -> tuple[list[StateRow], list[str]]:
+        """Take the devices that a person has now, by id: Ed25519 and Curve25519 key. The rows to write, and the ids of
+        devices whose keys are not those that were seen first."""
+        known, rows, changed = self._known.setdefault(user, {}), list[StateRow](), list[str]()
+        now = dict(known)
+        for id, keys in found.items():
+            device = known.get(id)
+            if device is None and len(now) < MOST_DEVICES:
+                now[id] = Device(*keys, since=time.time())
+            elif device is not None and (device.ed25519, device.curve25519) != keys:
+                changed.append(id)
+                now[id] = msgspec.structs.replace(device, gone=True)
+            elif device is not None:
+                now[id] = msgspec.structs.replace(device, gone=False)
+        for id in known.keys() - found.keys():
+            now[id] = msgspec.structs.replace(known[id], gone=True)
+        for id, device in now.items():
+            if known.get(id) != device:
+                rows.append((DEVICES, f"{SEEN}{user} {id}", msgspec.json.encode(device).decode()))
+        self._known[user] = now
+        return rows, changed
+
+
+def confirmed_in(state: Mapping[str, str]) -> dict[Name, str]:
+    """The fingerprints that the owner has confirmed."""
+    return {_name(key.removeprefix(CONFIRMED)): value for key, value in state.items() if key.startswith(CONFIRMED)}
+
+
+def is_name(user: object, id: str = "x") -> bool:
+    """Whether these can be the ids of a person and of a device: what a server says is not trusted."""
+    texts = (user, id)
+    if not all(isinstance(one, str) and one.isprintable() and 0 < len(one) <= LONGEST_NAME for one in texts):
+        return False
+    return isinstance(user, str) and user.startswith("@") and " " not in user
+
+
+def _name(text: str) -> Name:
+    user, _, id = text.partition(" ")
+    return Name(user, id)
+
+
+def grouped(fingerprint: str) -> str:
+    """A fingerprint in groups of four, as clients show it."""
+    return " ".join(fingerprint[start : start + 4] for start in range(0, len(fingerprint), 4))
+
+
+# ------------------------------------------------------------------------------------------------ for the owner
+
+
+async def confirm(store: Store, channel: str, user: str, id: str, remove: bool = False) -> str:
+    """Confirm a device, or take that back. Return what was done."""
+    space, name = space_of(channel, DEVICES), f"{user} {id}"
+    state = await store.channel_state(space)
+    if (seen := state.get(SEEN + name)) is None:
+        ids = [one.id for one in map(_name, _keys(state, SEEN)) if one.user == user]
+        there = f"it has {', '.join(ids)}" if ids else "no device of that person was seen"
+        raise EverloopError(f"there is no device {one_line(id, 60)} of {one_line(user, 60)}: {one_line(there, 300)}")
+    fingerprint = msgspec.json.decode(seen, type=Device).ed25519
+    await store.set_channel_state(space, CONFIRMED + name, None if remove else fingerprint)
+    done = "is no longer trusted" if remove else f"is trusted, with the fingerprint {grouped(fingerprint)}"
+    return f"The device {id} of {user} {done}."
+
+
+async def encryption_facts(store: Store, channel: str) -> dict[str, Any] | None:
+    """What is known of a channel's encryption; None when it has no keys."""
+    if (own := (await store.channel_state(space_of(channel, KEYS))).get(OWN)) is None:
+        return None
+    id, fingerprint = own.split(" ")
+    state, waiting = await store.channel_state(space_of(channel, DEVICES)), []
+    confirmed = confirmed_in(state)
+    for key in sorted(_keys(state, SEEN)):
+        device = msgspec.json.decode(state[SEEN + key], type=Device)
+        if not device.gone and confirmed.get(_name(key)) != device.ed25519:
+            waiting.append({"user": _name(key).user, "device": _name(key).id, "fingerprint": device.ed25519})
+    unread = await store.channel_state(space_of(channel, WAITING))
+    reasons = [msgspec.json.decode(value)["reason"] for value in unread.values()]
+    return {"device": id, "fingerprint": fingerprint, "unconfirmed": waiting, "unread": reasons}
+
+
+def _keys(state: Iterable[str], start: str) -> list[str]:
+    return [key.removeprefix(start) for key in state if key.startswith(start)]

@@ -111,6 +111,9 @@ class Editor:
     def of(self, kind: str) -> list[Any]:
         return [update for update in self.updates if update.session_update == kind]
 
+    def plans(self) -> list[list[tuple[str, str]]]:
+        return [[(one.content, one.status) for one in plan.entries] for plan in self.of("plan")]
+
 
 @asynccontextmanager
 async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any, Editor]]:
@@ -341,7 +344,7 @@ async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folde
         assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without what the person has not saved
 
 
-async def test_sub_agents_are_a_plan_that_the_editor_shows_and_the_prompt_waits_for_them(server, folder):
+async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_session_is_loaded(server, folder):
     async with connected(server) as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
         server.calls(call("spawn", task="Count the beans"))
@@ -350,8 +353,19 @@ async def test_sub_agents_are_a_plan_that_the_editor_shows_and_the_prompt_waits_
         await agent.prompt(session_id=key, prompt=[text_block("how many?")])
         assert editor.said() == "There are seven."
         assert "Seven beans." in str(server.requests[-1].body["messages"][-1])
-        plans = [[(one.content, one.status) for one in plan.entries] for plan in editor.of("plan")]
-        assert plans == [[("Count the beans", "in_progress")], [("Count the beans", "completed")]]
+        shown = [[("Count the beans", "in_progress")], [("Count the beans", "completed")]]
+        assert editor.plans() == shown
+        server.calls(call("spawn", task="Count the peas"))
+        server.reply("Nine peas.")
+        server.reply("And nine.")
+        await agent.prompt(session_id=key, prompt=[text_block("and peas?")])
+        shown += [[("Count the peas", "in_progress")], [("Count the peas", "completed")]]  # a turn has its own plan
+        assert editor.plans() == shown
+
+    async with connected(server) as (agent, editor):
+        await agent.load_session(cwd=str(folder), session_id=key, mcp_servers=[])
+        assert editor.plans() == shown
+        assert editor.said() == "There are seven.And nine."
 
 
 def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_taken_it():

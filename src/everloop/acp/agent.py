@@ -62,7 +62,7 @@ from ..text import one_line
 from ..tools.files.files import file_tools
 from ..tools.shell.shell import Exec
 from .files import EditorFiles
-from .updates import TurnPlan, Update, of_event, of_log, read_prompt
+from .updates import TurnUpdates, Update, of_log, read_prompt
 
 CHANNEL = "acp"
 PAGE = 50  # sessions in one list
@@ -370,16 +370,14 @@ class _ShownTurn:
         self._editor = editor
         self._session = session
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
-        self._plan = TurnPlan()
+        self._turn = TurnUpdates(session.folder)
         self._said = ""
 
     def watch(self, event: events.Event) -> None:
         if isinstance(event, events.Text):
             self._said += event.text
-        if (update := of_event(event, self._session.folder)) is not None:
+        for update in self._turn.after(event):
             self._updates.put_nowait(update)
-        if (plan := self._plan.after(event)) is not None:
-            self._updates.put_nowait(plan)
 
     async def pump(self) -> None:
         while True:

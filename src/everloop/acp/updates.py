@@ -54,6 +54,18 @@ KINDS: dict[str, Kind] = {
 # --------------------------------------------------------------------------------------- what happens in a turn
 
 
+class TurnUpdates:
+    """Turns the events of a turn into updates, with its plan whenever that has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._plan = TurnPlan()
+
+    def after(self, event: events.Event) -> list[Update]:
+        updates = (of_event(event, self._folder), self._plan.after(event))
+        return [update for update in updates if update is not None]
+
+
 def of_event(event: events.Event, folder: Path) -> Update | None:
     """The update that tells of an event; None where an editor has no place for it."""
     match event:
@@ -124,6 +136,7 @@ def _shown(text: str) -> list[Any]:
 
 def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
     """The updates that show a session as it was."""
+    turn = TurnUpdates(folder)
     for one in logged:
         match one.entry:
             case UserSaid(inside=False) as said if text := text_of(said.content):
@@ -134,11 +147,15 @@ def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
                 if answered.content:
                     yield update_agent_message_text(clean(answered.content))
                 for call in answered.calls:
-                    yield tool_started(call.id, call.name, call.arguments, folder)
+                    yield from turn.after(events.ToolStarted(call.id, call.name, call.arguments))
             case CallEnded() as ended:
-                yield tool_ended(ended.id, ended.content, ended.status)
-            case TurnEnded(reason=reason, text=text) if reason != "answer" and text:
-                yield update_agent_message_text(clean(text))
+                yield from turn.after(
+                    events.ToolEnded(ended.id, ended.name, ended.content, ended.status, ended.seconds)
+                )
+            case TurnEnded(reason=reason, text=text):
+                if reason != "answer" and text:
+                    yield update_agent_message_text(clean(text))
+                turn = TurnUpdates(folder)
 
 
 # --------------------------------------------------------------------------------------- plans

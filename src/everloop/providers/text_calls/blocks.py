@@ -1,97 +1,26 @@
 """Where calls begin and end in a text that is still arriving.
 
-Each function answers for one place in the text: a `CallBlock`, False for "no call", or None for "more text will tell".
-A block without calls is a stretch of data in which none need be looked for. More text never changes an answer that was
-given once: that is why a text reads the same however it is split.
+A `CallFinder` answers for one place in the text: with a `CallBlock`, or with None for "no call". It raises `MoreText`
+where only more text will tell. More text never changes an answer that was given once: that is why a text reads the same
+however it is split.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ..base import ToolCallRequest
-from . import dialects
+from .bodies import NAMED_JSON, read_body, read_python, sniff_name, with_arguments
 from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
-from .json_values import BROKEN, LONGEST, JsonReader, open_brackets, stop_pattern, value_end
+from .dialects import AFTER_NAME, BY_OPENING, ENDS, HARMONY_END, INNER, OPENINGS, Family
+from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, open_brackets, stop_pattern, value_end
 
-_LOOKAHEAD = 48  # no closing mark is longer
-
-Found = CallBlock | Literal[False] | None
-
-_BETWEEN = re.compile(r"[\s,;]*")
-_BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
-FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
-_FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last bracket, as Command R writes it
-_FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
-_FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
-_TOOLS_END = re.compile(r"</tools>")
-_TOOLS_STOP = stop_pattern(r"</tools>")
-
-
-# ---------------------------------------------------------------------------------------------- calls that are marked
-
-
-def marked_block(
-    text: str, at: int, opening: str, final: bool, offered: OfferedTools, json_reader: JsonReader
-) -> Found:
-    """The calls after a mark at this place."""
-    family = dialects.BY_OPENING[opening]
-    start = at + len(opening) - len(family.body)
-    begins = dialects.begins_call(text, start, family, final, offered)
-    if not begins:
-        return begins
-    first = dialects.after(_SPACE, text, start)
-    named = dialects.NAMED_JSON.match(text, first)
-    values = named.end() if named else first
-    extent = _json_extent if text[values : values + 1] in ("{", "[") else _tagged_extent
-    found = extent(text, values, dialects.ENDS[opening], final)
-    if found is None:
-        return None
-    stop, end, complete = found
-    written = dialects.read_body(text[first:stop], json_reader, complete, exact=opening == "<seed:tool_call>")
-    return CallBlock(end, [offered.request(call) for call in written[:MAX_CALLS]], text[first:stop])
-
-
-_SPACE = re.compile(r"\s*")
-Extent = tuple[int, int, bool]  # where the body stops, where the block ends, whether a mark ended it
-
-
-def _json_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
-    """One or more JSON values, then perhaps the mark that ends them."""
-    ending = stop_pattern(end.pattern)
-    place = at
-    while True:
-        closed = value_end(text, place, ending)
-        if closed is None:
-            if not final and len(text) - place < LONGEST:
-                return None
-            found = end.search(text, place)  # an unbalanced quote: the first mark ends it
-            last = min(len(text), place + LONGEST)
-            return (found.start(), found.end(), True) if found else (last, last, False)
-        stop, whole = closed
-        if not whole:
-            return stop, dialects.after(end, text, stop), True
-        place = dialects.after(_BETWEEN_MARKED, text, stop)
-        ahead = text[place : place + _LOOKAHEAD]
-        if not final and len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("):
-            return None
-        if found := end.match(text, place):
-            return stop, found.end(), True
-        if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
-            return stop, stop, True
-
-
-def _tagged_extent(text: str, at: int, end: re.Pattern[str], final: bool) -> Extent | None:
-    last = at + LONGEST
-    if (found := end.search(text, at, last)) is not None:
-        return found.start(), found.end(), True
-    if len(text) >= last:
-        return last, last, False
-    return (len(text), len(text), False) if final else None
-
-
-# ---------------------------------------------------------------------------------------------- calls in plain JSON
+_OPENING = re.compile("|".join(map(re.escape, OPENINGS)))
+_BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
+_CLOSERS = ("</", "<|", "<｜")
 
 # Small models of Qwen's double the braces, as their template's source does.
 _KEY = re.compile(r"\[?\s*\{\{?\s*([\"'])(\w{1,24})\1\s*:\s*")
@@ -100,139 +29,255 @@ _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
 _NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
 _CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
 _CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
-_BRACKETS = tuple(opening for opening in (*dialects.OPENINGS, "[THINK]") if opening[0] == "[")
+_BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] == "[")
+
+_CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
+_PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
+_PYTHON_BEGINS = re.compile(r"\s*(?:\w{1,60}\s*=\s*)?(?:print\(\s*)?([A-Za-z_][\w.]{0,120})\(")
+_PYTHON_MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\(?\s*)?[\w.]{0,120})\Z")
+_FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
+_FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last bracket, as Command R writes it
+_FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
+_FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
+_TOOLS_END = re.compile(r"</tools>")
+_TOOLS_STOP = stop_pattern(r"</tools>")
+
+Extent = tuple[int, int, bool]  # where the body stops, where the block ends, whether a mark ended it
+_LOOKAHEAD = 48  # no closing mark is longer
+_BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
+_SPACE = re.compile(r"\s*")
+
+_HEADER = 240  # characters of a header of harmony, at most
+_HARMONY_STOP = stop_pattern(HARMONY_END.pattern)
+_TO = re.compile(r"\bto=([\w.:-]{1,160})")
+_TAGS = "<atem:"  # Muse calls with tags in a message to a tool
 
 
-def may_be_call(text: str, at: int, final: bool, offered: OfferedTools) -> bool | None:
-    """Whether the bracket here may open a call, by its first key; None while more text is needed."""
-    if key := _KEY.match(text, at):
-        if key[2] not in KEYS:
-            return False
-        if key[2] not in NAMES:
-            return True
-        if name := _NAME.match(text, key.end()):
-            return name[2] in offered
-        if text[key.end() : key.end() + 1] in ("{", "["):
-            return True
-        return None if not final and _NAME_MAY.match(text, key.end()) else False
-    if call := _CALL.match(text, at):
-        return call[1] in offered or call[1].rpartition(".")[0] in offered
-    if final:
-        return False
-    head = text[at : at + 16]
-    if any(opening.startswith(head) for opening in _BRACKETS):
-        return None
-    return None if _KEY_MAY.match(text, at) or _CALL_MAY.match(text, at) else False
+class MoreText(Exception):
+    """Only more text will tell what stands at a place."""
 
 
-def bare_block(text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
-    """The call or calls of the object or list at this place."""
-    may = may_be_call(text, at, final, offered)
-    if not may:
-        return may
-    found = value_end(text, at)
-    if found is None:
-        return _cut_off(text, at, offered, final)
-    source = text[at : found[0]]
-    return CallBlock(found[0], _calls(source, offered, json_reader), source)
+@dataclass(slots=True, frozen=True)
+class HarmonyHeader:
+    """The header of a message; `to` is the tool that it calls, if any."""
+
+    end: int
+    thought: bool
+    to: str
 
 
-def fenced_block(
-    text: str, at: int, final: bool, offered: OfferedTools, json_reader: JsonReader, *, tools: bool = False
-) -> Found:
-    """The calls of a fence (or of <tools>) whose content begins here; it may hold nothing else."""
-    place = first = dialects.after(_SPACE, text, at)
-    if place >= len(text):
-        return False if final else None
-    stopping = _TOOLS_STOP if tools else _FENCE_STOP_LAST if final else _FENCE_STOP
-    calls: list[ToolCallRequest] = []
-    while text[place : place + 1] in ("{", "[", "<") and not text.startswith("</", place):
-        if text[place] == "<":
-            block = _own_marks(text, place, final, offered, json_reader)
-        elif not (may := may_be_call(text, place, final, offered)):
-            return may
-        elif (found := value_end(text, place, stopping)) is None:
-            return _cut_off(text, place, offered, final)
-        else:
-            block = CallBlock(found[0], _calls(text[place : found[0]], offered, json_reader), "")
-        if not block:
-            return block
-        if not block.calls or len(calls) > MAX_CALLS:
-            return False
-        calls += block.calls
-        place = dialects.after(_BETWEEN, text, block.end)
-        if not final and place >= len(text):
+class CallFinder:
+    """Finds calls in the part of an answer that has arrived and is not decided yet."""
+
+    def __init__(self, tools: Sequence[dict[str, Any]] | None) -> None:
+        self.offered = OfferedTools(tools)
+        self.text = ""
+        self.final = False  # the answer is complete
+        self._json_reader = JsonReader()
+
+    def wait_if(self, uncertain: object) -> None:
+        """Wait for more text, if there may be more."""
+        if uncertain and not self.final:
+            raise MoreText
+
+    def _wait_if_begins(self, at: int, literals: tuple[str, ...]) -> None:
+        """Wait if the end of the text may be the beginning of one of these."""
+        beginning = self.text[at : at + _LOOKAHEAD]
+        self.wait_if(any(one.startswith(beginning) for one in literals))
+
+    # ------------------------------------------------------------------------------------------ marks
+
+    def marked(self, at: int) -> CallBlock | None:
+        """The calls after a mark at this place."""
+        opening = _OPENING.match(self.text, at)
+        if opening is None:
+            self._wait_if_begins(at, OPENINGS)
             return None
-    end = _fence_end(text, place, _TOOLS_END if tools else _FENCE_CLOSE, final)
-    if not calls or not end:
-        return None if calls and end is None else False
-    return CallBlock(end, calls, text[first:place])
-
-
-def _own_marks(text: str, place: int, final: bool, offered: OfferedTools, json_reader: JsonReader) -> Found:
-    """Calls inside a fence that have their own marks."""
-    opening = next((one for one in dialects.OPENINGS if text.startswith(one, place)), None)
-    if opening is not None:
-        return marked_block(text, place, opening, final, offered, json_reader)
-    return None if not final and any(one.startswith(text[place : place + 40]) for one in dialects.OPENINGS) else False
-
-
-def python_block(text: str, at: int, final: bool, offered: OfferedTools) -> Found:
-    """The calls, written as Python, of a fence whose language announces calls."""
-    head = dialects.PYTHON_BEGINS.match(text, at)
-    if head is None:
-        return None if not final and len(text) - at < 240 and dialects.PYTHON_MAY_BEGIN.match(text, at) else False
-    if head[1] not in offered and head[1].rpartition(".")[0] not in offered and head[1] != "print":
-        return False
-    found = FENCE_END.search(text, at)
-    if found is None or (not final and found.end() == len(text)):
-        if not final:
+        family, end = BY_OPENING[opening[0]], ENDS[opening[0]]
+        first = after(_SPACE, self.text, opening.end() - len(family.body))
+        if not self._begins_call(first, family):
             return None
-        end = stop = len(text)
-    else:
-        stop, end = found.start(), found.end()
-    calls = _taken(dialects.read_python(text[at:stop]), offered)
-    return CallBlock(end, calls, text[at:stop]) if calls else False
+        named = NAMED_JSON.match(self.text, first)
+        values = named.end() if named else first
+        is_json = self.text[values : values + 1] in ("{", "[")
+        stop, last, complete = self._json_extent(values, end) if is_json else self._tagged_extent(values, end)
+        body = self.text[first:stop]
+        written = read_body(body, self._json_reader, complete, exact=family.exact)
+        return CallBlock(last, [self.offered.request(call) for call in written], body)
 
+    def _begins_call(self, place: int, family: Family) -> bool:
+        """Whether a call follows a mark, and not prose that mentions the mark."""
+        text = self.text
+        self.wait_if(place >= len(text))
+        if not family.argument:
+            if text.startswith(INNER, place):
+                return True
+            self._wait_if_begins(place, INNER)
+        name = _BODY_NAME.match(text, place)
+        if name is None:
+            return False
+        rest = after(_SPACE, text, name.end())
+        if not family.argument:
+            if text.startswith(AFTER_NAME, rest):
+                return True
+            self._wait_if_begins(rest, (*AFTER_NAME, *_CLOSERS))
+            return name[0] in self.offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
+        self.wait_if(rest >= len(text))
+        if name[0] not in self.offered or "\n" not in text[name.end() : rest]:  # on the line behind the name
+            return False
+        self._wait_if_begins(rest, (family.argument,))
+        return text.startswith(family.argument, rest)
 
-def _fence_end(text: str, place: int, ending: re.Pattern[str], final: bool) -> int | Literal[False] | None:
-    """Where the fence that must close here ends; the end of the answer closes it too."""
-    found = ending.match(text, place)
-    if found is not None:
-        return None if not final and found.end() == len(text) and ending is _FENCE_CLOSE else found.end()
-    if place >= len(text):
-        return place if final else None
-    if final or len(text) - place >= 8:
+    def _json_extent(self, at: int, end: re.Pattern[str]) -> Extent:
+        """One or more JSON values, then perhaps the mark that ends them."""
+        text, place = self.text, at
+        while closed := value_end(text, place, stop_pattern(end.pattern)):
+            stop, whole = closed
+            if not whole:
+                return stop, after(end, text, stop), True
+            place = after(_BETWEEN_MARKED, text, stop)
+            ahead = text[place : place + _LOOKAHEAD]
+            self.wait_if(len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("))
+            if found := end.match(text, place):
+                return stop, found.end(), True
+            if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
+                return stop, stop, True
+        self.wait_if(len(text) - place < LONGEST)
+        return self._tagged_extent(place, end)  # an unbalanced quote: the first mark ends it
+
+    def _tagged_extent(self, at: int, end: re.Pattern[str]) -> Extent:
+        if found := end.search(self.text, at, at + LONGEST):
+            return found.start(), found.end(), True
+        self.wait_if(len(self.text) < at + LONGEST)
+        last = min(len(self.text), at + LONGEST)
+        return last, last, False
+
+    # ------------------------------------------------------------------------------------------ messages of harmony
+
+    def header(self, at: int) -> HarmonyHeader | None:
+        """The header of a message that begins here."""
+        words, message, _ = self.text[at : at + _HEADER].partition("<|message|>")
+        if not message:
+            self.wait_if(len(words) < _HEADER)
+            return None
+        end = at + len(words) + len(message)
+        recipient = found[1] if (found := _TO.search(words)) else ""
+        body = self.text[end : end + 40].lstrip()[: len(_TAGS)]
+        self.wait_if(recipient and body != _TAGS and _TAGS.startswith(body))
+        is_call = recipient not in ("user", "self", "all") and body != _TAGS
+        return HarmonyHeader(end, "analysis" in words or recipient == "self", recipient if is_call else "")
+
+    def message(self, header: HarmonyHeader) -> CallBlock | None:
+        """The call in a message to a tool."""
+        if not header.to or not self.offered:
+            return None
+        text, at = self.text, header.end
+        closed = value_end(text, at, _HARMONY_STOP) if text[at : at + 8].lstrip()[:1] == "{" else None
+        end = HARMONY_END.search(text, closed[0] if closed else at)
+        self.wait_if(end is None)
+        stop, last = end.span() if end else (len(text), len(text))
+        written = with_arguments(header.to, text[at:stop], self._json_reader, end is not None)
+        return CallBlock(last, [self.offered.request(written)], text[at:stop])
+
+    # ------------------------------------------------------------------------------------------ plain JSON
+
+    def may_be_call(self, at: int) -> bool:
+        """Whether the bracket here may open a call, by its first key."""
+        text = self.text
+        if key := _KEY.match(text, at):
+            if key[2] not in NAMES:
+                return key[2] in KEYS
+            if name := _NAME.match(text, key.end()):
+                return name[2] in self.offered
+            self.wait_if(_NAME_MAY.match(text, key.end()))
+            return text[key.end() : key.end() + 1] in ("{", "[")
+        if call := _CALL.match(text, at):
+            return self._is_offered(call[1])
+        self.wait_if(_KEY_MAY.match(text, at) or _CALL_MAY.match(text, at))
+        self._wait_if_begins(at, _BRACKETS)
         return False
-    return None if text[place] in "`<" else False
 
+    def _is_offered(self, name: str) -> bool:
+        """Whether a Python call has the name of a tool, or is `name.call(…)`."""
+        return name in self.offered or name.rpartition(".")[0] in self.offered
 
-def _cut_off(text: str, at: int, offered: OfferedTools, final: bool) -> Found:
-    """An object that is cut off: a call with an error if it was meant for an offered tool."""
-    if not final and len(text) - at < LONGEST:
-        return None
-    end = min(len(text), at + LONGEST)
-    source = text[at:end].rstrip()
-    depth, open_string = open_brackets(source)
-    if depth == 1 and not open_string and source.endswith("}"):  # only the last bracket is missing
-        return CallBlock(end, _calls(source, offered, JsonReader()), source)
-    name = dialects.sniff_name(source)
-    if name not in offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
-        return CallBlock(end, [], source)
-    return CallBlock(end, [offered.request(WrittenCall(name, problem=CUT_OFF))], source)
+    def bare(self, at: int, structure: re.Pattern[str] = STRUCTURE) -> CallBlock | None:
+        """The call or calls of the object or list at this place; a block without calls is data."""
+        if not self.may_be_call(at):
+            return None
+        if found := value_end(self.text, at, structure):
+            source = self.text[at : found[0]]
+            return CallBlock(found[0], self._calls(source), source)
+        self.wait_if(len(self.text) - at < LONGEST)
+        end = min(len(self.text), at + LONGEST)
+        source = self.text[at:end].rstrip()
+        return CallBlock(end, self._cut_off(source), source)
 
+    def _cut_off(self, source: str) -> list[ToolCallRequest]:
+        """The call of an object that is cut off: one with an error if it was meant for an offered tool."""
+        depth, open_string = open_brackets(source)
+        if depth == 1 and not open_string and source.endswith("}"):  # only the last bracket is missing
+            return self._calls(source)
+        name = sniff_name(source)
+        if name not in self.offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
+            return []
+        return [self.offered.request(WrittenCall(name, problem=CUT_OFF))]
 
-def _calls(source: str, offered: OfferedTools, json_reader: JsonReader) -> list[ToolCallRequest]:
-    if _CALL.match(source):
-        return _taken(dialects.read_python(source), offered)
-    try:
-        value = json_reader.read(source)
-        return _taken(None if value is BROKEN else calls_of(value, json_reader, strict=True), offered)
-    except RecursionError:
-        return []
+    def _calls(self, source: str) -> list[ToolCallRequest]:
+        if _CALL.match(source):
+            return self._fitting(read_python(source))
+        try:
+            return self._fitting(calls_of(self._json_reader.read(source), self._json_reader, strict=True))
+        except RecursionError:
+            return []
 
+    def _fitting(self, written: list[WrittenCall] | None) -> list[ToolCallRequest]:
+        """All of them as calls, or none: a list with one item that is not a call is data."""
+        calls = [self.offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
+        return [call for call in calls if call is not None] if None not in calls else []
 
-def _taken(written: list[WrittenCall] | None, offered: OfferedTools) -> list[ToolCallRequest]:
-    """All of them as calls, or none: a list with one item that is not a call is data."""
-    calls = [offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
-    return [call for call in calls if call is not None] if None not in calls else []
+    # ------------------------------------------------------------------------------------------ fences
+
+    def fenced(self, fence: re.Match[str]) -> CallBlock | None:
+        """The calls of a fence, whose language must allow them."""
+        language, inside = fence[2].lower(), fence.end()
+        if language in _PYTHON_LANGUAGES and self.text[inside : inside + 1] not in ("{", "[", "<"):
+            return self._python(inside)
+        if language not in _CALL_LANGUAGES and language not in _PYTHON_LANGUAGES:
+            return None
+        return self._listed(inside, _FENCE_STOP_LAST if self.final else _FENCE_STOP, _FENCE_CLOSE)
+
+    def tools(self, at: int) -> CallBlock | None:
+        """The calls behind <tools>, as small models of Qwen's write them."""
+        return self._listed(at, _TOOLS_STOP, _TOOLS_END)
+
+    def _listed(self, at: int, structure: re.Pattern[str], ending: re.Pattern[str]) -> CallBlock | None:
+        """The calls that begin here, if nothing else stands before the ending or the end of the answer."""
+        text, calls = self.text, list[ToolCallRequest]()
+        place = first = after(_SPACE, text, at)
+        while text[place : place + 1] in ("{", "[", "<") and not text.startswith("</", place):
+            block = self.marked(place) if text[place] == "<" else self.bare(place, structure)
+            if block is None or not block.calls or len(calls) > MAX_CALLS:
+                return None
+            calls += block.calls
+            place = after(BETWEEN, text, block.end)
+        closed = ending.match(text, place)
+        self.wait_if(place >= len(text) or (calls and (closed.end() if closed else place + 8) >= len(text)))
+        if not calls or (closed is None and place < len(text)):
+            return None
+        return CallBlock(closed.end() if closed else place, calls, text[first:place])
+
+    def _python(self, at: int) -> CallBlock | None:
+        """The calls, written as Python, of a fence whose language announces calls."""
+        head = _PYTHON_BEGINS.match(self.text, at)
+        if head is None:
+            self.wait_if(len(self.text) - at < 240 and _PYTHON_MAY_BEGIN.match(self.text, at))
+            return None
+        if not self._is_offered(head[1]) and head[1] != "print":
+            return None
+        found = _FENCE_END.search(self.text, at)
+        self.wait_if(found is None or found.end() == len(self.text))
+        stop, end = found.span() if found else (len(self.text), len(self.text))
+        source = self.text[at:stop]
+        calls = self._fitting(read_python(source))
+        return CallBlock(end, calls, source) if calls else None

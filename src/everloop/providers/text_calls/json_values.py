@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 MAX_VALUES = 512  # of one text
 BROKEN: Final = object()
@@ -18,7 +18,8 @@ LONGEST = 2_000_000  # characters of a value
 
 # Whole strings, runs of brackets, and an unclosed quote.
 _PARTS = r"\"(?:[^\"\\]++|\\.)*+\"|'(?:[^'\\]++|\\.)*+'|[{\[]++|[}\]]++|[\"']"
-_STRUCTURE = re.compile(_PARTS, re.DOTALL)
+STRUCTURE = re.compile(_PARTS, re.DOTALL)
+BETWEEN = re.compile(r"[\s,;]*")  # values that follow each other
 _UNESCAPED = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _decoder = json.JSONDecoder(strict=False, parse_constant=lambda name: _refuse(name))
 
@@ -34,7 +35,13 @@ def stop_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(f"(?P<stop>{pattern})|{parts}", re.DOTALL)
 
 
-def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tuple[int, bool] | None:
+def after(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """The end of a match here; `at` if there is none."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def value_end(text: str, at: int, structure: re.Pattern[str] = STRUCTURE) -> tuple[int, bool] | None:
     """Where the object or list at `at` ends, and whether it is closed; None if the text ends first."""
     depth = 0
     for found in structure.finditer(text, at, at + LONGEST):
@@ -55,7 +62,7 @@ def value_end(text: str, at: int, structure: re.Pattern[str] = _STRUCTURE) -> tu
 def open_brackets(text: str) -> tuple[int, bool]:
     """How many brackets a text leaves open, and whether it ends inside a string."""
     depth = 0
-    for found in _STRUCTURE.finditer(text):
+    for found in STRUCTURE.finditer(text):
         token = found[0]
         if token[0] in "{[":
             depth += len(token)
@@ -91,15 +98,14 @@ class JsonReader:
         from json_repair import repair_json
 
         try:
-            value = repair_json(text, return_objects=True, skip_json_loads=True)
-            return json.loads(json.dumps(value, allow_nan=False))
+            return _as_json(repair_json(text, return_objects=True, skip_json_loads=True))
         except Exception:  # the library raises anything on arbitrary input
             return BROKEN
 
     def read_all(self, text: str) -> list[Any]:
         """The consecutive values of a text; one that cannot be read is BROKEN and ends the list."""
         values: list[Any] = []
-        at = _skip(text, 0)
+        at = after(BETWEEN, text, 0)
         while at < len(text) and len(values) <= MAX_VALUES:
             try:
                 value, at = _decoder.raw_decode(text, at)
@@ -110,28 +116,28 @@ class JsonReader:
             values.append(value)
             if value is BROKEN:
                 break
-            at = _skip(text, at)
+            at = after(BETWEEN, text, at)
         return values
-
-
-_BETWEEN = re.compile(r"[\s,;]*")
-
-
-def _skip(text: str, at: int) -> int:
-    found = _BETWEEN.match(text, at)
-    return found.end() if found else at
 
 
 def evaluate(text: str) -> Any:
     """The JSON value of a Python literal; BROKEN if the text is not one."""
-    if len(text) > EVALUABLE:
-        return BROKEN
     try:
-        with warnings.catch_warnings():  # about odd escapes
-            warnings.simplefilter("ignore")
-            return as_json(literal(ast.parse(text, mode="eval").body))
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return literal(parse_python(text, "eval").body)
+    except UNPARSABLE:
         return BROKEN
+
+
+UNPARSABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
+
+
+def parse_python(text: str, mode: Literal["eval", "exec"]) -> Any:
+    """The syntax tree of a text; one of the errors in UNPARSABLE if it is not Python."""
+    if len(text) > EVALUABLE:
+        raise ValueError("too long")
+    with warnings.catch_warnings():  # about odd escapes
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode=mode)
 
 
 _NAMES = {"true": True, "false": False, "null": None, "none": None}
@@ -145,10 +151,9 @@ class _Named(ast.NodeTransformer):
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal's syntax tree; a ValueError if it is not a literal."""
-    return ast.literal_eval(_Named().visit(node))
+    """The JSON value of a literal's syntax tree; one of the errors in UNPARSABLE if it has none."""
+    return _as_json(ast.literal_eval(_Named().visit(node)))
 
 
-def as_json(value: Any) -> Any:
-    """A value as JSON holds it; a ValueError or TypeError if it cannot."""
+def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))

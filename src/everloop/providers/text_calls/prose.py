@@ -8,6 +8,7 @@ counts where nothing but white space stands before it on its line and nothing fo
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 Lead = Literal["intent", "example", "neutral"]
@@ -118,6 +119,7 @@ _CALL_VERB = re.compile(r"\b(?:call|calling|use|using|run|running|execute|execut
 _ONLY_PUNCTUATION = re.compile(r"[\s.!…。]*\Z")
 
 
+@lru_cache(maxsize=8)  # asked again for the same place while more text arrives
 def lead_of(before: str) -> Lead:
     """What the prose before a call announces: a call, an example, or nothing of the kind.
 

@@ -7,27 +7,26 @@ decision waits until nothing that follows can change it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base import ToolCallRequest
-from . import channels, prose
-from .blocks import Found, bare_block, fenced_block, marked_block, may_be_call, python_block
-from .calls import MAX_CALLS, CallBlock, OfferedTools, Reading, TextPart
-from .dialects import BY_OPENING, NOISE, NOISES, OPENINGS, Family, after
-from .json_values import JsonReader
+from . import dialects, prose
+from .blocks import CallFinder, MoreText
+from .calls import MAX_CALLS, CallBlock, Reading, TextPart
+from .dialects import BY_OPENING, HARMONY_BEGIN, HARMONY_END, Family
+from .json_values import after
 
 _FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
 _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
 _FENCE_LINE = 200  # characters, at most
-_CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
-_PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
 _STRUCTURE = re.compile(r"[{}\[\]]")
 _FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
+_INDENT = 80  # characters, at most
 _LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
-_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, channels.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
+_STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, dialects.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
 _BEHIND_STRAY = re.compile(r"[ \t\r]{0,80}")
 
 Quoted = Callable[[str], bool]
@@ -48,10 +47,9 @@ class Reader:
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
         """`quoted` says whether a text is copied from untrusted content: then it is not a call."""
         self._tools = tools
-        self._offered = OfferedTools(tools)
-        self._tokens = ALL_TOKENS if self._offered else THOUGHT_TOKENS
         self._quoted = quoted
-        self._json_reader = JsonReader()
+        self._finder = CallFinder(tools)
+        self._tokens = dialects.ALL_TOKENS if self._finder.offered else dialects.THOUGHT_TOKENS
         self._answer = AnswerText()
         self._text = ""  # not decided yet, with one character before it
         self._at = 0
@@ -59,18 +57,16 @@ class Reader:
         self._size = 0  # of the incoming text
         self._total = self._work = self._tried = 0
         self._step = self._in_text
-        self._close = channels.HARMONY_END  # ends the open thought
-        self._fence = channels.HARMONY_END  # ends the open fence
+        self._close = HARMONY_END  # ends the open thought
+        self._fence = HARMONY_END  # ends the open fence
         self._opened = False  # a thought began with a tag
         self._harmony = False
         self._wrapper = ""  # ends the answer
         self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
         self._blocks: list[CallBlock] = []
         self._cursor = 0  # the end of the blocks, relative to _at
-        self._last_lead: tuple[str, prose.Lead] = ("", "neutral")
         self._lead: prose.Lead = "neutral"  # what the prose before the blocks announces
-        self._marked = False  # the blocks' calls have marks
-        self._special = False  # which are special tokens
+        self._family: Family | None = None  # that marked the blocks
         self._calls: list[ToolCallRequest] = []
         self._cut = False  # prose followed the calls
         self._outermost = True  # False for the reader of an unfinished thought
@@ -97,13 +93,13 @@ class Reader:
     def finish(self) -> Reading:
         """The answer is complete: return the whole reading, with what is still to be shown."""
         self._run(True)
-        if self._offered and self._outermost and (thought := self._answer.unfinished()):
+        if self._finder.offered and self._outermost and (thought := self._answer.unfinished()):
             # Some models call inside a thought and never end it. Only a call at the very end counts.
             inner = Reader(self._tools, self._quoted)
             inner._outermost = False
             inner.feed(thought)
             reading = inner.finish()
-            if reading.calls and inner._marked and not inner._cut:
+            if reading.calls and inner._family is not None and not inner._cut:
                 self._calls = reading.calls
                 self._answer.shorten(reading.content)
         return self._answer.whole(self._calls)
@@ -114,7 +110,11 @@ class Reader:
         self._at = keep
         self._incoming.clear()
         self._size = 0
-        while self._step(final):
+        self._finder.text, self._finder.final = self._text, final
+        try:
+            while self._step(final):
+                pass
+        except MoreText:
             pass
 
     def _add_text(self, end: int) -> None:
@@ -127,48 +127,124 @@ class Reader:
     def _in_text(self, final: bool) -> bool:
         text, place = self._text, self._at
         while (found := self._tokens.search(text, place)) is not None:
-            kind = found.lastgroup or KINDS[found[0].lower()]
             place = found.end()
-            inline = kind in LINE_TOKENS and not self._begins_line(found.start())
-            if inline and not self._is_announced(found, kind, final):
-                continue
-            if kind in ("mark", "line_mark", "tools", "list", "object"):
-                if self._shows_examples and kind not in ("mark", "line_mark"):
-                    continue
-                block = self._block(found, kind, final)
-                if block is False:
-                    continue
-                if block is not None and not block.calls:
-                    place = block.end
-                    continue
+            try:
+                if self._take(found):
+                    return True
+            except MoreText:
                 self._add_text(found.start())
-                return block is not None and self._accept(block, BY_OPENING.get(found[0]))
-            stray = self._is_stray(found, final) if kind == "stray" else True
-            if stray is False:
-                continue
-            if kind == "harmony" and not self._is_message(found, final):
-                continue
-            if kind == "wrapper" and found[0] in channels.WRAPPERS and not self._is_wrapper(found):
-                continue
-            self._add_text(found.start())
-            return stray is not None and self._open(kind, found, final, inline)
-        self._add_text(len(text) if final else held_from(text, self._at, self._answer.inline))
+                raise
+        self._add_text(len(text) if final else self._held_from())
         return False
 
-    def _is_stray(self, found: re.Match[str], final: bool) -> bool | None:
-        """Whether this ends a thought that no tag opened, and is not a mention; None while more text is needed."""
+    def _held_from(self) -> int:
+        """Where a tag may begin at the end of the text; the text's end if nowhere."""
+        text = self._text
+        for place in range(max(self._at, len(text) - dialects.LONGEST_LITERAL), len(text)):
+            tail = text[place:]
+            if tail.lower() in dialects.TEXT_BEGINNINGS:
+                return place
+            if tail in dialects.LINE_BEGINNINGS and self._begins_line(place):
+                return place
+        return len(text)
+
+    def _begins_line(self, place: int) -> bool:
+        """Whether only white space precedes this place on its line."""
+        text, at = self._text, self._at
+        line = text.rfind("\n", max(at, place - _INDENT - 1), place)
+        if line >= 0:
+            return line + 1 == place or text[line + 1 : place].isspace()
+        return place - at <= _INDENT and not self._answer.inline and (place == at or text[at:place].isspace())
+
+    def _take(self, found: re.Match[str]) -> bool:
+        """Read what begins with a token; False if the token is just text."""
+        kind, at = dialects.kind_of(found), found.start()
+        inline = kind in dialects.LINE_KINDS and not self._begins_line(at)
+        if inline and not self._is_announced(kind, at):
+            return False
+        match kind:
+            case "mark" | "line_mark":
+                return self._take_block(at, self._finder.marked(at), BY_OPENING[found[0]])
+            case "tools" | "list" | "object":
+                if self._shows_examples:
+                    return False
+                block = self._finder.tools(found.end()) if kind == "tools" else self._finder.bare(at)
+                return self._take_block(at, block)
+            case "fence":
+                return self._take_fence(at, inline)
+            case "harmony":
+                return self._take_message(found)
+            case "stray":
+                return self._is_stray(found) and self._end_untagged_thought(found)
+            case "wrapper" if found[0] in dialects.WRAPPERS and not self._is_wrapper(found):
+                return False
+        self._add_text(at)
+        self._at = found.end()
+        if kind == "thought":
+            self._opened = True
+            self._begin_thought(dialects.THOUGHT_ENDS[found[0].lower()], found[0])
+        return True
+
+    def _is_announced(self, kind: str, place: int) -> bool:
+        """Whether a call may begin here, in the middle of a line: only if the prose before announces it."""
+        if self._shows_examples or not self._finder.offered or kind not in ("object", "list", "fence"):
+            return False
+        before = self._before(place)
+        structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
+        if not before[-1:].isspace() or structure.search(before, max(0, len(before) - _PROSE)):
+            return False
+        if not prose.introduces_call(before) or (kind != "fence" and not self._finder.may_be_call(place)):
+            return False
+        return prose.lead_of(before) == "intent"
+
+    def _before(self, place: int) -> str:
+        """The end of the answer's text before this place."""
+        said = self._text[max(self._at, place - prose.WINDOW) : place]
+        return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
+
+    # ------------------------------------------------------------------------------------------ thoughts
+
+    def _begin_thought(self, close: re.Pattern[str], tag: str = "") -> None:
+        self._close = close
+        self._answer.begin_thought(tag)
+        self._step = self._in_thought
+
+    def _in_thought(self, final: bool) -> bool:
+        found = self._close.search(self._text, self._at)
+        end = found.start() if found else len(self._text) if final else self._held_from()
+        self._answer.think(self._text[self._at : end])
+        self._at = found.end() if found else end
+        if found is None:
+            return False
+        self._answer.end_thought()
+        self._step = self._in_text
+        return True
+
+    def _is_stray(self, found: re.Match[str]) -> bool:
+        """Whether this ends a thought that no tag opened, and is not a mention."""
         if self._opened or self._harmony:
             return False
         if found[0][:2] in ("<|", "◁/") or self._begins_line(found.start()):
             return True
         behind = after(_BEHIND_STRAY, self._text, found.end())
-        if behind >= len(self._text):
-            return True if final else None
-        if self._text[behind] == "\n":
+        self._finder.wait_if(behind >= len(self._text))
+        following = self._text[behind : behind + 1]
+        if not following or following == "\n":
             return True
         if behind == found.end():
-            return self._text[behind].isalnum() or self._text[behind] in "<[{*#"
+            return following.isalnum() or following in "<[{*#"
         return prose.ends_sentence(self._before(found.start()))
+
+    def _end_untagged_thought(self, found: re.Match[str]) -> bool:
+        """End a thought that no tag opened: everything before was reasoning."""
+        if self._step == self._in_text:
+            self._add_text(found.start())
+        self._opened = True
+        self._at = found.end()
+        self._calls = []
+        self._answer.all_was_thought()
+        self._step = self._in_text
+        return True
 
     def _is_wrapper(self, found: re.Match[str]) -> bool:
         """Whether a tag is put around the answer behind a thought, and is not part of it."""
@@ -179,115 +255,44 @@ class Reader:
         self._wrapper = f"</{found[0][1:]}"
         return True
 
-    def _begins_line(self, place: int) -> bool:
-        return begins_line(self._text, place, self._at, self._answer.inline)
-
-    def _is_announced(self, found: re.Match[str], kind: str, final: bool) -> bool:
-        """Whether a call may begin here, in the middle of a line: only if the prose before announces it."""
-        place = found.start()
-        if self._shows_examples or not self._offered or kind not in ("object", "list", "fence"):
+    def _take_message(self, found: re.Match[str]) -> bool:
+        """Read a message of harmony: a call, a thought or an answer."""
+        if found[0] not in HARMONY_BEGIN:
+            if self._harmony:  # otherwise it is just mentioned
+                self._add_text(found.start())
+                self._at = found.end()
+            return self._harmony
+        header = self._finder.header(found.start())
+        if header is None:
             return False
-        before = self._before(place)
-        structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
-        if not before[-1:].isspace() or structure.search(before, max(0, len(before) - _PROSE)):
-            return False
-        if kind != "fence" and may_be_call(self._text, place, final, self._offered) is False:
-            return False
-        return prose.introduces_call(before) and self._lead_of(before) == "intent"
-
-    def _lead_of(self, before: str) -> prose.Lead:
-        """What the prose before a place announces; asked again for the same place while more text arrives."""
-        if self._last_lead[0] != before:
-            self._last_lead = (before, prose.lead_of(before))
-        return self._last_lead[1]
-
-    def _before(self, place: int) -> str:
-        """The end of the answer's text before this place."""
-        said = self._text[max(self._at, place - prose.WINDOW) : place]
-        return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
-
-    def _block(self, found: re.Match[str], kind: str, final: bool) -> Found:
-        """The call, if any, at a place where one may begin."""
-        text = self._text
-        if kind in ("mark", "line_mark"):
-            return marked_block(text, found.start(), found[0], final, self._offered, self._json_reader)
-        if kind == "tools":
-            return fenced_block(text, found.end(), final, self._offered, self._json_reader, tools=True)
-        return bare_block(text, found.start(), final, self._offered, self._json_reader)
-
-    def _open(self, kind: str, found: re.Match[str], final: bool, inline: bool) -> bool:
-        """Open a thought, a fence or a channel."""
-        if kind == "wrapper":
-            self._at = found.end()
-            return True
-        if kind == "thought":
-            self._opened = True
-            self._answer.begin_thought(found[0])
-            self._close = channels.THOUGHT_ENDS[found[0].lower()]
-            self._at = found.end()
-            self._step = self._in_thought
-            return True
-        if kind == "stray":
-            return self._end_untagged_thought(found)
-        if kind == "harmony":
-            return self._message(found[0], final)
-        return self._open_fence(found[0], inline, final)
-
-    def _in_thought(self, final: bool) -> bool:
-        found = self._close.search(self._text, self._at)
-        end = found.start() if found else len(self._text) if final else held_from(self._text, self._at, thought=True)
-        self._answer.think(self._text[self._at : end])
-        self._at = found.end() if found else end
-        if found is None:
-            return False
-        self._answer.end_thought()
-        self._step = self._in_text
-        return True
-
-    def _end_untagged_thought(self, found: re.Match[str]) -> bool:
-        """End a thought that no tag opened: everything before was reasoning."""
-        self._opened = True
-        self._at = found.end()
-        self._calls = []
-        self._answer.all_was_thought()
-        self._step = self._in_text
+        block = self._finder.message(header)
+        self._harmony = True
+        if block is not None:
+            return self._take_block(found.start(), block, dialects.HARMONY)
+        self._add_text(found.start())
+        self._at = header.end
+        if header.thought or header.to:
+            self._begin_thought(HARMONY_END)
         return True
 
     # ------------------------------------------------------------------------------------------ fences
 
-    def _open_fence(self, mark: str, inline: bool, final: bool) -> bool:
-        """Open a fence: it may hold calls; the content of any other one is plain text."""
-        line = _FENCE.match(self._text, self._at)
-        end = self._text.find("\n", self._at, self._at + _FENCE_LINE)
-        if line is None and end < 0 and not final and len(self._text) - self._at < _FENCE_LINE:
-            return False
-        may_call = line is not None and self._offered and not self._shows_examples
-        block = self._fenced(line, final) if line is not None and may_call else False
-        if block is None:
-            return False
-        if block:
-            return self._accept(block, None)
+    def _take_fence(self, at: int, inline: bool) -> bool:
+        """Read a fence: it may hold calls; the content of any other one is plain text."""
+        line = _FENCE.match(self._text, at)
+        end = self._text.find("\n", at, at + _FENCE_LINE)
+        self._finder.wait_if(line is None and end < 0 and len(self._text) - at < _FENCE_LINE)
+        if line and self._finder.offered and not self._shows_examples and (block := self._finder.fenced(line)):
+            return self._take_block(at, block)
         if inline:
-            self._add_text(self._at + len(mark))
-        elif line is None:
-            self._add_text(end if end >= 0 else min(len(self._text), self._at + _FENCE_LINE))
-        else:
-            self._skip_fence(line)
-        return True
-
-    def _fenced(self, line: re.Match[str], final: bool) -> Found:
-        language, inside = line[2].lower(), line.end()
-        if language in _PYTHON_LANGUAGES and self._text[inside : inside + 1] not in ("{", "[", "<"):
-            return python_block(self._text, inside, final, self._offered)
-        if language in _CALL_LANGUAGES or language in _PYTHON_LANGUAGES:
-            block = fenced_block(self._text, inside, final, self._offered, self._json_reader)
-            return block if block is None or (block and block.calls) else False
-        return False
-
-    def _skip_fence(self, line: re.Match[str]) -> None:
+            return False
+        if line is None:
+            self._add_text(end if end >= 0 else min(len(self._text), at + _FENCE_LINE))
+            return True
         self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
         self._add_text(line.end())
         self._step = self._in_fence
+        return True
 
     def _in_fence(self, final: bool) -> bool:
         found = self._fence.search(self._text, self._at)
@@ -299,46 +304,18 @@ class Reader:
         self._add_text(line.start() if line else len(self._text))
         return False
 
-    # ------------------------------------------------------------------------------------------ channels
-
-    def _is_message(self, found: re.Match[str], final: bool) -> bool:
-        """Whether a token belongs to a message and is not just mentioned in the text."""
-        if found[0] in channels.HARMONY_BEGIN:
-            return channels.harmony_header(self._text, found.start(), final) is not False
-        return self._harmony
-
-    def _message(self, token: str, final: bool) -> bool:
-        if token not in channels.HARMONY_BEGIN:
-            self._at += len(token)
-            return True
-        header = channels.harmony_header(self._text, self._at, final)
-        if not isinstance(header, channels.HarmonyHeader):
-            return False
-        if header.to and self._offered:
-            block = channels.harmony_call(self._text, header, final, self._offered, self._json_reader)
-            if block is None:
-                return False
-            self._harmony = True
-            return self._accept(block, BY_OPENING["<|tool_call|>"])
-        self._harmony = True
-        self._at = header.end
-        if header.thought or header.to:
-            self._close = channels.HARMONY_END
-            self._answer.begin_thought()
-            self._step = self._in_thought
-        return True
-
     # ------------------------------------------------------------------------------------------ calls
 
-    def _accept(self, block: CallBlock, family: Family | None) -> bool:
-        """Begin a group of calls with this block, unless it is a quotation or an example."""
-        marked = family is not None
-        lead = prose.lead_of(self._answer.recent) if self._answer.spoken and not marked else "neutral"
-        if self._is_quoted(block) or lead == "example":
+    def _take_block(self, at: int, block: CallBlock | None, family: Family | None = None) -> bool:
+        """Begin a group of calls with this block, unless it is data, a quotation or an example."""
+        if block is None:
+            return False
+        self._add_text(at)
+        lead = prose.lead_of(self._answer.recent) if self._answer.spoken and family is None else "neutral"
+        if not block.calls or self._is_quoted(block) or lead == "example":
             self._add_text(block.end)
             return True
-        self._lead = lead
-        self._blocks, self._marked, self._special = [block], marked, family is not None and family.is_special
+        self._blocks, self._lead, self._family = [block], lead, family
         self._cursor = block.end - self._at
         self._step = self._behind_call
         return True
@@ -349,30 +326,51 @@ class Reader:
     def _behind_call(self, final: bool) -> bool:
         """After a call: another call, the end, or prose, which decides whether the calls were made."""
         text, end = self._text, self._at + self._cursor
-        if not self._marked and (not self._answer.spoken or self._lead == "intent"):
+        if self._family is None and (not self._answer.spoken or self._lead == "intent"):
             end = after(_TOO_MANY, text, end)
-        place = after(NOISE, text, end)
-        ahead = text[place : place + LONGEST_LITERAL]
-        if not final and (not ahead or ahead.lower() in BEGINNINGS):
-            return False
+        place = after(dialects.NOISE, text, end)
+        ahead = text[place : place + dialects.LONGEST_LITERAL]
+        self._finder.wait_if(not ahead or ahead.lower() in dialects.BEGINNINGS)
         full = sum(len(block.calls) for block in self._blocks) >= MAX_CALLS
-        block = self._next(place, final) if ahead and not full else False
-        if block is None:
-            return False
+        block = self._next(place) if ahead and not full else None
         if block and block.calls and not self._is_quoted(block):
             self._blocks.append(block)
             self._cursor = block.end - self._at
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
-        if self._marked:
-            counts = self._special or not (same_line and self._answer.inline)
+        if self._family is not None:
+            counts = self._family.is_special or not (same_line and self._answer.inline)
         else:
             line = _LINE.match(text, place)
-            if not final and (line is None or line.end() == len(text)) and len(text) - place < prose.WINDOW:
-                return False
+            whole = line is not None and line.end() < len(text)
+            self._finder.wait_if(not whole and len(text) - place < prose.WINDOW)
             counts = self._counts(line[0].strip() if line else "", same_line)
         self._cut = bool(ahead)
-        return self._accept_group() if counts else self._keep_as_text()
+        if counts:  # what follows them is invented and dropped
+            self._calls = [call for block in self._blocks for call in block.calls][:MAX_CALLS]
+            self._at += self._cursor
+            self._step = self._after_calls
+        else:  # they were examples: plain text, like everything that looks like them later
+            self._shows_examples = True
+            self._add_text(self._at + self._cursor)
+            self._step = self._in_text
+        return True
+
+    def _next(self, place: int) -> CallBlock | None:
+        """A further call of the same kind."""
+        if self._family is not None:
+            if self._text.startswith(HARMONY_BEGIN, place):
+                header = self._finder.header(place)
+                return self._finder.message(header) if header is not None else None
+            return self._finder.marked(place)
+        if self._text[place] in "{[":
+            return self._finder.bare(place)
+        if not self._text.startswith("```", place):
+            return None
+        line = _FENCE.match(self._text, place)
+        cut = self._text.find("\n", place) < 0 and len(self._text) - place < _FENCE_LINE
+        self._finder.wait_if(line is None and cut)
+        return self._finder.fenced(line) if line is not None else None
 
     def _counts(self, behind: str, same_line: bool) -> bool:
         """Whether JSON calls were made and not shown, by the prose before them and by the line behind them."""
@@ -382,48 +380,11 @@ class Reader:
             return False
         if (same_line or self._answer.spoken) and prose.is_continued(behind):
             return False
-        if same_line and not self._before_ends_sentence():
+        if same_line and self._answer.inline and not prose.ends_sentence(self._answer.recent):
             return False
         if not self._answer.spoken and not same_line:
             return True
         return self._lead == "intent" or prose.is_announced(behind)
-
-    def _before_ends_sentence(self) -> bool:
-        return not self._answer.inline or prose.ends_sentence(self._answer.recent)
-
-    def _next(self, place: int, final: bool) -> Found:
-        """A further call of the same kind."""
-        text = self._text
-        if self._marked:
-            if text.startswith(channels.HARMONY_BEGIN, place):
-                header = channels.harmony_header(text, place, final)
-                if isinstance(header, channels.HarmonyHeader) and header.to:
-                    return channels.harmony_call(text, header, final, self._offered, self._json_reader)
-                return None if header is None else False
-            opening = next((one for one in OPENINGS if text.startswith(one, place)), None)
-            return opening is not None and marked_block(text, place, opening, final, self._offered, self._json_reader)
-        if text[place] in "{[":
-            return bare_block(text, place, final, self._offered, self._json_reader)
-        if text.startswith("```", place):
-            line = _FENCE.match(text, place)
-            if line is not None:
-                return self._fenced(line, final)
-            return None if not final and text.find("\n", place) < 0 and len(text) - place < _FENCE_LINE else False
-        return False
-
-    def _accept_group(self) -> bool:
-        """The calls count; what follows them is invented and dropped."""
-        self._calls = [call for block in self._blocks for call in block.calls][:MAX_CALLS]
-        self._at += self._cursor
-        self._step = self._after_calls
-        return True
-
-    def _keep_as_text(self) -> bool:
-        """They were examples: plain text, like everything that looks like them later."""
-        self._shows_examples = True
-        self._add_text(self._at + self._cursor)
-        self._step = self._in_text
-        return True
 
     def _after_calls(self, final: bool) -> bool:
         """Drop the text after the calls. Only the end of an untagged thought would cancel them."""
@@ -433,82 +394,6 @@ class Reader:
         line = self._text.rfind("\n", max(self._at, len(self._text) - _FENCE_LINE))
         self._at = len(self._text) if final or line < 0 else found.start() if found else line
         return False
-
-
-# ------------------------------------------------ where something may begin that is more than text
-
-_QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
-MAY_INDENT = 80
-_LINE_MARKS = tuple(one for one in OPENINGS if one[0].isalpha())
-_MARKS = tuple(one for one in OPENINGS if not one[0].isalpha())
-KINDS = {
-    **dict.fromkeys((one.lower() for one in _MARKS), "mark"),
-    **dict.fromkeys((one.lower() for one in _LINE_MARKS), "line_mark"),
-    **dict.fromkeys(channels.HARMONY_TOKENS, "harmony"),
-    **dict.fromkeys(channels.THOUGHT_TAGS, "thought"),
-    **dict.fromkeys(channels.STRAY_ENDS, "stray"),
-    **dict.fromkeys((one.lower() for one in (*channels.WRAPPERS, *channels.WRAPPER_TOKENS)), "wrapper"),
-    "<tools>": "tools",
-}
-LINE_TOKENS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
-
-
-def _tokens(calls: bool) -> re.Pattern[str]:
-    """Every alternative begins with a literal character, which keeps the search fast."""
-    exact = (
-        *channels.HARMONY_TOKENS,
-        *channels.WRAPPERS,
-        *channels.WRAPPER_TOKENS,
-        *((*OPENINGS, "<tools>") if calls else ()),
-    )
-    literals = [(one, re.escape(one[1:])) for one in exact]
-    literals += [(one, f"(?i:{re.escape(one[1:])})") for one in (*channels.THOUGHT_TAGS, *channels.STRAY_ENDS)]
-    alternatives = []
-    for first in sorted({one[0] for one, _ in literals}):
-        tails = "|".join(tail for one, tail in sorted(literals, key=lambda one: -len(one[0])) if one[0] == first)
-        begin = re.escape(first)
-        alternatives.append(rf"{begin}(?<!{_QUOTES}{begin})(?:{tails})")
-    if calls:
-        alternatives += [r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\{?\s*(?:[\"']|\Z)))"]
-    return re.compile("|".join((*alternatives, "`(?P<fence>`{2,})")))
-
-
-ALL_TOKENS = _tokens(True)
-THOUGHT_TOKENS = _tokens(False)
-
-
-def _beginnings(literals: Iterable[str]) -> frozenset[str]:
-    return frozenset(one[:size].lower() for one in literals for size in range(1, len(one)))
-
-
-LONGEST_LITERAL = max(map(len, (*KINDS, *NOISES)))
-BEGINNINGS = _beginnings((*KINDS, *NOISES, "```"))
-_TEXT_BEGINNINGS = _beginnings((*(one for one in KINDS if KINDS[one] != "line_mark"), *NOISES, "```"))
-_THOUGHT_BEGINNINGS = _beginnings((*channels.THOUGHT_TAGS.values(), *channels.HARMONY_TOKENS))
-_LINE_BEGINNINGS = frozenset(one[:size] for one in _LINE_MARKS for size in range(1, len(one)))
-
-
-def held_from(text: str, at: int, inline: bool = False, *, thought: bool = False) -> int:
-    """Where a tag may begin at the end of a text that is still arriving; the text's end if nowhere."""
-    beginnings = _THOUGHT_BEGINNINGS if thought else _TEXT_BEGINNINGS
-    for place in range(max(at, len(text) - LONGEST_LITERAL), len(text)):
-        tail = text[place:]
-        if tail.lower() in beginnings:
-            return place
-        if not thought and tail in _LINE_BEGINNINGS and begins_line(text, place, at, inline):
-            return place
-    return len(text)
-
-
-def begins_line(text: str, place: int, at: int, inline: bool) -> bool:
-    """Whether only white space precedes this place on its line; `inline` says so for the text before `at`."""
-    line = text.rfind("\n", max(at, place - MAY_INDENT - 1), place)
-    if line >= 0:
-        return line + 1 == place or text[line + 1 : place].isspace()
-    return place - at <= MAY_INDENT and not inline and (place == at or text[at:place].isspace())
-
-
-# -------------------------------------------------------------- what was said and what was thought
 
 
 class AnswerText:

@@ -1,0 +1,285 @@
+"""What is written between the marks of calls: JSON, tags for each call and argument, Python, or a form of its own.
+
+Models mix the forms up, so a body is recognised by its looks and not by the mark that it follows.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .calls import CUT_OFF, MAX_CALLS, NAMES, UNREADABLE, WrittenCall, calls_of
+from .json_values import BROKEN, UNPARSABLE, JsonReader, literal, open_brackets, parse_python, value_end
+
+
+@dataclass(slots=True, frozen=True)
+class Tag:
+    """What begins and ends a part of a body. The first group of `begin` is the part's name."""
+
+    begin: re.Pattern[str]
+    end: re.Pattern[str]
+
+    def parts(self, body: str) -> list[tuple[re.Match[str], str, bool]]:
+        """What each of these tags begins, and whether it is ended: by the last end before the next tag, since a value
+        may hold one too."""
+        starts = list(self.begin.finditer(body))
+        found = []
+        for start, stop in zip(starts, [*(one.start() for one in starts[1:]), len(body)], strict=False):
+            inner = body[start.end() : stop]
+            ends = list(self.end.finditer(inner))
+            found.append((start, inner[: ends[-1].start()] if ends else inner, bool(ends)))
+        return found
+
+
+def _tag(begin: str, end: str = "(?!)") -> Tag:
+    return Tag(re.compile(begin), re.compile(end))
+
+
+_PREFIX = r"(?:\w{1,20}:|｜DSML｜)?"
+_NAMED = r"[\"']([^\"'\n]{1,200})[\"']"
+_ARG = r"(?:\w{1,20}_)?arg"
+_SEPARATOR = r"<[｜|]tool[▁_]sep[｜|]>|<\|tool_call_argument_begin\|>"
+
+# Around each call, inside the mark around all of them.
+_NESTED = (
+    _tag("<tool_call>", "</tool_call>"),  # Hunyuan
+    _tag(
+        r"<[｜|]tool[▁_]call[▁_]begin[｜|]>", r"(?:<[｜|]tool[▁_]calls?[▁_](?:section_)?end[｜|]>\s*)+"
+    ),  # DeepSeek, Kimi
+)
+_CALLS = (
+    _tag(r"<function=([^>\n]{1,200})>", "</function>"),  # Qwen-coder, Llama
+    _tag(rf"<{_PREFIX}(?:invoke|function) name={_NAMED}[^>\n]{{0,200}}>", rf"</{_PREFIX}(?:function|invoke)>"),
+    _tag(rf"<\|open\|>call tool={_NAMED}[^<\n]{{0,200}}<\|sep\|>", r"<\|close\|>call<\|sep\|>"),  # Kimi K3
+    _tag(rf"\A([^<\s]{{1,200}})\s*(?:<tool_sep>\s*)?(?=<{_ARG}_key>)"),  # GLM, Hunyuan, LongCat
+)
+# The second group holds the other attributes.
+_LINES = _tag(r"<parameter=([^>\n]{1,200})>()", r"</parameter>\s*(?=<|\Z)")
+_PAIRS = _tag(rf"<{_ARG}_key>([^<]{{0,200}})</{_ARG}_key>\s*<{_ARG}_value>()", rf"</{_ARG}_value>")
+_PARAMETERS = (
+    _LINES,
+    _tag(rf"<{_PREFIX}param(?:eter)? name={_NAMED}([^>\n]{{0,200}})>", rf"</{_PREFIX}param(?:eter)?>\s*(?=<|\Z)"),
+    _tag(rf"<\|open\|>argument key={_NAMED}([^<\n]{{0,200}})<\|sep\|>", r"<\|close\|>argument<\|sep\|>"),
+    _PAIRS,
+)
+# A name and then its arguments as JSON: Mistral, Functionary, ReAct, DeepSeek, Kimi.
+NAMED_JSON = re.compile(
+    r"\s*(?!call:)([\w.:-]{1,120})\s*(?:\[CALL_ID\][\w-]{0,80})?"
+    rf"(?:\[ARGS\]|{_SEPARATOR}|(?:<\|content\|>|Action Input:)?\s*(?:```\w*\s*)?(?=\{{))\s*"
+)
+_INPUT = re.compile(r"\s*([\w.:-]{1,120})\s*(?:Action Input:|<\|content\|>)(.*)", re.DOTALL)
+_ALONE = re.compile(r"([^<\s]{1,200})\s*(?:<tool_sep>\s*)?\Z")
+_TYPE = re.compile(rf"<\|plugin\|>\s*|function\s*(?:{_SEPARATOR})\s*(?!\{{)")  # InternLM; DeepSeek, Step
+_FENCE = re.compile(r"```\w*\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
+_PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]{0,120}\(")
+_ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{1,200}})[\"']")
+
+
+def read_body(body: str, json_reader: JsonReader, complete: bool, *, exact: bool = False) -> list[WrittenCall]:
+    """The calls between marks. `complete`: a mark ended them, and not the end of the answer; `exact`: no line break
+    around a value is the template's."""
+    try:
+        calls = _read_body(_TYPE.sub("", body.strip(), count=1), json_reader, complete, exact)[:MAX_CALLS]
+    except RecursionError:
+        calls = []
+    return calls or [WrittenCall("unknown", problem=UNREADABLE)]
+
+
+def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
+    if fenced := _FENCE.match(body):
+        body = fenced[1]
+    if body.startswith("call:"):
+        return read_gemma(body, json_reader, complete)
+    for tag in _NESTED:
+        if tag.begin.match(body):
+            inside = ((inner, ended or complete) for _, inner, ended in tag.parts(body)[:MAX_CALLS])
+            return [call for inner, whole in inside for call in read_body(inner, json_reader, whole, exact=exact)]
+    for tag in _CALLS:
+        if tag.begin.match(body):
+            return read_tags(body, tag, json_reader, complete, exact)
+    if body.startswith(_NAMESPACE):
+        return read_namespaced(body, complete)
+    if body[:1] in ("{", "["):
+        return (read_python(body) if _PYTHONIC.match(body) else None) or read_objects(body, json_reader, complete)
+    if named := NAMED_JSON.match(body):
+        return [with_arguments(named[1], body[named.end() :], json_reader, complete)]
+    if given := _INPUT.match(body):
+        return [WrittenCall(given[1], positional=[given[2].strip()])]
+    alone = _ALONE.match(body)
+    return read_python(body) or ([_whole_or_cut(alone[1], complete)] if alone else [])
+
+
+def _whole_or_cut(name: str, complete: bool) -> WrittenCall:
+    return WrittenCall(name, problem="" if complete else CUT_OFF)
+
+
+def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
+    """The calls of one or more JSON values. A call that was cut off is never repaired."""
+    depth, open_string = open_brackets(body)
+    name = sniff_name(body) or "unknown"
+    if open_string or (depth > 0 and not complete and not (depth == 1 and body.endswith("}"))):
+        return [WrittenCall(name, problem=CUT_OFF)]
+    calls: list[WrittenCall] = []
+    for value in json_reader.read_all(body):
+        calls += calls_of(value, json_reader) or _keyed_calls(value) or [WrittenCall(name, problem=UNREADABLE)]
+    return calls
+
+
+def _keyed_calls(value: Any) -> list[WrittenCall]:
+    """The calls of objects whose only key is the tool's name, as Apertus writes them."""
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) and all(isinstance(inner, dict) for inner in item.values()) for item in items):
+        return []
+    return [WrittenCall(name, arguments) for item in items for name, arguments in item.items()]
+
+
+def sniff_name(text: str) -> str:
+    """The name of the tool that a broken object seems to call."""
+    named = _ANY_NAME.search(text[:4096])
+    return named[1] if named else ""
+
+
+def with_arguments(name: str, text: str, json_reader: JsonReader, complete: bool) -> WrittenCall:
+    """A call whose arguments are the JSON in a text, fenced or not."""
+    if not text.strip():
+        return _whole_or_cut(name, complete)
+    at = text.find("{")
+    end = value_end(text, at) if at >= 0 else None
+    if end is None and not complete:
+        return WrittenCall(name, problem=CUT_OFF)
+    return _with_value(name, json_reader.read(text[at : end[0]] if end is not None else text))
+
+
+def _with_value(name: str, value: Any) -> WrittenCall:
+    return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
+
+
+# ------------------------------------------------------------------------------------------ tags
+
+_JSON_BLOCK = re.compile(r"<\|(?:open|close)\|>json[^<\n]{0,200}<\|sep\|>")
+_NOT_TEXT = re.compile(r"\bstring=[\"']false|\btype=[\"'](?!string)")
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*\Z", re.DOTALL)
+
+
+def read_tags(body: str, tag: Tag, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
+    """The calls of a text with a tag for each call and each argument; the last is cut off if the text is."""
+    calls = []
+    for start, inner, closed in tag.parts(body)[:MAX_CALLS]:
+        call = WrittenCall(_name(start), problem=CUT_OFF)
+        calls.append(_tagged_call(call.name, inner, json_reader, exact) if closed or complete else call)
+    return calls
+
+
+def _tagged_call(name: str, inner: str, json_reader: JsonReader, exact: bool) -> WrittenCall:
+    used = [(found.start(), tag) for tag in _PARAMETERS if (found := tag.begin.search(inner))]
+    if not used:  # JSON inside a tag, as Llama writes it
+        inner = _JSON_BLOCK.sub("", inner)
+        return _with_value(name, json_reader.read(inner) if inner.strip() else {})
+    _, tag = min(used, key=lambda one: one[0])  # the first: a value may hold tags of other dialects
+    arguments: dict[str, object] = {}
+    for start, text, ended in tag.parts(inner):
+        if tag is _PAIRS and not ended:
+            return WrittenCall(name, problem=CUT_OFF)
+        if tag is _LINES and not exact and text[:1] == text[-1:] == "\n" and len(text) > 1:
+            text = text[1:-1]  # the line breaks of Qwen-coder's template
+        if data := _CDATA.match(text):
+            text = data[1]
+        value = json_reader.read(text) if _NOT_TEXT.search(start[2]) else BROKEN
+        arguments[_name(start)] = text if value is BROKEN else value  # a text is coerced by the tool's schema later
+    return WrittenCall(name, arguments)
+
+
+def _name(start: re.Match[str]) -> str:
+    return html.unescape(start[1].strip("\"' \n"))
+
+
+_NAMESPACE = "]<]minimax[>["
+_NAMESPACED = re.compile(r"\]<\]minimax\[>\[\s*<(/?)([^<>\n]{1,200})>")
+_INVOKED = re.compile(r"invoke name=[\"']([^\"']{1,200})[\"']")
+
+
+def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
+    """The calls of MiniMax M3: a token before each tag, and arguments that are tags named after them, also nested."""
+    calls: list[WrittenCall] = []
+    stack: list[tuple[str, list[tuple[str, Any]]]] = []  # the open tags, and what is inside them
+    text_from = 0
+    for tag in _NAMESPACED.finditer(body):
+        closing, name, text = tag[1], tag[2].strip(), body[text_from : tag.start()]
+        if len(stack) > 1 and text.endswith(end := f"</{stack[-1][0]}>"):  # the token before it was left out
+            stack[-2][1].append((stack.pop()[0], text.removesuffix(end)))
+        if not closing:
+            stack.append((name, []))
+        elif stack and (name == stack[-1][0] or (name == "invoke" and len(stack) == 1)):
+            opened, inside = stack.pop()
+            if stack:
+                stack[-1][1].append((name, _namespaced_value(inside, text)))
+            elif (invoked := _INVOKED.match(opened)) and len(calls) < MAX_CALLS:
+                calls.append(WrittenCall(invoked[1], dict(inside)))
+        text_from = tag.end()
+    if stack and (invoked := _INVOKED.match(stack[0][0])):
+        calls.append(WrittenCall(invoked[1], problem=UNREADABLE if complete else CUT_OFF))
+    return calls
+
+
+def _namespaced_value(inside: list[tuple[str, Any]], text: str) -> Any:
+    if not inside:
+        return text
+    return [value for _, value in inside] if inside[0][0] == "item" else dict(inside)
+
+
+# ------------------------------------------------------------------------------------------ Python and Gemma
+
+_DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+
+
+def read_python(text: str) -> list[WrittenCall] | None:
+    """The calls that a Python text consists of; None if it holds anything else."""
+    try:
+        statements = parse_python(text.strip(), "exec").body
+        if not all(isinstance(one, ast.Expr | ast.Assign) for one in statements):
+            return None
+        return [call for one in statements for call in _python_calls(one.value)][:MAX_CALLS] or None
+    except UNPARSABLE:
+        return None
+
+
+def _python_calls(node: ast.expr) -> list[WrittenCall]:
+    if isinstance(node, ast.List | ast.Tuple):
+        return [call for element in node.elts for call in _python_calls(element)]
+    if not isinstance(node, ast.Call):
+        raise ValueError("no call")
+    if not _DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
+        raise ValueError("no name")
+    if name == "print" and len(node.args) == 1 and not node.keywords:
+        return _python_calls(node.args[0])
+    positional = [literal(argument) for argument in node.args]
+    named = {keyword.arg: literal(keyword.value) for keyword in node.keywords}
+    if None in named:
+        raise ValueError("arguments that are not named")
+    arguments = {str(key): value for key, value in named.items()}
+    return [WrittenCall(name.removesuffix(".call"), arguments, positional)]  # Llama's form for its built-in tools
+
+
+_GEMMA = _tag(r"call:\s*([\w.-]{1,200})\s*\{")
+_GEMMA_PARTS = re.compile(
+    r"<escape>(.*?)<escape>|<\|\"\|>(.*?)<\|\"\|>|([{,]\s*)([A-Za-z_][\w.-]{0,100})\s*:", re.DOTALL
+)
+
+
+def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
+    """The calls of FunctionGemma and Gemma 4: JSON with bare keys, and strings in marks of their own."""
+    calls = []
+    found = _GEMMA.parts(body)[:MAX_CALLS]
+    for number, (start, inner, _) in enumerate(found, 1):
+        text = _GEMMA_PARTS.sub(_as_json_part, f"{{{inner}".strip())
+        cut = not complete and number == len(found) and not text.endswith("}")
+        calls.append(WrittenCall(start[1], problem=CUT_OFF) if cut else _with_value(start[1], json_reader.read(text)))
+    return calls
+
+
+def _as_json_part(found: re.Match[str]) -> str:
+    return f'{found[3]}"{found[4]}":' if found[4] else json.dumps(found[1] if found[1] is not None else found[2])

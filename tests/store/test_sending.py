@@ -71,6 +71,14 @@ async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
     assert (message.content, message.repeat) == ("hello", False)
 
 
+async def test_a_message_that_was_about_to_be_handed_out_to_one_who_has_gone_is_for_the_next(store, bus):
+    held = Held(store, "keep_outgoing")
+    await answered(store, "hello")
+    await gone(bus, held)
+    message = await asyncio.wait_for(bus.consume_outbound(), 20)
+    assert (message.content, message.repeat) == ("hello", False)
+
+
 async def test_who_comes_after_one_who_has_gone_hears_of_answers_too(store, bus):
     await gone(bus, Held(store, "join"))
     await hears_of_an_answer(store, bus)

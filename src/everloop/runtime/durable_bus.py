@@ -47,15 +47,26 @@ class DurableBus(MessageBus):
 
     async def consume_outbound(self) -> OutboundMessage:
         """The next message to send; `sent` must be told when its channel has taken it."""
+        while True:
+            row = await self._next()
+            try:
+                is_kept = await self._store.keep_outgoing(row, self._worker)
+            except BaseException:
+                self._taken.appendleft(row)
+                raise
+            if is_kept:  # or another consumer sends it, because this one was silent for longer than its lease
+                self._sending[id(row.message)] = row
+                return row.message
+
+    async def _next(self) -> Outgoing:
+        """Take the next row out of those that were taken together, and more of them if there are none left."""
         while not self._taken:
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look())
                 self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())  # all may have gone
             if not await asyncio.shield(self._looking):  # a cancelled caller leaves what was taken to the next
                 await self._more.wait()
-        row = self._taken.popleft()
-        self._sending[id(row.message)] = row
-        return row.message
+        return self._taken.popleft()
 
     async def _look(self) -> bool:
         """Take messages to send, and subscribe to notices of more. Return whether there were any."""

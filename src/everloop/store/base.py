@@ -41,6 +41,7 @@ class Outgoing:
     id: int
     message: OutboundMessage
     turn: str | None
+    term: int | None = None  # of the worker's lease when it was taken, where leases can end
 
 
 @dataclass(slots=True, frozen=True)
@@ -404,6 +405,11 @@ class Store(Protocol):
     ) -> list[Outgoing]:
         """Take messages to send that no living worker is sending, oldest first: of one chat or of some channels, if
         given. A row that cannot be decoded is set aside, and the others are taken all the same."""
+        ...
+
+    async def keep_outgoing(self, row: Outgoing, worker: str) -> bool:
+        """Keep a message that the worker has taken and is about to send; False when another worker has taken it over,
+        because the lease had ended meanwhile. The database is asked only if that can have happened."""
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...

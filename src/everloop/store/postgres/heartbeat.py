@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import select
@@ -68,6 +69,8 @@ class Heartbeat:
         self._has_sync_standby = False  # the server is to wait for one
         self._look_at = 0.0  # when the next look for such waits is due
         self._timeline = ""  # of the primary that was connected last
+        self._renewed_at = -math.inf  # the last renewal was sent then, by `_clock`
+        self._term = 0
         self._connect = connect
         self._explain = explain
         self._lease = lease
@@ -81,6 +84,13 @@ class Heartbeat:
     def knows(self, worker: str) -> bool:
         """Whether this process renews the worker's lease."""
         return worker in self._workers
+
+    @property
+    def term(self) -> int | None:
+        """The number of the current term, in which the leases of this process were renewed in time again and again;
+        None when a renewal is late, so that they may have ended or soon will."""
+        # In this order: a renewal after a break begins a new term before it counts.
+        return None if _clock() - self._renewed_at > self._lease / 2 else self._term
 
     def keep(self, worker: str, address: str | None = None) -> None:
         """Renew the leases of a worker of this process from now on. Its row exists already."""
@@ -195,7 +205,11 @@ class Heartbeat:
                     del self._workers[worker]
                 workers = dict(self._workers)
             if workers:
+                sent_at = _clock()
                 connection.execute(RENEW, (list(workers), list(workers.values())))
+                if _clock() - self._renewed_at >= self._lease:
+                    self._term += 1
+                self._renewed_at = sent_at
             with self._lock:
                 if workers == self._workers:
                     return list(workers)
@@ -264,6 +278,11 @@ class Heartbeat:
         for loop, deliver in listeners:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(deliver, payload)
+
+
+def _clock() -> float:
+    """Seconds by a clock that goes on while the machine sleeps, as the database's does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _wait(seconds: float, *files: int) -> None:

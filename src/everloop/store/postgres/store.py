@@ -282,7 +282,7 @@ class PostgresStore:
                 raise MustTransact
             return tx.take_outgoing_alone(call, worker, limit, chat, channels, self._lease)
 
-        key = ("outbox", worker)
+        key, term = ("outbox", worker), self.heartbeat.term
         found = await self._write(LoneWrite(alone, work), key)
         taken = found if isinstance(found, Taken) else Taken()
         if isinstance(found, tx.TakenAlone):
@@ -297,7 +297,12 @@ class PostgresStore:
         taken.log_damaged()
         if taken.rows:
             self.heartbeat.keep(worker)
-        return sorted(taken.rows, key=lambda row: row.id)
+        return [replace(row, term=term) for row in sorted(taken.rows, key=lambda row: row.id)]
+
+    async def keep_outgoing(self, row: Outgoing, worker: str) -> bool:
+        if row.term is not None and row.term == self.heartbeat.term:
+            return True
+        return await self._write(partial(tx.keep_outgoing, id=row.id, worker=worker), ("outbox", worker))
 
     async def sent(self, ids: Sequence[int]) -> None:
         await self._write(repeatable(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))

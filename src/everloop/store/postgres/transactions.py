@@ -673,6 +673,13 @@ def take_outgoing(
     return taken
 
 
+def keep_outgoing(db: Connection, id: int, worker: str) -> bool:
+    """Renew a worker's lease, which may have ended, and keep a row that no other worker has taken meanwhile."""
+    db.execute(RENEW, (worker,))
+    held = "SELECT 1 FROM outbox WHERE id = %s AND worker = %s AND sent_at IS NULL FOR UPDATE"
+    return db.execute(held, (id, worker)).fetchone() is not None
+
+
 class TakenAlone(NamedTuple):
     rows: Sequence[Any]  # (id, data, turn, tries) as `outbox.take` reads them
     ids: Sequence[int] = ()  # of rows that were taken, but are not here: the connection broke

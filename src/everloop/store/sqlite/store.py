@@ -239,6 +239,9 @@ class SQLiteStore:
         taken.log_damaged()
         return taken.rows
 
+    async def keep_outgoing(self, row: Outgoing, worker: str) -> bool:
+        return True  # a worker keeps what it has taken for as long as its process lives
+
     async def sent(self, ids: Sequence[int]) -> None:
         now = time.time()
         rows = [(now, id) for id in ids]

@@ -1,5 +1,5 @@
-"""The web page in Chromium: its start, a session of 10,000 messages and an answer of 8,000 words by the time of the main
-thread, and the scores that Lighthouse gives it.
+"""The web page in Chromium: its start, 10,000 messages and an answer of 8,000 words by the time of the main thread, and the
+scores that Lighthouse gives it.
 
 `python benchmarks/page.py` prints one line for each measure, and fails if one misses its bound. Lighthouse comes from
 npm when it is first needed, in the version of benchmarks/lighthouse; `--without-lighthouse` leaves it out.

@@ -1,4 +1,4 @@
-"""The web page in Chromium: its start, 10,000 messages and an answer of 8,000 words by the time of the main thread, and the
+"""The web page in Chromium: its start, 10,000 messages and 8,000 streamed words by the time of the main thread, and the
 scores that Lighthouse gives it.
 
 `python benchmarks/page.py` prints one line for each measure, and fails if one misses its bound. Lighthouse comes from

@@ -1,12 +1,19 @@
-"""The web page in Chromium: a session of 10,000 messages, and an answer of 8,000 words, by the time of the main thread.
+"""The web page in Chromium: its start, 10,000 messages and 8,000 streamed words by the time of the main thread, and the
+scores that Lighthouse gives it.
 
-`python benchmarks/page.py` prints one line for each measure, and fails if one is over its bound.
+`python benchmarks/page.py` prints one line for each measure, and fails if one misses its bound. Lighthouse comes from
+npm when it is first needed, in the version of benchmarks/lighthouse; `--without-lighthouse` leaves it out.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import json
+import os
+import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -15,13 +22,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from playwright.async_api import CDPSession, expect
+from playwright.async_api import CDPSession, async_playwright, expect
+from tests.clients.environments import CannotMake, make_node
 from tests.server.browser import Tab, chromium, link, tab
 from tests.server.long_sessions import KEY, fill, message
 from tests.server.serving import serving
 
 MESSAGES, WORDS, LOADS = 10_000, 8_000, 5
-FIRST_PAINT, LONGEST_TASK, STREAMING = 500.0, 100.0, 2_000.0  # milliseconds
+FIRST_PAINT, LONGEST_TASK, STREAMING, START = 500.0, 100.0, 2_000.0, 300.0  # milliseconds
+SCORE = 95  # of 100
+LIGHTHOUSE = Path(__file__).parent / "lighthouse"
+CACHE = Path(os.environ.get("EVERLOOP_TEST_CACHE") or LIGHTHOUSE.parent.parent / ".clients").resolve()
+FORMS = {"phone": [], "desktop": ["--preset=desktop"]}
+CATEGORIES = ("performance", "accessibility", "best-practices")
 
 # Notes when the newest message is painted.
 OBSERVE = """newest => {
@@ -84,7 +97,54 @@ async def long_session(one: Tab, url: str) -> tuple[list[float], float, int]:
     return painted, longest_task(await browser.stop_tracing()), nodes
 
 
-async def measure() -> bool:
+async def start(one: Tab, session: CDPSession, url: str) -> list[float]:
+    """Milliseconds of the main thread from the navigation until the page can be used, in some loads."""
+    found = []
+    for number in range(LOADS):
+        before = await main_thread(session)
+        await one.page.goto(f"{url}/?start={number}")
+        await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()
+        await expect(one.page.get_by_label("Sessions", exact=True).get_by_role("link", name="go")).to_be_visible()
+        found.append(await main_thread(session) - before)
+    return found
+
+
+async def lighthouse(folder: Path) -> dict[str, dict[str, int]]:
+    """The scores of a chat, by form and category. The browser is logged in before; its storage stays."""
+    try:
+        program = make_node(CACHE, LIGHTHOUSE) / "node_modules" / ".bin" / "lighthouse"
+    except CannotMake as error:
+        sys.exit(f"Lighthouse could not be installed: {error}; --without-lighthouse leaves it out")
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    found: dict[str, dict[str, int]] = {}
+    async with serving(folder) as server, async_playwright() as playwright:
+        context = await playwright.chromium.launch_persistent_context(
+            folder / "profile", executable_path=path, args=["--no-sandbox", f"--remote-debugging-port={port}"]
+        )
+        one = Tab(context.pages[0])
+        await one.page.goto(await link(server))
+        server.fake.reply(message(1))
+        await one.say("go")
+        await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(1)
+        for form, options in FORMS.items():
+            report = folder / f"{form}.json"
+            process = await asyncio.create_subprocess_exec(
+                program, one.page.url, f"--port={port}", "--disable-storage-reset", "--output=json", "--quiet",
+                f"--output-path={report}", f"--only-categories={','.join(CATEGORIES)}", "--no-enable-error-reporting",
+                *options,
+            )  # fmt: skip
+            if await asyncio.wait_for(process.wait(), 300):
+                sys.exit("Lighthouse failed; see its message above")
+            said = json.loads(report.read_text())
+            found[form] = {name: round(100 * said["categories"][name]["score"]) for name in CATEGORIES}
+        await context.close()
+    return found
+
+
+async def measure(*, with_lighthouse: bool) -> bool:
     text = "".join(f"{message(number)} " for number in range(WORDS // 16))
     words = text.split(" ")[:WORDS]
     tokens = [f"{word} " for word in words]
@@ -98,18 +158,28 @@ async def measure() -> bool:
             await one.say("go")
             await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(1, timeout=300_000)
             streaming = await main_thread(session) - before
+            started = await start(one, session, server.url)
             await fill(server.store, MESSAGES)
             painted, longest, nodes = await long_session(one, server.url)
+        scores = await lighthouse(Path(folder, "lighthouse")) if with_lighthouse else {}
     shown = ", ".join(f"{one:.0f}" for one in painted)
+    starts = ", ".join(f"{one:.0f}" for one in started)
     rows = [
+        (f"navigation to a page that can be used, main thread, median of {starts}", statistics.median(started), START),
         (f"{WORDS:,} streamed words, main thread", streaming, STREAMING),
         (f"{MESSAGES:,} messages, the newest painted, median of {shown}", statistics.median(painted), FIRST_PAINT),
         (f"{MESSAGES:,} messages scrolled through ({nodes:,} nodes at the end), longest task", longest, LONGEST_TASK),
     ]
     for name, value, bound in rows:
         print(f"{name}: {value:.0f} ms (at most {bound:.0f})")
-    return all(value <= bound for _, value, bound in rows)
+    for form, given in scores.items():
+        print(f"Lighthouse, {form}: {', '.join(f'{name} {score}' for name, score in given.items())} (at least {SCORE})")
+    is_good = all(score >= SCORE for given in scores.values() for score in given.values())
+    return is_good and all(value <= bound for _, value, bound in rows)
 
 
 if __name__ == "__main__":
-    sys.exit(0 if asyncio.run(measure()) else 1)
+    parser = argparse.ArgumentParser(description="Measures the web page in Chromium.")
+    parser.add_argument("--without-lighthouse", action="store_true", help="leave out what needs packages from npm")
+    options = parser.parse_args()
+    sys.exit(0 if asyncio.run(measure(with_lighthouse=not options.without_lighthouse)) else 1)

@@ -8,5 +8,6 @@ for wanted in requirements/*.in; do
     "${UV:-uv}" pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
         --no-emit-index-url --no-emit-find-links "$wanted" -o "${wanted%.in}.txt"
 done
-cd node
-npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved
+for folder in node browsers ../../benchmarks/lighthouse; do
+    (cd "$folder" && npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved)
+done

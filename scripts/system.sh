@@ -1,7 +1,7 @@
 #!/bin/sh
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
-# With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium, in which they
-# open the web page, ngircd, dovecot and prosody, with which the channels talk, and pgbouncer, a pooler before
+# With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium and firefox-esr, in
+# which they open the web page, ngircd, dovecot and prosody, with which the channels talk, and pgbouncer, a pooler before
 # PostgreSQL; the tests start these themselves.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
@@ -12,6 +12,8 @@ command -v rg >/dev/null 2>&1 || missing="$missing ripgrep"
 [ "${1:-}" != dev ] || command -v strace >/dev/null 2>&1 || missing="$missing strace"
 [ "${1:-}" != dev ] || command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
     missing="$missing chromium"
+[ "${1:-}" != dev ] || command -v firefox-esr >/dev/null 2>&1 || command -v firefox >/dev/null 2>&1 ||
+    missing="$missing firefox-esr"
 PATH="$PATH:/usr/sbin"
 [ "${1:-}" != dev ] || command -v ngircd >/dev/null 2>&1 || missing="$missing ngircd"
 [ "${1:-}" != dev ] || command -v dovecot >/dev/null 2>&1 || missing="$missing dovecot-imapd"

@@ -164,7 +164,9 @@ class Turn:
         conversation: Conversation,
         log: Log,
         emit: events.Emit | None = None,
+        resumed_by: str = "",
     ) -> None:
+        """`resumed_by` is the worker that goes on with a turn which was begun before."""
         self.id = id
         self.entries: list[Entry] = []
         self.conversation = conversation
@@ -177,6 +179,8 @@ class Turn:
         self.approved: set[str] = set()  # calls that a person has allowed
         self.reviewed: set[str] = set()  # calls that the policy has seen
         self.running: dict[str, float] = {}  # calls under way, and since when
+        self.flushed = 0.0  # seconds of waiting for the disk that no entry tells of yet
+        self._resumed_by = resumed_by
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
@@ -221,7 +225,14 @@ class Turn:
         # What came in one piece at the end was not streamed.
         first = first if seconds - first > 0.001 else 0.0
         outside = self.conversation.described_outside
-        return replace(answered, seconds=seconds, first_token=first, untrusted=outside)
+        flushed, worker = self.stamp()
+        return replace(answered, seconds=seconds, first_token=first, untrusted=outside, flushed=flushed, worker=worker)
+
+    def stamp(self) -> tuple[float, str]:
+        """What the next entry tells of the step before it: the time of its flush, and the worker that has resumed the
+        turn. The entry is written anyway, so that this costs no write."""
+        told, self.flushed, self._resumed_by = (round(self.flushed, 4), self._resumed_by), 0.0, ""
+        return told
 
     def steered(self) -> Sequence[UserSaid]:
         return self._log.steered()
@@ -235,7 +246,10 @@ class Turn:
         """
         entries, self.outcome = [*self.outcome, *further], []
         if entries:
+            began = time.monotonic()
             await self._written(self._log.append(entries, flush), entries)
+            if flush:
+                self.flushed += time.monotonic() - began
 
     async def park(self, question: str) -> None:
         """Put the outcome on disk and let go of the turn until the question is answered."""
@@ -442,6 +456,7 @@ async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     seconds = round(time.monotonic() - turn.running.pop(call.id), 4)
     repeats = failed_before([*turn.entries, *turn.outcome], call) if result.status in FAILED else 0
     content = clean(result.content)
+    flushed, worker = turn.stamp()
     ended = CallEnded(
         call.id,
         call.name,
@@ -452,6 +467,8 @@ async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
         result.images,
         repeats,
         own_files=result.own_files,
+        flushed=flushed,
+        worker=worker,
     )
     turn.tell(events.ToolEnded(ended.id, ended.name, ended.content, ended.status, seconds))
     return ended

@@ -98,6 +98,8 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     first_token: float = 0.0  # seconds until the first piece of it, where it was streamed to a subscriber
     untrusted: bool = False  # the model was shown tools whose descriptions came from outside
     logprobs: tuple[dict[str, Any], ...] = ()  # of each token, where the client of an API asked for it
+    flushed: float = 0.0  # seconds that the turn waited for the disk since the step before
+    worker: str = ""  # that went on with the turn here, where it was cut off, handed off or parked before
 
     @property
     def empty(self) -> bool:
@@ -149,6 +151,8 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     images: tuple[str, ...] = ()  # data URLs that belong to it
     repeats: int = 0  # how often the same call had failed before, with nothing new in between
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
+    flushed: float = 0.0  # as of an answer
+    worker: str = ""
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):

@@ -138,8 +138,10 @@ def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: 
 
 def _timeless(entry: Entry) -> Entry:
     if isinstance(entry, ModelAnswered):
-        return msgspec.structs.replace(entry, seconds=0.0, first_token=0.0)
-    return msgspec.structs.replace(entry, seconds=0.0) if isinstance(entry, CallEnded) else entry
+        return msgspec.structs.replace(entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="")
+    return (
+        msgspec.structs.replace(entry, seconds=0.0, flushed=0.0, worker="") if isinstance(entry, CallEnded) else entry
+    )
 
 
 def _by_policy(entry: CallEnded) -> bool:

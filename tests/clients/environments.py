@@ -42,6 +42,8 @@ PYTHON_ENVIRONMENTS = {
     "nio": "nio",  # a client that encrypts, for the same
 }
 NODE_ENVIRONMENT = "node"
+BROWSERS = "browsers"
+NODE_ENVIRONMENTS = {NODE_ENVIRONMENT: NODE, BROWSERS: HERE / "browsers"}
 # As they are before a test gets a home of its own: installers need the person's settings, proxy and download cache.
 _OUTSIDE = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 _IN_CI = _OUTSIDE.get("CI", "").lower() in {"1", "true", "yes"}
@@ -60,8 +62,8 @@ def python_environment(name: str) -> Path:
 
 
 def node_environment(name: str = NODE_ENVIRONMENT) -> Path:
-    """The folder whose `node_modules` has the clients for Node.js."""
-    return _or_skip(name, lambda: make_node(_CACHE))
+    """The folder whose `node_modules` has the clients for Node.js, or what drives browsers."""
+    return _or_skip(name, lambda: make_node(_CACHE, NODE_ENVIRONMENTS[name]))
 
 
 def source_environment() -> dict[str, str]:
@@ -84,7 +86,7 @@ def make_python(name: str, cache: Path, requirements: Path = REQUIREMENTS) -> Pa
 
 
 def make_node(cache: Path, node: Path = NODE) -> Path:
-    """The same for the packages of node/package-lock.json; no package's scripts are run."""
+    """The same for the packages of a folder's package-lock.json; no package's scripts are run."""
     if _program("node") is None or _program("npm") is None:
         raise CannotMake("node and npm are not here; install Node.js 20 (Debian/Ubuntu: apt install nodejs npm)")
     files = (node / "package.json", node / "package-lock.json")
@@ -96,7 +98,7 @@ def make_node(cache: Path, node: Path = NODE) -> Path:
             shutil.copy(file, place)
         run(["npm", "ci", "--prefix", str(place), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
 
-    return _made(cache, f"{NODE_ENVIRONMENT}-{key}", build, Path("node_modules"))
+    return _made(cache, f"{node.name}-{key}", build, Path("node_modules"))
 
 
 def _made(cache: Path, name: str, build: Callable[[Path, Run], None], proof: Path) -> Path:
@@ -191,8 +193,9 @@ def main(names: Sequence[str]) -> int:
     """Make the environments that are named, or all."""
     try:
         one_client_each = {file: client for client, file in PYTHON_ENVIRONMENTS.items()}
-        for name in names or [*one_client_each.values(), NODE_ENVIRONMENT]:
-            print(make_node(_CACHE) if name == NODE_ENVIRONMENT else make_python(name, _CACHE), flush=True)
+        for name in names or [*one_client_each.values(), *NODE_ENVIRONMENTS]:
+            node = NODE_ENVIRONMENTS.get(name)
+            print(make_python(name, _CACHE) if node is None else make_node(_CACHE, node), flush=True)
     except CannotMake as error:
         print(f"everloop: {error}", file=sys.stderr)
         return 2

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus, events
-from everloop.log import ModelAnswered, decode_entry, encode_entry
+from everloop.log import CallEnded, ModelAnswered, decode_entry, encode_entry
 from everloop.providers.base import Delta
 from everloop.replay import replay
 from everloop.store.sqlite import SQLiteStore
-from everloop.testing import call
+from everloop.testing import ScriptedProvider, call
 
 
 class Slow(LLMProvider):
@@ -116,3 +118,24 @@ def test_an_old_log_reads_on():
     assert isinstance(entry, ModelAnswered)
     assert (entry.seconds, entry.first_token) == (0.0, 0.0)
     assert encode_entry(entry) == old
+
+
+async def test_an_entry_says_how_long_the_turn_waited_for_the_disk_before_its_step(tmp_path):
+    store = SQLiteStore(tmp_path / "store.db")
+
+    def slow_disk(when: str) -> None:
+        if when == "before" and threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)
+
+    model = ScriptedProvider([call("write_file", path="a.txt", content="x"), "done"])
+    async with AgentLoop(MessageBus(), model, tmp_path, store=store) as agent:
+        store.writer.hook = slow_disk
+        await agent.process_direct("x")
+        session = await store.session("me", "cli:direct")
+        assert session is not None
+        log = [one.entry for one in await store.read_log(session.id)]
+    ended = next(entry for entry in log if isinstance(entry, CallEnded))
+    assert 0.05 <= ended.flushed < 30  # the call has an effect: its intent was flushed
+    last = [entry for entry in log if isinstance(entry, ModelAnswered)][-1]
+    assert last.flushed == 0.0  # a result needs no flush
+    assert (await replay(log)).same

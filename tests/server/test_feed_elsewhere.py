@@ -46,6 +46,10 @@ async def test_a_worker_s_words_reach_the_feed_and_its_successor_repeats_none(tm
         async with worker(fake, tmp_path, **where):
             await feed.read(is_over)
         feed.close()
+        (turn,) = (await ada.api("GET", "sessions/web:1/turns"))[1]["turns"]
+        _, timeline = await ada.api("GET", f"sessions/web:1/turns/{turn['id']}")
+    assert [step["kind"] for step in timeline["steps"]] == ["said", "takeover", "model", "end"]
+    assert timeline["steps"][1]["name"]  # the worker that went on
     assert page.kinds == ["user", "answer", "end"]
     assert page.text.strip() == TEXT.strip()
     assert "restart" not in [event.name for event in page.events]

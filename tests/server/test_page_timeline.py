@@ -95,6 +95,25 @@ def test_an_empty_answer_that_is_asked_again_and_a_lost_worker_are_steps(tmp_pat
     assert "was lost" in found.steps[kinds.index("takeover")].text
 
 
+def test_the_worker_that_went_on_and_the_waits_for_the_disk_are_told(tmp_path: Path):
+    turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 120.0, "answer")
+    calls = (Called("c1", "exec", {"command": "ls"}), Called("c2", "exec", {"command": "ls"}))
+    entries = logged(
+        (100.0, UserSaid("go")),
+        (101.0, ModelAnswered(None, calls, seconds=0.9, flushed=0.02)),
+        (103.0, CallEnded("c1", "exec", "done", seconds=1.0, flushed=0.03, worker="second")),
+        (110.0, CallEnded("c2", "exec", "cut off", "interrupted")),
+        (112.0, ModelAnswered("fine", seconds=1.0, worker="third")),
+        (112.0, TurnEnded("answer", "fine")),
+    )
+    found = timeline_of(turn, entries, Config(home=tmp_path, workspace=tmp_path), 0.0)
+    told = [(step.kind, step.name) for step in found.steps if step.kind in ("takeover", "tool")]
+    assert told == [("takeover", "second"), ("tool", "exec"), ("takeover", "third"), ("tool", "exec")]
+    waits = [step.flushed for step in found.steps if step.kind in ("model", "tool")]
+    assert waits == [0.02, 0.03, 0.0, 0.0]
+    assert found.flushed == pytest.approx(0.05)
+
+
 async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(server: Serving, ada: PageClient):
     server.fake.calls(call("write_file", path="a.txt", content="x"))
     server.fake.reply("It is written.")

@@ -250,6 +250,11 @@ class Session:
         self._host = worker.host
         self._waiters = worker.waiters
 
+    @property
+    def worker(self) -> str:
+        """The name that the session is held under."""
+        return self._host.worker
+
     # ------------------------------------------------------------------------------------------ the turn that runs
 
     def stop(self, reason: Reason, text: str, target: StopTarget = None) -> None:

@@ -171,11 +171,16 @@ class TurnRunner:
             await self.workspace.check()
             places = await self.workspace.places()
             conversation = await self._conversation(claim, session, spec)
+            flushed = 0.0
             if not claim.entries:
                 claim.entries = [await self._said(claim, spec)]
+                began = time.monotonic()
                 await session_log.append(claim.entries)
+                flushed = time.monotonic() - began
             before = len(conversation)
-            turn = Turn(claim.turn, claim.entries, conversation, session_log)
+            resumed_by = session.worker if claim.resumed else ""
+            turn = Turn(claim.turn, claim.entries, conversation, session_log, resumed_by=resumed_by)
+            turn.flushed = flushed
             compose = self._composer(claim, conversation, before)
             if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
                 conversation.become(await read_conversation(self.store, claim, conversation))

@@ -39,6 +39,7 @@ TURNS = 50
 SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of what opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one went on here."
+HANDOVER = "The turn was taken up again here, by this worker."
 IDLE = 0.5  # seconds without a step after which the time is cut out
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -74,6 +75,7 @@ class Step(msgspec.Struct):
     cost: float | None  # in dollars; None where no price is known
     arguments: dict[str, Any]
     text: str
+    flushed: float  # seconds that the turn waited for the disk before the step began
 
 
 class Gap(msgspec.Struct):
@@ -95,6 +97,7 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
+    flushed: float  # seconds that it waited for the disk, without its last write
     steps: list[Step]
     gaps: list[Gap]
 
@@ -140,6 +143,7 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
         sum(step.cached_tokens for step in steps),
         sum(step.output_tokens for step in steps),
         sum(costs) if costs else None,
+        sum(step.flushed for step in steps),
         steps,
         gaps,
     )
@@ -159,8 +163,9 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
             case "model_called":
                 asked = one
             case "model_answered" if isinstance(entry, ModelAnswered):
-                began = asked.at if asked is not None else one.at - facts["seconds"]
+                began = one.at - facts["seconds"] if asked is None or entry.worker else asked.at
                 arguments |= {call.id: call.arguments for call in entry.calls}
+                _add_handover(steps, entry, began)
                 steps.append(_model_step(began, one, entry))
                 asked = None
             case "tool_started":
@@ -172,10 +177,12 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
                     steps.append(_step("takeover", one.at, seq=one.seq, text=TAKEOVER))
                 started = running.pop(entry.id, None)
                 began = started.at if started is not None else one.at - entry.seconds
+                began = one.at - entry.seconds if entry.seconds else began
+                _add_handover(steps, entry, began)
                 steps.append(
                     _step(
                         "tool",
-                        one.at - entry.seconds if entry.seconds else began,
+                        began,
                         name=entry.name,
                         seconds=entry.seconds or max(one.at - began, 0.0),
                         seq=one.seq,
@@ -183,6 +190,7 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
                         call=entry.id,
                         arguments=arguments.get(entry.id, {}),
                         text=entry.content,
+                        flushed=entry.flushed,
                     )
                 )
             case "asked" if isinstance(entry, CallsAsked):
@@ -209,6 +217,17 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
     return sorted(steps, key=lambda step: step.at)
 
 
+def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: float) -> None:
+    """Add that a worker resumed the turn before the step of an entry, if it did."""
+    if not entry.worker:
+        return
+    last = next((step for step in reversed(steps) if step.kind in ("takeover", "model")), None)
+    if last is not None and last.kind == "takeover":  # known by the call that was cut off
+        last.name = entry.worker
+    else:
+        steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
+
+
 def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
     facts = one.facts
     return _step(
@@ -224,6 +243,7 @@ def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
         output_tokens=facts.get("output_tokens", 0),
         cost=facts.get("cost"),
         text=entry.content or "",
+        flushed=entry.flushed,
     )
 
 
@@ -243,6 +263,7 @@ def _step(
     cost: float | None = None,
     arguments: dict[str, Any] | None = None,
     text: str = "",
+    flushed: float = 0.0,
 ) -> Step:
     tokens = (input_tokens, cached_tokens, output_tokens)
     return Step(
@@ -259,6 +280,7 @@ def _step(
         cost,
         arguments or {},
         clean(text)[:SHOWN],
+        flushed,
     )
 
 

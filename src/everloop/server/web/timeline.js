@@ -10,12 +10,12 @@ const WIDE = 1000; // units of the axis
 
 const KINDS = /** @type {Record<string, string>} */ ({
   said: "Message", model: "Model", tool: "Tool", question: "Question", compacted: "Summary", retry: "Retry",
-  takeover: "Takeover", end: "End",
+  takeover: "Hand-over", end: "End",
 });
 
 /** @typedef {{kind: string, name: string, at: number, seconds: number, offset: number, seq: number | null, status: string,
  *   call: string, first_token: number, input_tokens: number, cached_tokens: number, output_tokens: number,
- *   cost: number | null, arguments: Record<string, any>, text: string}} Step */
+ *   cost: number | null, arguments: Record<string, any>, text: string, flushed: number}} Step */
 
 /** @param {{rest: string[]}} props */
 export function View({ rest: [key, wanted, other = ""] }) {
@@ -67,6 +67,7 @@ function Turn({ sessionKey, turn, seconds }) {
     ["Tokens", `${number(turn.input_tokens)} in, ${number(turn.output_tokens)} out`],
     ["Cached", turn.input_tokens ? `${share} %` : "–"],
     ["Cost", money(turn.cost) || "no price known"],
+    ["Waited for the disk", span(turn.flushed)],
   ];
   /** @param {any} event */
   const replay = (event) => {
@@ -109,6 +110,7 @@ function Axis({ step, turn, seconds }) {
   const left = Math.min(step.offset * scale, WIDE - width);
   return html`<svg class="axis" viewBox="0 0 ${WIDE} 12" preserveAspectRatio="none" aria-hidden="true">
     ${turn.gaps.map((/** @type {any} */ gap) => html`<line class="gap" x1=${gap.offset * scale} x2=${gap.offset * scale} y1="0" y2="12" />`)}
+    ${step.flushed > 0 && html`<rect class="flush" x=${Math.max(left - step.flushed * scale, 0)} y="4" width=${Math.min(step.flushed * scale, left)} height="4" />`}
     <rect x=${left} y="2" width=${width} height="8" rx="1" />
     ${step.first_token > 0 && html`<rect class="first" x=${left} y="2" width=${Math.min(step.first_token * scale, width)} height="8" />`}
   </svg>`;
@@ -125,6 +127,8 @@ function Details({ sessionKey, step }) {
     if (step.input_tokens) facts.push(["Cached", `${Math.round((100 * step.cached_tokens) / step.input_tokens)} %`]);
     facts.push(["Cost", money(step.cost) || "no price known"]);
   }
+  if (step.kind === "takeover" && step.name) facts.push(["Worker", step.name]);
+  if (step.flushed) facts.push(["Waited for the disk before", span(step.flushed)]);
   const given = Object.entries(step.arguments);
   return html`<div class="details">
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>

@@ -28,6 +28,14 @@ async def test_a_new_store_has_nothing_in_it(store):
     assert abs(seen.at - time.time()) < 60
 
 
+async def test_a_store_tells_of_its_standbys(store):
+    seen = await store.standbys()
+    if isinstance(store, SQLiteStore):
+        assert seen is None
+    else:
+        assert (seen.names, seen.standbys, seen.waiting) == ("", (), 0)
+
+
 async def test_work_of_all_owners_is_counted_and_finished_work_is_not(store, me):
     await finish(store, await begun(store, me, chat="done"))
     running = await begun(store, me, chat="running")

@@ -118,7 +118,7 @@ async def checks_of(config: Config, store: Store) -> list[Check]:
         await asyncio.to_thread(_workspace, config.workspace),
         await asyncio.to_thread(_sandbox, config),
         _place(config),
-        *(await _replication(config, store)),
+        *(await _replication(store)),
         *_checks(await work_in(store)),
     ]
 
@@ -240,7 +240,7 @@ async def _store(config: Config) -> tuple[list[Check], Overview | None]:
         return [missing], None
     try:
         async with reading(config) as store:
-            replicated = await _replication(config, store)
+            replicated = await _replication(store)
             work = await work_in(store)
     except EverloopError as error:
         return [Check("store", False, f"{config.store} cannot be read", str(error))], None
@@ -252,15 +252,11 @@ def _place(config: Config) -> Check:
     return Check("store", True, f"{config.store}{pool}")
 
 
-async def _replication(config: Config, store: Store) -> list[Check]:
+async def _replication(store: Store) -> list[Check]:
     """The standbys of a PostgreSQL; nothing for a server without any."""
-    if not isinstance(config.store, DSN):
-        return []
-    from ..store.postgres.store import PostgresStore
-
-    if not isinstance(store, PostgresStore):
-        return []
     seen = await store.standbys()
+    if seen is None:
+        return []
     if seen.waiting and seen.seconds > 1:
         wait = "1 write waits" if seen.waiting == 1 else f"{seen.waiting} writes wait"
         what = f"{wait} for a synchronous standby that does not confirm, the first for {_span(seen.seconds)}"

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
 from .overview import Overview as Overview
+from .overview import Replication as Replication
 from .peers import ANY, EventRelay, Notice, Peer
 
 T = TypeVar("T")
@@ -627,6 +628,10 @@ class Store(Protocol):
     @property
     def standby_wait(self) -> float:
         """Seconds that a write has been waiting for a synchronous standby of the database; 0 when none does."""
+        ...
+
+    async def standbys(self) -> Replication | None:
+        """What the database's server says of its standbys; None for a store without a server."""
         ...
 
     async def overview(self) -> Overview:

@@ -1,4 +1,4 @@
-"""The overview of a store: its workers, their leases, what waits, and what no worker does."""
+"""The overview of a store: its workers, their leases, what waits, what no worker does, and its standbys."""
 
 from __future__ import annotations
 
@@ -90,3 +90,32 @@ class Overview:
     def unsent_seconds(self) -> float:
         """How long the oldest answer has waited to be sent; 0 when none waits."""
         return 0.0 if self.oldest_unsent is None else max(0.0, self.at - self.oldest_unsent)
+
+
+@dataclass(slots=True, frozen=True)
+class Standby:
+    """A standby that is connected. A user who may not see its state sees None."""
+
+    name: str
+    state: str | None  # "streaming" as a rule
+    sync: str | None  # "sync" or "quorum": commits wait for it; "potential"; or "async"
+    behind: int | None  # bytes of the log that it has not applied
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.sync in ("sync", "quorum")
+
+
+@dataclass(slots=True, frozen=True)
+class Replication:
+    """The state of a primary and its standbys."""
+
+    names: str  # synchronous_standby_names; "": commits wait for no standby
+    standbys: tuple[Standby, ...]
+    waiting: int  # commits that wait for a standby
+    seconds: float  # the longest of these waits
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether this user may see the state of standbys."""
+        return all(one.state is not None for one in self.standbys)

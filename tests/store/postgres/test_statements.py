@@ -6,6 +6,8 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
+
 from everloop import AgentLoop, InboundMessage, MessageBus
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.postgres import prepared
@@ -108,4 +110,26 @@ async def test_values_and_results_of_prepared_statements_are_those_of_psycopg(da
     assert ours[0][5:] == theirs[0][5:]
     assert [text for (text,) in elements] == texts
     assert nothing == []
+    await store.close()
+
+
+async def test_a_write_that_was_rolled_back_leaves_the_connection_usable(database):
+    """psycopg deallocates all prepared statements after a ROLLBACK, once it has prepared one of its own."""
+    store = PostgresStore(database, connections=1)
+    message = InboundMessage("test", "user", "1", "hi").addressed()
+    await store.accept(message)
+
+    def prepare_one(db):
+        for _ in range(10):
+            db.execute("SELECT %s::text", ("x",))
+        assert db.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()[0] > 1
+
+    def fail(db):
+        raise RuntimeError("no")
+
+    await store.connections.submit("reads", prepare_one)
+    with pytest.raises(RuntimeError):
+        await store.connections.submit("writes", fail)
+    await store.connections.submit("reads", lambda db: db.execute("SELECT 1").fetchall())
+    assert (await store.accept(message)).message.content == "hi"
     await store.close()

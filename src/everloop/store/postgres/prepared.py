@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .connections import Connection
 
 Rows = list[tuple[Any, ...]]
+# psycopg deallocates all prepared statements of a connection after a ROLLBACK, these too.
+GONE = b"26000"
 _names: weakref.WeakKeyDictionary[Connection, dict[str, bytes]] = weakref.WeakKeyDictionary()
 
 
@@ -28,19 +30,17 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
     It is prepared the first time that it runs on a connection, unless the connection is one of a pooler.
     """
     from psycopg import OperationalError
-    from psycopg.pq import ExecStatus
+    from psycopg.pq import DiagnosticField, ExecStatus
 
-    names = _names.setdefault(connection, {})
     arguments: list[Any] = [_encoded(value) for value in values]
     try:
         if connection.prepare_threshold is None:
             result = connection.pgconn.exec_params(_numbered(query), arguments)
         else:
-            if (name := names.get(query)) is None:
-                name = b"everloop_%d" % (len(names) + 1)
-                _check(connection, connection.pgconn.prepare(name, _numbered(query)))
-                names[query] = name
-            result = connection.pgconn.exec_prepared(name, arguments)
+            result = connection.pgconn.exec_prepared(_prepared(connection, query), arguments)
+            if result.error_field(DiagnosticField.SQLSTATE) == GONE:  # nothing of it has run
+                del _names[connection]
+                result = connection.pgconn.exec_prepared(_prepared(connection, query), arguments)
     except OperationalError:  # libpq has no result at all
         connection.close()
         raise
@@ -54,6 +54,16 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
         )
         for row in range(result.ntuples)
     ]
+
+
+def _prepared(connection: Connection, query: str) -> bytes:
+    """The name of a statement, which is prepared if it is not yet."""
+    names = _names.setdefault(connection, {})
+    if (name := names.get(query)) is None:
+        name = b"everloop_%d" % (len(names) + 1)
+        _check(connection, connection.pgconn.prepare(name, _numbered(query)))
+        names[query] = name
+    return name
 
 
 @lru_cache

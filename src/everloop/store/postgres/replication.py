@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..overview import Replication, Standby
 
 if TYPE_CHECKING:
     from .connections import Connection
@@ -17,35 +18,6 @@ STANDBYS = """SELECT application_name, state, sync_state, pg_wal_lsn_diff(sent_l
     FROM pg_stat_replication ORDER BY application_name, pid"""
 # The number of a primary's history, which a promotion raises: the first eight digits of a file of its log.
 TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
-
-
-@dataclass(frozen=True, slots=True)
-class Standby:
-    """A standby that is connected. A user who may not see its state sees None."""
-
-    name: str
-    state: str | None  # "streaming" as a rule
-    sync: str | None  # "sync" or "quorum": commits wait for it; "potential"; or "async"
-    behind: int | None  # bytes of the log that it has not applied
-
-    @property
-    def is_synchronous(self) -> bool:
-        return self.sync in ("sync", "quorum")
-
-
-@dataclass(frozen=True, slots=True)
-class Replication:
-    """The state of a primary and its standbys."""
-
-    names: str  # synchronous_standby_names; "": commits wait for no standby
-    standbys: tuple[Standby, ...]
-    waiting: int  # commits that wait for a standby
-    seconds: float  # the longest of these waits
-
-    @property
-    def is_visible(self) -> bool:
-        """Whether this user may see the state of standbys."""
-        return all(one.state is not None for one in self.standbys)
 
 
 def look(db: Connection) -> Replication:

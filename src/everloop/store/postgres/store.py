@@ -41,6 +41,7 @@ from ..base import (
 )
 from ..claims import Begun, Held
 from ..outbox import Taken, encoded
+from ..overview import Replication
 from ..peers import ANY, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deleting, prepared, queries, replication
@@ -52,7 +53,6 @@ from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
-from .replication import Replication
 from .schema import migrate
 from .transactions import NOW, living
 
@@ -538,7 +538,6 @@ class PostgresStore:
         return await self._in_reader(lambda db: queries.overview(db, self._lease))
 
     async def standbys(self) -> Replication:
-        """What the server says of its standbys."""
         return await self._in_reader(replication.look)
 
     @property

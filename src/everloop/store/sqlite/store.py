@@ -456,6 +456,9 @@ class SQLiteStore:
     def standby_wait(self) -> float:
         return 0.0
 
+    async def standbys(self) -> None:
+        return None
+
     async def overview(self) -> Overview:
         return await self._in_reader(queries.overview)
 

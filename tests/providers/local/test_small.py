@@ -138,6 +138,10 @@ def test_who_it_is_where_it_works_and_what_it_remembers_are_told_and_skills_are_
     assert "SKILL.md" not in text
 
 
+def test_the_path_of_the_workspace_stands_beside_no_tools() -> None:
+    assert "/srv/pond" not in json.dumps(asked("add reed to list.md")["messages"]), "calls would begin with it"
+
+
 def test_a_long_prompt_of_the_agent_is_cut() -> None:
     for text in ("hello", "ls"):
         whole = shaped([{"role": "system", "content": "Be kind. " * 5_000}, user_message(text)])

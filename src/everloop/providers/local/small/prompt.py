@@ -53,11 +53,11 @@ def _result(text: str) -> str:
     return f"Result:\n{text}"
 
 
-def surroundings(system: str) -> str:
-    """What the agent's own prompt says beside its tools and skills."""
+def surroundings(system: str, left_out: tuple[str, ...] = ("Runtime:", "Time zone:")) -> str:
+    """What the agent's own prompt says beside its tools and skills, without the lines that begin like this."""
     blocks = [block for block in system.split(_BREAK) if not block.startswith("## Skills")]
     if blocks and blocks[0].startswith("# "):
-        lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(("Runtime:", "Time zone:"))]
+        lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(left_out)]
         blocks[0] = " ".join(lines).replace(". You work with tools and then answer the user.", ".")
     return cut("\n\n".join(blocks).strip(), NOTES_LIMIT)
 
@@ -67,7 +67,8 @@ def notes(system: str, there: Seen) -> list[Message]:
     files = [*reversed(there.touched), *(path for path in there.files if path not in there.touched)]
     known = f"Files here: {', '.join(files[:MOST_FILES])}" if files else ""
     # The day stands here, too: "save the date" would mean it. There is the command `date`.
-    about = "\n\n".join(part for part in surroundings(system).split("\n\n") if not part.startswith(_BEGAN))
+    around = surroundings(system, ("Workspace:", "Runtime:", "Time zone:"))  # a call would begin with its path
+    about = "\n\n".join(part for part in around.split("\n\n") if not part.startswith(_BEGAN))
     text = "\n\n".join(part for part in (about, known) if part)
     if not text:
         return []

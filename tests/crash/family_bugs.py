@@ -41,7 +41,7 @@ def _late_report() -> None:
     async def send(self: Any, messages: list[InboundMessage]) -> None:
         for message in messages:
             await self._store.accept(message)
-            self._sessions.kick(message.owner, message.session_key)
+            self._dispatcher.kick(message.owner, message.session_key)
 
     async def after(self: Any, claim: Any, ended: Any) -> None:
         tasks.add(asyncio.get_running_loop().create_task(send(self, late.pop((claim.owner, claim.key), []))))

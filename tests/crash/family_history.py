@@ -307,13 +307,17 @@ class FamilyScene:
 
         return await sweep(one, at, self.step, meets), found
 
-    async def sees(self, sign: str) -> bool:
-        """Kill it at one commit after the other until the checker finds a broken promise of this kind. Which commit is
-        which depends on the moment, so one that was missed is looked for again."""
+    async def unseen(self, *signs: str) -> set[str]:
+        """Kill it at one place after the other until the checker has found broken promises of these kinds, and return
+        those that it has not. Which commit is which depends on the moment, so what was missed is looked for again, at
+        every commit."""
         folder, _ = await self.undisturbed()
         commits = int(lines(folder / "commits")[-1]["count"])
-        for again, number, when in itertools.product(range(SWEEPS), range(1, commits + 3), ("before", "after")):
-            before, after = await self.killed(number, when, f"{again}-")
-            if any(sign in line for line in broken(after, before)):
-                return True
-        return False
+        unseen = set(signs)
+        for again in range(SWEEPS):
+            for number, when in places(commits, 1 if again else self.step, self.then):
+                before, after = await self.killed(number, when, f"{again}-")
+                unseen -= {sign for sign in unseen for line in broken(after, before) if sign in line}
+                if not unseen:
+                    return unseen
+        return unseen

@@ -43,8 +43,6 @@ class Host:
 
     def on_message_behind_question(self, message: InboundMessage) -> None: ...
 
-    async def stop_elsewhere(self, owner: str, key: str, target: str | int | None) -> None: ...
-
 
 class Desk(Host):
     """A dispatcher that answers a message with its own words, and the store that it shares with another worker."""
@@ -130,7 +128,7 @@ async def test_who_has_gone_while_told_that_a_question_is_open_takes_nobody_else
     assert claim is not None
     await desk.store.park(claim, [CallsAsked(("1",), "may I?")])
     row = await desk.store.accept(said("patient"))
-    patient = desk.dispatcher.wait_for(row.id, row.message)
+    patient = desk.dispatcher.follow(row.id, row.message)
     hasty = await desk.dispatcher.submit(said("hasty"))
     hasty.cancel()
     await until(lambda: desk.dispatcher.session("me", "test:one") is None)

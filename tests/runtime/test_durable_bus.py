@@ -174,7 +174,7 @@ async def test_stop_reaches_a_turn_that_another_process_takes_up_at_that_very_mo
 
 
 async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr("everloop.runtime.peers.PATIENCE", 3600)
+    monkeypatch.setattr("everloop.runtime.session.STOP_SECONDS", 3600)
     first, second = Gate(), Gate()
     async with Chat(tmp_path, "queue", first) as chat:
         await chat.channel.publish_inbound(said("one"))

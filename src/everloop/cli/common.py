@@ -106,6 +106,20 @@ def missing_model(config: Config) -> bool:
     )
 
 
+def is_local(config: Config) -> bool:
+    """Whether the settings mean the local model: by its name, or because they name nothing else."""
+    if config.provider:
+        return config.provider == "local"
+    if config.base_url or config.api_key:
+        return False
+    if not config.model:
+        return True
+    from ..providers.local.catalogue import CATALOGUE
+    from ..providers.local.weights import is_path
+
+    return config.model in CATALOGUE or is_path(config.model)
+
+
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
     """The agent that the settings describe. Everything a chat or a run needs is loaded when this returns."""
     from ..bus import MessageBus

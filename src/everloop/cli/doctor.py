@@ -16,7 +16,7 @@ from ..config import Config
 from ..config.sources import DSN
 from ..errors import EverloopError
 from ..text import printable
-from .common import OWNER, load_with_store, reading
+from .common import OWNER, is_local, load_with_store, reading
 from .output import as_json
 
 if TYPE_CHECKING:
@@ -127,8 +127,6 @@ async def checks_of(config: Config, store: Store) -> list[Check]:
 
 
 async def _model(config: Config) -> list[Check]:
-    from .setup import is_local
-
     if is_local(config):
         return await asyncio.to_thread(_local, config)
     from ..providers.factory import make_provider

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError
 from ..text import one_line, printable
-from .common import chat_of, check_model, hush, is_trusted, load_config, prepare_workspace, session_key
+from .common import chat_of, check_model, hush, is_local, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
 from .main import INTERRUPTED
 from .output import as_json
-from .setup import with_model
 
 if TYPE_CHECKING:
     from .. import events
@@ -36,7 +35,11 @@ def command(options: argparse.Namespace) -> int:
     if len(options.goal) > 1:
         raise EverloopError('the goal is one argument: write it in quotes, like everloop run "list the files here"')
     goal = read_goal(*options.goal)
-    config = with_model(load_config(options))
+    config = load_config(options)
+    if is_local(config):
+        from .setup import with_model
+
+        config = with_model(config)
     check_model(config)
     prepare_workspace(config.workspace)
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

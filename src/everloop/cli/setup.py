@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..config import Config
 from ..errors import ConfigError
-from .common import EXAMPLE, missing_model
+from .common import EXAMPLE, is_local, missing_model
 from .output import as_json
 
 if TYPE_CHECKING:
@@ -64,20 +64,6 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
             )
         pull(weights, local.model)
     return local
-
-
-def is_local(config: Config) -> bool:
-    """Whether the settings mean the local model: by its name, or because they name nothing else."""
-    if config.provider:
-        return config.provider == "local"
-    if config.base_url or config.api_key:
-        return False
-    if not config.model:
-        return True
-    from ..providers.local.catalogue import CATALOGUE
-    from ..providers.local.weights import is_path
-
-    return config.model in CATALOGUE or is_path(config.model)
 
 
 def pull(weights: Weights, name: str) -> None:

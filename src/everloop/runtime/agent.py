@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -43,21 +43,20 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import ABANDONED, CLIENT_LEFT, Requests
+from .api_requests import ABANDONED, CLIENT_LEFT, PlainCalls, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
 from .conversations import Conversations
-from .direct_calls import AgentCalls
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
 from .outbox import make_adapter, reply
 from .owners import OWN, Owners, no_other
-from .plain_calls import PlainCalls
-from .session import WAITS, HandedOff, Session, Stopped, StopTarget
+from .session import WAITS, HandedOff, Session, Stopped
 from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .titles import SessionNamer
+from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .workspace import Workspace
 
@@ -112,6 +111,7 @@ class AgentLoop:
         if busy not in ("queue", "steer", "interrupt"):
             raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
+        self._settings = settings
         self.provider = provider
         self.workspace = Path(workspace)
         self.model = model = model or settings.model or None
@@ -153,11 +153,9 @@ class AgentLoop:
         )
         self._spawns = settings.subagents > 0
         self._register_default_tools()
-        self._heartbeat = Heartbeat.of(settings, cron_service, self.context.heartbeat_file)
         self._serving: asyncio.Task[None] | None = None
-        budgets = Budgets(self.store, settings)
-        self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, budgets)
-        self._namer = SessionNamer(self.store, provider, model or "", settings, budgets)
+        self._budgets = Budgets(self.store, settings)
+        self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, self._budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         withdraw = partial(self._dispatcher.withdraw, text=CLIENT_LEFT)
         self._streams = TurnStreams(self.store.relay, withdraw, on_event)
@@ -171,7 +169,7 @@ class AgentLoop:
                 settings.server_rounds,
                 settings.server_models,
             ),
-            models=Models(provider, model, budgets, self._compactor, settings.text_calls),
+            models=Models(provider, model, self._budgets, self._compactor, settings.text_calls),
             tools=self.tools,
             policy=self._policy,
             context=self.context,
@@ -182,10 +180,6 @@ class AgentLoop:
             tracer=self._tracer,
             meters=self._owners.meters,
         )
-        self._commands = ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
-        self.requests = Requests(self.store, self._dispatcher, self._commands, self._streams)
-        self.conversations = Conversations(self.store, self._dispatcher, self._commands, self._streams)
-        self.plain_calls = PlainCalls(provider, budgets)
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
         self._owners.add(self)
@@ -210,6 +204,35 @@ class AgentLoop:
         if self._spawns:
             self.tools.register(SpawnTool(self.subagents))
         self.tools.register(CronTool(self.cron_service))
+
+    # What only some agents need is made when it is first used.
+
+    @cached_property
+    def _commands(self) -> ChatCommands:
+        return ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
+
+    @cached_property
+    def requests(self) -> Requests:
+        """The turns of API clients."""
+        return Requests(self.store, self._dispatcher, self._commands, self._streams)
+
+    @cached_property
+    def conversations(self) -> Conversations:
+        """The sessions, for clients that read their logs."""
+        return Conversations(self.store, self._dispatcher, self._commands, self._streams)
+
+    @cached_property
+    def plain_calls(self) -> PlainCalls:
+        """Requests of API clients that are no turns."""
+        return PlainCalls(self.provider, self._budgets)
+
+    @cached_property
+    def _namer(self) -> SessionNamer:
+        return SessionNamer(self.store, self.provider, self.model or "", self._settings, self._budgets)
+
+    @cached_property
+    def _heartbeat(self) -> Heartbeat | None:
+        return Heartbeat.of(self._settings, self.cron_service, self.context.heartbeat_file)
 
     def model_for(self, wish: str) -> str:
         """The name of the model that answers an API client who asks for this one."""
@@ -560,9 +583,6 @@ class AgentLoop:
 
     def on_message_behind_question(self, message: InboundMessage) -> None:
         self._say(message, WAITS)
-
-    async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
-        await self._commands.stop_elsewhere(owner, key, target)
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
         """Wake other processes, and tell them what has changed where."""

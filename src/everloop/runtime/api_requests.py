@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ from ..actions import Limits
 from ..bus import InboundMessage, StopRequest
 from ..commands import answer_of, kind_of
 from ..context.prompt import PARTING
-from ..context.window import is_overflow
 from ..errors import StoreError
 from ..events import Show
-from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, UserSaid, text_of, tokens_of
-from ..providers.base import ProviderError
+from ..log import Call, Entry, ModelAnswered, Request, TurnEnded, tokens_of
+from ..providers.base import LLMProvider
 from ..store.base import Claim, Store
 from ..tools.context import CallContext
 from ..tools.registry import ToolRegistry, ToolResult, error_result
+from .budgets import Budgets
 from .streaming import TurnStreams, TurnSubscriber
 from .turn_spec import TurnSpec
 
@@ -35,35 +35,9 @@ SPACES = 100  # characters around a text that may have been streamed and are not
 ABANDONED = "Abandoned: the server was stopped before the answer, and nobody waits for it any more."
 NOT_HERE = "Questions are answered where they were asked, on the web page, or over the API with a token."
 PLAIN = "You are a helpful assistant."
-FAILED = "the model of this server failed"
 TOGETHER = "Make it again, together with the corrected one."
 
 # ---------------------------------------------------------------------------------------------- turns of requests
-
-
-def request_of(claim: Claim) -> Request | None:
-    """The request that the claimed turn is about, if it is one."""
-    first = claim.entries[0] if claim.entries else None
-    return first.request if isinstance(first, UserSaid) else claim.message.request
-
-
-def brought_by(claim: Claim) -> list[str]:
-    """The results of a client's own tools that came with the claimed request: texts from outside."""
-    before = request.before if (request := request_of(claim)) is not None else ()
-    return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]
-
-
-def error_for(owner: str, error: Exception) -> Exception:
-    """The error of a failed model call as an owner may read it, in the chat or in the log. Only the machine's owner
-    sees where the model is and what it says about our key; the errors of the others are in the server's own log."""
-    if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
-        return error
-    log.error("the model failed for %s: %s", owner, error)
-    status = getattr(error, "status", None)
-    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
-    if isinstance(error, ProviderError):
-        told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
-    return told
 
 
 async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
@@ -312,6 +286,29 @@ class Requests:
                 await self._dispatcher.settle([row.id])
         except StoreError as error:  # then it runs in vain
             log.warning("%s", error)
+
+
+class PlainCalls:
+    """Passes requests that are no turns, such as for embeddings, on to the endpoints that a provider has beside its
+    chat, within the owner's budget."""
+
+    def __init__(self, provider: LLMProvider, budgets: Budgets) -> None:
+        self._provider = provider
+        self._budgets = budgets
+
+    @property
+    def endpoints(self) -> frozenset[str]:
+        return getattr(self._provider, "endpoints", frozenset())
+
+    async def ask(self, owner: str, endpoint: str, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+        """The answer of an endpoint; `tokens` is about what the request takes. Raises ProviderError, BudgetReached."""
+        model = str(body.get("model") or self._provider.get_default_model())
+        await self._budgets.check_day(owner, model, tokens)
+        answer = await self._provider.forward(endpoint, body)
+        usage = answer.get("usage")
+        counted = usage.items() if isinstance(usage, dict) else ()
+        await self._budgets.record_day(owner, model, {name: n for name, n in counted if type(n) is int}, tokens)
+        return answer
 
 
 def _without_place(show: Show) -> Show:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from .. import events
 from ..bus import PULLED, InboundMessage, StopRequest
 from ..commands import HELP, answer_of, command_of, meant_by
-from ..errors import StoreError
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
-from .peers import runs_elsewhere, stop_elsewhere
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
-
-log = logging.getLogger(__name__)
 
 STOPPED = "Stopped. What was done so far is kept."
 NOTHING_RUNS = "Nothing is running."
@@ -102,9 +96,10 @@ class ChatCommands:
         meant = info.open_turn if info is not None and info.open_turn else await self._about_to_begin(where, word)
         if meant is None or not (given in (None, meant) or await self._opened(given, meant)):
             return False
-        if not self._dispatcher.runs or await runs_elsewhere(self._store, self._dispatcher, info):
+        if not self._dispatcher.runs or await self._dispatcher.runs_elsewhere(info):
             # A command from the inbox is taken by the same task that gets notices of answers: it must not wait for one.
-            await stop_elsewhere(self._store, self._dispatcher, *where, meant, not isinstance(word, Incoming), told)
+            wait = not isinstance(word, Incoming)
+            await self._dispatcher.stop_elsewhere(*where, meant, wait=wait, chat_told=told)
             return True
         await self._store.decide(*where, None)
         self._dispatcher.kick(*where)
@@ -118,15 +113,6 @@ class ChatCommands:
     async def _opened(self, row: object, turn: object) -> bool:
         """Whether this inbox row has opened this turn."""
         return isinstance(row, int) and (await self._store.incoming(row)).turn == turn
-
-    async def stop_elsewhere(self, owner: str, key: str, meant: str | int | None) -> None:
-        """Stop a turn that another process has begun in the meantime."""
-        session = self._dispatcher.session(owner, key)
-        told = session is not None and session.chat_told
-        try:
-            await stop_elsewhere(self._store, self._dispatcher, owner, key, meant, False, told)
-        except StoreError as error:  # then it goes on there
-            log.warning("%s", error)
 
     async def _status(self, message: InboundMessage) -> str:
         info = await self._store.session(message.owner, message.session_key)

@@ -11,7 +11,7 @@ from .. import events
 from ..bus import EXECUTOR, InboundMessage, Kind
 from ..errors import StoreError
 from ..log import Reason
-from ..store.base import Claim, Store
+from ..store.base import Claim, SessionInfo, Store
 from .session import Host, Session, Stopped, StopTarget, Submission, Waiters, Worker, fail
 
 log = logging.getLogger(__name__)
@@ -99,12 +99,6 @@ class Dispatcher:
         self.kick(message.owner, message.session_key)
         return submission.answer
 
-    def wait_for(self, row: int, message: InboundMessage) -> asyncio.Future[str]:
-        """Wait for the answer to an inbox row that another process gives."""
-        submission = Submission(message, "urgent", asyncio.get_running_loop().create_future())
-        self._waiters.add(row, submission)
-        return submission.answer
-
     def kick(self, owner: str, key: str) -> None:
         """There may be something in this session's inbox."""
         if not self._worker.runs:
@@ -164,6 +158,21 @@ class Dispatcher:
         session.stop(reason, text, target)
         session.chat_told |= chat_told
         return True
+
+    async def runs_elsewhere(self, info: SessionInfo | None) -> bool:
+        """Whether another process runs the session's turn, and so must stop it."""
+        if info is None or info.open_turn is None:
+            return False
+        if not self.runs:
+            return True
+        return info.worker is not None and info.worker != self.worker and await self._store.is_alive(info.worker)
+
+    async def stop_elsewhere(
+        self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
+    ) -> None:
+        """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
+        its answer."""
+        await self._worker.stop_elsewhere(owner, key, target, wait=wait, chat_told=chat_told)
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
         """Stop the turn of this message and of no other, now or when it begins, unless its answer is still awaited."""

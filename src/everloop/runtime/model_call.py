@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from .. import events
 from ..context.prompt import Composer
-from ..context.window import Measure
+from ..context.window import Measure, is_overflow
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, StreamingProvider, counts, option_keywords
+from ..providers.base import Delta, LLMProvider, LLMResponse, ProviderError, StreamingProvider, counts, option_keywords
 from ..store.base import Claim
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry
-from .api_requests import brought_by, error_for
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
+from .turn_spec import brought_by
 
 if TYPE_CHECKING:
     from ..providers.text_calls import Reader, Reading, TextPart
+
+log = logging.getLogger(__name__)
 
 # A mark may begin with one of these, or where a line begins with a word: "functools[", "function call", "Action:".
 _SUSPICIOUS = re.compile(r"[<{\[`◁]|>(?=>|\Z)|\](?=<|\Z)|^[ \t]*(?:f(?:\Z|u(?:\Z|n(?:\Z|c)))|A(?:\Z|c(?:\Z|t)))", re.M)
@@ -35,6 +38,8 @@ _TEXT_CALLS = "everloop.providers.text_calls"
 
 LARGE = 50_000  # characters of an answer, or of its part that is held back, that are read in a thread
 LONG = 1_000_000  # characters of a conversation that is searched for quotations in a thread
+
+FAILED = "the model of this server failed"
 
 Tools = Sequence[dict[str, Any]] | None
 
@@ -144,6 +149,19 @@ class TurnModelCall(ModelCall):
         if isinstance(response, LLMResponse):  # a provider of the user's own may return anything
             response.model = response.model or self._model or self._measure.model
         return response
+
+
+def error_for(owner: str, error: Exception) -> Exception:
+    """The error of a failed model call as an owner may read it, in the chat or in the log. Only the machine's owner
+    sees where the model is and what it says about our key; the errors of the others are in the server's own log."""
+    if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
+        return error
+    log.error("the model failed for %s: %s", owner, error)
+    status = getattr(error, "status", None)
+    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    if isinstance(error, ProviderError):
+        told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
+    return told
 
 
 class Reminder:

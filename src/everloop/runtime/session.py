@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +14,19 @@ import msgspec
 
 from .. import events
 from ..actions import Park, next_action
-from ..bus import InboundMessage, Kind
+from ..bus import InboundMessage, Kind, StopRequest
 from ..commands import command_of
 from ..engine import Turn
 from ..errors import EverloopError, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid, Written
 from ..store.base import Busy, Claim, Incoming, Store, Waiting
+from ..store.peers import WORK
 
 log = logging.getLogger(__name__)
 
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
+STOP_SECONDS = 10.0  # to wait for another process to stop a turn
 WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and comes right after."
 
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
@@ -178,10 +181,6 @@ class Host(Protocol):
         """A message has to wait until a person answers the question of a parked turn."""
         ...
 
-    async def stop_elsewhere(self, owner: str, key: str, target: StopTarget) -> None:
-        """Stop a turn that another process has begun."""
-        ...
-
 
 @dataclass(slots=True)
 class Worker:
@@ -211,6 +210,24 @@ class Worker:
             await self.waiters.settle(row.id)
         else:
             self.host.on_handoff(row.session)
+
+    async def stop_elsewhere(
+        self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
+    ) -> None:
+        """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
+        its answer."""
+        # Not from the session's own channel: it would count as one of its messages.
+        stop = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
+        stop.cause = StopRequest(target, chat_told)
+        stop.id = f"stop:{key}:{secrets.token_hex(4)}"
+        row = await self.store.accept(stop, "urgent")
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if wait:
+            self.waiters.add(row.id, Submission(stop, "urgent", answer))
+        await self.store.wake(WORK, [row.session])
+        if wait:
+            await asyncio.wait([answer], timeout=STOP_SECONDS)
+        answer.cancel()
 
     async def release(self, release: Awaitable[None]) -> None:
         try:
@@ -382,7 +399,10 @@ class Session:
         self._host.on_held(busy.worker, bool(awaited))
         stopped, self.stopped = self.stopped, None
         if stopped is not None and stopped[0] == "cancelled":
-            await self._host.stop_elsewhere(self.owner, self.key, self.stop_target)
+            try:
+                await self._worker.stop_elsewhere(self.owner, self.key, self.stop_target, chat_told=self.chat_told)
+            except StoreError as error:  # then it goes on there
+                log.warning("%s", error)
 
     async def _wait_behind_question(self, submission: Submission, row: int) -> None:
         """A message, on disk by now, for a session whose turn waits for a person's decision. It waits too, and the

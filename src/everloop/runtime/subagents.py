@@ -33,7 +33,7 @@ from ..tools.base import Output, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
 from ..tools.trust import UNKNOWN
-from .peers import Sessions, runs_elsewhere, stop_elsewhere
+from .dispatcher import Dispatcher
 from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class SubagentManager:
     def __init__(
         self,
         store: Store,
-        sessions: Sessions,
+        dispatcher: Dispatcher,
         tools: ToolRegistry,
         config: Config,
         reach: Callable[[], Reach],
@@ -86,7 +86,7 @@ class SubagentManager:
         """`reach` says which files may be read for definitions; it is called in a thread. `on_work` is called when a
         sub-agent begins to work in this process."""
         self._store = store
-        self._sessions = sessions
+        self._dispatcher = dispatcher
         self._tools = tools
         self._config = config
         self._reach = reach
@@ -195,7 +195,7 @@ class SubagentManager:
         async with self._one_by_one:  # so that two at once do not both find the last free place
             await self._make_room(message)
             await self._store.accept(message)
-        self._sessions.kick(owner, message.session_key)
+        self._dispatcher.kick(owner, message.session_key)
         return id
 
     def _limits(self, definition: AgentDefinition | None, rounds: int | None) -> tuple[int, float]:
@@ -217,7 +217,7 @@ class SubagentManager:
             await self._store.accept(message)
             await self.resume(owner, key)
             while rows := [row for row in await self.open_runs(owner) if phases.id_of(row.message) == id]:
-                await self._sessions.follow(rows[0].id, rows[0].message)
+                await self._dispatcher.follow(rows[0].id, rows[0].message)
         finally:
             del self._programs[id]
         first = await self._store.find(owner, f"spawn:{id}")
@@ -232,7 +232,7 @@ class SubagentManager:
     async def is_held(self, row: Incoming) -> bool:
         """Whether another living worker has the session of this message."""
         info = await self._store.session(row.message.owner, row.message.session_key)
-        return await runs_elsewhere(self._store, self._sessions, info)
+        return await self._dispatcher.runs_elsewhere(info)
 
     async def result(self, id: str, owner: str = "me") -> str:
         """Wait for a sub-agent to end and return what it says; raise a `ToolError` if it failed."""
@@ -271,16 +271,16 @@ class SubagentManager:
     async def _stop_one(self, owner: str, one: Running) -> bool:
         """Stop it here, or ask the process that runs it to."""
         info = await self._store.session(owner, one.session)
-        if not self._sessions.runs or await runs_elsewhere(self._store, self._sessions, info):
-            await stop_elsewhere(self._store, self._sessions, owner, one.session, wait=False)
+        if not self._dispatcher.runs or await self._dispatcher.runs_elsewhere(info):
+            await self._dispatcher.stop_elsewhere(owner, one.session)
             return True
-        self._sessions.kick(owner, one.session)
-        return self._sessions.stop_turn(owner, one.session, "cancelled", STOPPED)
+        self._dispatcher.kick(owner, one.session)
+        return self._dispatcher.stop_turn(owner, one.session, "cancelled", STOPPED)
 
     async def resume(self, owner: str, parent: str) -> None:
         """Continue the sub-agents of a session that an earlier process left."""
         for one in await self.running(owner, parent):
-            self._sessions.kick(owner, one.session)
+            self._dispatcher.kick(owner, one.session)
             await self.resume(owner, one.session)
 
     async def ended(self, claim: Claim, ended: TurnEnded | Parked) -> None:
@@ -298,7 +298,7 @@ class SubagentManager:
                 if one.root == root and (one.awaited or ended.reason == "cancelled"):
                     await self._stop_one(owner, one)
                 elif one.root == root and not one.started:
-                    self._sessions.kick(owner, one.session)
+                    self._dispatcher.kick(owner, one.session)
         except StoreError as error:  # then they go on
             log.warning("%s", error)
 

@@ -1,21 +1,27 @@
-"""Tool calls of a turn: reviewed by the policy, asked for where it says so, and run with a context of their own."""
+"""Tool calls under the policy: those of a turn, which are asked for where it says so, and those that code makes with
+`agent.tools.execute`. Each runs with a context of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Protocol
 
+from ..config import Rule
+from ..context.skills import SHIPPED
 from ..engine import Review
 from ..log import Call
 from ..messages import Conversation
 from ..threads import in_thread
-from ..tools.base import Plan
+from ..tools.base import Plan, ToolError
 from ..tools.context import CallContext
 from ..tools.policy.policy import Policy, Verdict
 from ..tools.policy.taint import is_free
-from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of
+from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of, outputs_folder
 from .images import Free, plain_images
+from .workspace import Workspace
 
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (
@@ -23,6 +29,13 @@ HOW_TO_ANSWER = (
     "/approve, /deny and /approve always do the same; words after /deny tell me why."
 )
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
+
+DIRECT = "cli:direct"  # the session of calls that code makes
+# Calls that show what the defaults of the policy say about any call of a tool.
+_PROBES = {"exec": {"command": "true"}}
+
+
+# ---------------------------------------------------------------------------------------------- calls of a turn
 
 
 class Context(Protocol):
@@ -135,7 +148,7 @@ def refusal(name: str, verdict: Verdict) -> str:
 
 
 def _unwatched(text: str) -> None:
-    """A call that is only planned shows no progress."""
+    """Take the progress of a call that is only planned, or made by code."""
 
 
 def _question(asked: Sequence[Verdict]) -> str:
@@ -146,3 +159,87 @@ def _question(asked: Sequence[Verdict]) -> str:
     parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
     parts.append(HOW_TO_ANSWER)
     return "\n\n".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------- calls that code makes
+
+
+class AgentCalls:
+    """Decides about the calls that code makes with `ToolRegistry.execute`.
+
+    No turn waits for an answer there, so what would be asked for is refused. A call that a running tool makes belongs
+    to the session and turn of that tool's call, and is judged for itself: an approval of the one is none of the other.
+    """
+
+    def __init__(self, policy: Policy, workspace: Workspace, owner: str) -> None:
+        self._policy = policy
+        self._workspace = workspace
+        self._owner = owner
+
+    async def admit(self, call: Call, registry: ToolRegistry, outer: CallContext | None) -> CallContext:
+        """Return the context that a call runs in; a `ToolError` if the policy does not allow it, or the error that
+        kept the call from being planned."""
+        context = replace(outer, approved=False) if outer is not None else await self._context(call)
+        guard = self._policy.guard(context, call.name, call.arguments, partial(_paths, registry, call, context))
+        context = replace(context, guard=guard)
+        planned = registry.plan(call, context)
+        if planned is None:  # the registry says that there is no such tool
+            return context
+        conversation = Conversation()
+        conversation.untrusted = context.tainted
+        verdict = await judged(self._policy, call.name, *planned, context, conversation)
+        if verdict.decision == "allow":
+            return replace(context, approved=verdict.granted)
+        if (failure := planned[1].failure) is not None and not verdict.why:
+            raise failure
+        raise ToolError(refusal(call.name, verdict), DENIED_ADVICE)
+
+    async def refuses(self, name: str, registry: ToolRegistry, channel: str, chat_id: str) -> str | None:
+        """Return why every call of a tool from this chat would be asked for or denied; None if some would run."""
+        for number, rule in self._policy.rules:
+            if not _concerns(rule, name, f"{channel}:{chat_id}"):
+                continue
+            if rule.do == "allow":
+                return None
+            if not rule.arguments and not rule.path and not rule.network and rule.command in ("", "*"):
+                what = "denies it" if rule.do == "deny" else "wants a person to be asked for it"
+                return f"rule {number} of the policy {what}" + (f" ({rule.why})" if rule.why else "")
+        probe = Call("probe", name, dict(_PROBES.get(name, {})))
+        context = replace(await self._context(probe), channel=channel, chat_id=chat_id)
+        if name not in _PROBES or (planned := registry.plan(probe, context)) is None:
+            return None
+        verdict = await judged(self._policy, name, *planned, context, Conversation())
+        return None if verdict.decision == "allow" else verdict.why
+
+    async def _context(self, call: Call) -> CallContext:
+        places = await self._workspace.places()
+        channel, _, chat_id = DIRECT.partition(":")
+        return CallContext(
+            owner=self._owner,
+            session=DIRECT,
+            turn="",
+            call=call.id,
+            channel=channel,
+            chat_id=chat_id,
+            workspace=places.workspace,
+            restricted=self._workspace.restricted,
+            idempotency_key=call.id,
+            progress=_unwatched,
+            outputs=outputs_folder(self._workspace.home, self._owner, DIRECT),
+            readable=(SHIPPED,),
+            attended=False,
+            protected=places.protected,
+            frozen=places.frozen,
+            real_workspace=places.real_workspace,
+        )
+
+
+def _paths(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
+    planned = registry.plan(call, context)
+    return planned[1].paths if planned is not None else ()
+
+
+def _concerns(rule: Rule, name: str, origin: str) -> bool:
+    if rule.command and name != "exec":
+        return False
+    return (not rule.tool or fnmatchcase(name, rule.tool)) and (not rule.origin or fnmatchcase(origin, rule.origin))

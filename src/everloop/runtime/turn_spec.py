@@ -13,9 +13,10 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage
 from ..engine import Turn
-from ..log import Call, TurnEnded
+from ..log import Call, Request, TurnEnded, UserSaid, text_of
 from ..messages import Conversation, Message
 from ..providers.base import LLMResponse
+from ..store.base import Claim
 from ..tools.registry import ToolRegistry, ToolResult
 
 TIME_IS_UP = "I stopped because my time was up. The work so far is kept."
@@ -93,3 +94,15 @@ def _stop_if_due(turn: Turn, spec: TurnSpec) -> None:
         turn.stop("timeout", TIME_IS_UP)
     elif spec.aborted is not None and spec.aborted.is_set():
         turn.stop("aborted", ABORTED)
+
+
+def request_of(claim: Claim) -> Request | None:
+    """The request that the claimed turn is about, if it is one."""
+    first = claim.entries[0] if claim.entries else None
+    return first.request if isinstance(first, UserSaid) else claim.message.request
+
+
+def brought_by(claim: Claim) -> list[str]:
+    """The results of a client's own tools that came with the claimed request: texts from outside."""
+    before = request.before if (request := request_of(claim)) is not None else ()
+    return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]

@@ -74,7 +74,8 @@ class Tab:
         """No violations in either theme, a picture of both, and no wider than the screen."""
         for theme in ("dark", "light"):
             await self.page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
-            assert await self.axe() == [], f"{name} in {theme}"
+            found = await self.axe()
+            assert not found, f"{name} in {theme}: {found}"
             await self.shoot(f"{name}-{theme}")
         size = self.page.viewport_size
         assert size is not None

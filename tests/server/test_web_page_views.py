@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,11 +12,16 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from everloop.channels.access import Pairings
+from everloop.channels.runner import STATUS, Status, lease_of
 from everloop.config import Price, Rule
+from everloop.messages import encode_json
+from everloop.store.tokens import hash_of, new_token
 
 from .browser import Tab, chromium, link, tab
 from .feeds import PageClient
 from .serving import Serving, call, serving
+from .test_page_channels import ADAS, MINE, bury, code_in
 from .test_page_files import PIXEL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -155,7 +161,7 @@ async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(br
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()
         heads = {"jobs": "Scheduled jobs", "agents": "Sub-agents", "memory": "Memory and skills", "files": "Files",
-                 "usage": "Usage", "server": "Server"}  # fmt: skip
+                 "channels": "Channels", "usage": "Usage", "server": "Server"}  # fmt: skip
         for name, head in heads.items():
             await one.page.keyboard.press("Control+k")
             palette = one.page.get_by_role("combobox", name="Go to a session or a view")
@@ -281,6 +287,42 @@ async def test_usage_is_drawn_by_day_and_listed_by_model_and_session(browser: Br
         await one.page.get_by_label("Since").select_option("7")
         await expect(one.page.locator(".chart rect")).to_have_count(7)
         assert one.errors == []
+
+
+async def test_channels_show_their_state_pair_people_and_send_again(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path, channels=(MINE, ADAS)) as server, tab(browser, await link(server)) as one:
+        store = server.store
+        await code_in(store, "telegram")
+        for channel, error in (("telegram", ""), ("slack", "HTTP 401: <b>invalid_auth</b>")):
+            await store.set_channel_state(channel, STATUS, encode_json(Status(time.time(), error)).decode())
+        assert await store.hold(lease_of("telegram"), server.owners.worker)
+        dead = [await bury(store, "slack", "ada", text) for text in ("The beans are wet.", "<i>The fence stands.</i>")]
+        await one.page.get_by_role("link", name="Channels").click()
+        telegram, slack = (one.page.get_by_role("list", name="Channels").locator("> li").nth(at) for at in (0, 1))
+        await expect(telegram.get_by_text("connected")).to_be_visible()
+        await expect(slack.get_by_text("not working")).to_be_visible()
+        await expect(slack.get_by_text("HTTP 401: <b>invalid_auth</b>")).to_be_visible()
+        await expect(slack.get_by_text("<i>The fence stands.</i>")).to_be_visible()
+        await one.check("channels")
+        await telegram.get_by_role("button", name="Pair, code K7PXW2QD, Nina").click()
+        await expect(telegram.get_by_text("Waiting to be paired")).to_be_hidden()
+        assert set(await Pairings(store, "telegram").peers()) == {"9"}
+        await one.page.get_by_label("Pairing code").fill("NONE2345")
+        await one.page.get_by_role("button", name="Pair", exact=True).click()
+        await expect(one.page.get_by_role("alert")).to_contain_text("no valid code")
+        await slack.get_by_role("button", name=f"Send again: message {dead[0]}").click()
+        await expect(slack.get_by_text("The beans are wet.")).to_be_hidden()
+        assert [one.id for one in await store.dead_letters()] == [dead[1]]
+        async with tab(browser, server.url) as other:  # who owns none of them
+            await server.client("eve")
+            token = new_token()
+            await store.add_token("eve-page", "eve", hash_of(token))
+            await other.page.get_by_label("Token").fill(token)
+            await other.page.get_by_role("button", name="Log in").click()
+            await other.page.get_by_role("link", name="Channels").click()
+            await expect(other.page.get_by_text("There is none yet.")).to_be_visible()
+            assert "telegram" not in await other.page.content()
+        assert [error for error in one.errors if "400 (Bad Request)" not in error] == []  # of the wrong code
 
 
 async def test_the_operator_sees_health_and_workers_and_makes_and_revokes_tokens(browser: Browser, tmp_path: Path):

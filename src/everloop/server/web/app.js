@@ -30,6 +30,7 @@ const VIEWS = {
   memory: { title: "Memory and skills", load: () => import("./memory.js") },
   files: { title: "Files", load: () => import("./files.js") },
   usage: { title: "Usage", load: () => import("./usage.js") },
+  channels: { title: "Channels", load: () => import("./channels.js") },
   server: { title: "Server", load: () => import("./server.js") },
   file: { title: "Files", load: () => import("./files.js") },
 };

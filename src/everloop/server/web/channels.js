@@ -1,0 +1,89 @@
+/** Chat networks: whether each works, who waits to be paired, and what could not be delivered. */
+import { html, useState } from "./lib.js";
+import { api } from "./api.js";
+import { Waiting, useAction, useLoad, when } from "./views.js";
+
+const EVERY = 5000;
+
+/** @typedef {{id: number, at: number, chat: string, reason: string, text: string}} Dead */
+
+export function View() {
+  const { data, error, reload } = useLoad("channels", EVERY);
+  const channels = /** @type {any[]} */ (data?.channels ?? []);
+  return html`<div class="view">
+    <p class="lead">The chat networks in which your agent answers.</p>
+    <${Waiting} data=${data} error=${error} />
+    ${data && !channels.length && html`<p class="hint">There is none yet. <code>everloop init</code> asks for one, on the server.</p>`}
+    ${channels.length > 0 && html`<${Pairing} isOperator=${data.operator} onDone=${reload} />
+      <ul class="cards" aria-label="Channels">${channels.map((one) => html`<${Channel} key=${one.name} channel=${one} onDone=${reload} />`)}</ul>`}
+  </div>`;
+}
+
+/** @param {any} channel */
+function stateOf(channel) {
+  if (channel.error) return ["is-bad", "not working"];
+  if (!channel.running) return ["is-warn", "not running"];
+  return channel.at === null ? ["is-warn", "connecting"] : ["is-good", "connected"];
+}
+
+/** @param {{channel: any, onDone: () => void}} props */
+function Channel({ channel, onDone }) {
+  const { run, error, isBusy } = useAction(onDone);
+  const dead = /** @type {Dead[]} */ (channel.dead);
+  const [kind, words] = stateOf(channel);
+  /** @param {number[]} ids */
+  const resend = (ids) => run(() => api(`channels/${encodeURIComponent(channel.name)}/resend`, { ids }));
+  /** @param {string} code */
+  const pair = (code) => run(() => api("channels/pair", { code }));
+  return html`<li class="card">
+    <p class="top"><span>${channel.name}</span> <span class=${`badge ${kind}`}>${words}</span></p>
+    <dl class="facts">
+      ${channel.network !== channel.name && html`<div><dt>Network</dt><dd>${channel.network}</dd></div>`}
+      <div><dt>Owner</dt><dd dir="auto">${channel.owner}</dd></div>
+      <div><dt>Paired</dt><dd dir="auto">${channel.paired.join(", ") || "nobody"}</dd></div>
+      ${channel.at !== null && html`<div><dt>Since</dt><dd>${when(channel.at)}</dd></div>`}
+    </dl>
+    ${channel.error && html`<p class="notice is-error" dir="auto">${channel.error}</p>`}
+    ${!channel.running && html`<p class="hint">No process runs it: <code>everloop serve</code> does.</p>`}
+    ${channel.pending.length > 0 && html`<h2>Waiting to be paired</h2>
+      <ul class="rows" aria-label="Waiting to be paired">${channel.pending.map((/** @type {any} */ one) => html`<li key=${one.code} class="row">
+        <span class="grow" dir="auto">${one.name || one.sender} · ${when(one.at)}</span>
+        <button type="button" class="small" disabled=${isBusy} aria-label=${`Pair, code ${one.code}, ${one.name || one.sender}`}
+          onClick=${() => pair(one.code)}>Pair, code <code>${one.code}</code></button></li>`)}</ul>
+      <p class="hint">Compare the code with the one that the person was given: names can be chosen freely.</p>`}
+    ${dead.length > 0 && html`<h2>Not delivered</h2>
+      <ul class="rows" aria-label="Not delivered">${dead.map((one) => html`<li key=${one.id}>
+        <p class="row"><span class="grow" dir="auto">${one.text || "(empty)"}</span>
+          <button type="button" class="small" disabled=${isBusy} aria-label=${`Send again: message ${one.id}`} onClick=${() => resend([one.id])}>Send again</button></p>
+        <p class="meta" dir="auto">to ${one.chat}, ${when(one.at)}: ${one.reason}</p></li>`)}</ul>
+      ${dead.length > 1 && html`<p class="row"><button type="button" class="small" disabled=${isBusy}
+        onClick=${() => resend(dead.map((one) => one.id))}>Send all ${dead.length} again</button></p>`}`}
+    ${error && html`<p class="is-error" role="alert">${error}</p>`}
+  </li>`;
+}
+
+/** Confirm the code of a person who tells it. @param {{isOperator: boolean, onDone: () => void}} props */
+function Pairing({ isOperator, onDone }) {
+  const [code, setCode] = useState("");
+  const [isAdmin, setAdmin] = useState(false);
+  const [said, setSaid] = useState("");
+  const { run, error, isBusy } = useAction(onDone);
+  /** @param {Event} event */
+  const submit = (event) => {
+    event.preventDefault();
+    setSaid("");
+    run(async () => {
+      setSaid((await api("channels/pair", { code, admin: isAdmin })).said);
+      setCode("");
+    });
+  };
+  return html`<form class="fields" onSubmit=${submit} aria-label="Pair a person">
+    <label>Pairing code<input type="text" required value=${code} autocomplete="off" spellcheck="false" maxlength="20"
+      onInput=${(/** @type {any} */ event) => setCode(event.target.value)} /></label>
+    ${isOperator && html`<label>May<select value=${isAdmin ? "admin" : ""} onChange=${(/** @type {any} */ event) => setAdmin(event.target.value === "admin")}>
+      <option value="">talk to the agent</option><option value="admin">talk to it and pair others</option></select></label>`}
+    <button type="submit" class="primary" disabled=${isBusy}>Pair</button>
+    ${error && html`<p class="is-error" role="alert">${error}</p>`}
+    ${said && html`<p role="status" dir="auto">${said}</p>`}
+  </form>`;
+}

@@ -38,7 +38,6 @@ class Person:
         self.client.restore_login(user, device, token)
         self.client.add_event_callback(self._on_message, (RoomMessage, RoomEncryptedMedia))
         self.client.add_event_callback(self._on_unreadable, MegolmEvent)
-        self.client.add_to_device_callback(self._on_request, RoomKeyRequest)
         self.events: dict[str, Any] = {}
         self.requests: list[Any] = []
         self.news = asyncio.Condition()
@@ -51,7 +50,8 @@ class Person:
 
     async def _sync(self) -> None:
         while True:
-            await self.client.sync(timeout=20_000)
+            synced = await self.client.sync(timeout=20_000)
+            self.requests += [one for one in synced.to_device_events if isinstance(one, RoomKeyRequest)]
             await self._do_keys()
             async with self.news:
                 self.news.notify_all()
@@ -69,14 +69,13 @@ class Person:
     async def _on_unreadable(self, room: Any, event: Any) -> None:
         self.events[event.event_id] = None
 
-    async def _on_request(self, event: Any) -> None:
-        self.requests.append(event)
-
     async def say(self, room: str, content: dict[str, Any], reader: str) -> str:
-        """Send a message, encrypted if the room is, as soon as a device of its reader is known."""
+        """Send an encrypted message, as soon as the room is known as encrypted, and a device of its reader."""
 
         def is_known() -> bool:
-            return room in self.client.rooms and any(self.client.olm.device_store.active_user_devices(reader))
+            found = self.client.rooms.get(room)
+            has_device = any(self.client.olm.device_store.active_user_devices(reader))
+            return found is not None and found.encrypted and has_device
 
         async with self.news:
             await asyncio.wait_for(self.news.wait_for(is_known), 40)

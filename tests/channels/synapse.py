@@ -309,3 +309,23 @@ class EncryptedNetwork(MatrixNetwork):
 
     async def say(self, chat: str, text: str) -> None:
         await asyncio.to_thread(self.tell, self.rooms[chat], text)
+
+    def keys_of(self, account: dict[str, Any]) -> dict[str, str]:
+        """The fingerprints of an account's devices, as the server has them."""
+        user = account["user_id"]
+        asked: dict[str, Any] = {"device_keys": {user: []}}
+        found = self.server.call("POST", f"{API}/keys/query", asked, self.anna["access_token"])["device_keys"][user]
+        return {id: one["keys"][f"ed25519:{id}"] for id, one in found.items()}
+
+    def repeat(self, who: dict[str, Any], room: str, event: str) -> None:
+        """Send the content of an event once more, as another event."""
+        path, token = f"{API}/rooms/{quote(room)}", who["access_token"]
+        content = self.server.call("GET", f"{path}/event/{quote(event)}", None, token)["content"]
+        self.server.call("PUT", f"{path}/send/m.room.encrypted/r{next(self._numbers)}", content, token)
+
+    def turn_on_encryption(self, room: str) -> None:
+        """Encrypt a room from now on, with a new key for each message."""
+        content = {"algorithm": "m.megolm.v1.aes-sha2", "rotation_period_msgs": 1}
+        self.server.call(
+            "PUT", f"{API}/rooms/{quote(room)}/state/m.room.encryption/", content, self.anna["access_token"]
+        )

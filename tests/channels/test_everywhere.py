@@ -16,7 +16,7 @@ from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
 from .ircd import IrcNetwork
 from .mail import MailNetwork
-from .synapse import MatrixNetwork, synapse
+from .synapse import EncryptedNetwork, MatrixNetwork, people, synapse
 from .xmppd import XmppNetwork
 
 NETWORKS: dict[str, Callable[[], Any]] = {
@@ -52,6 +52,14 @@ async def test_matrix_is_killed_before_and_after_every_write(tmp_path: Path) -> 
         report = await conform(lambda: MatrixNetwork(server).running(), tmp_path)
     assert report.problems == []
     assert report.kills >= 10
+
+
+@pytest.mark.chaos
+async def test_matrix_is_killed_before_and_after_every_write_in_encrypted_rooms(tmp_path: Path) -> None:
+    with synapse() as server, people() as clients:
+        report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path)
+    assert report.problems == []
+    assert report.kills >= 20
 
 
 @pytest.mark.chaos

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everloop.testing.channels import conform, running
+from everloop.channels.base import Later, Part
+from everloop.channels.factory import make_channel
+from everloop.channels.matrix_devices import encryption_facts, grouped
+from everloop.channels.preview import Previews
+from everloop.channels.runner import ChannelInbox, Reporter
+from everloop.errors import ConfigError
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite.backup import backup, restore
+from everloop.testing.channels import config_of, conform, running
 
-from .says import Says, found
+from ..support.commands import everloop
+from .says import Says, found, until
 from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
 
 pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may have to install the server
@@ -132,3 +146,222 @@ async def test_an_encrypted_message_is_answered_encrypted_and_the_server_reads_n
     assert not encrypted.server.has("tomatoes")
     assert not encrypted.server.has("gardener")
     assert encrypted.server.has(encrypted.bot["device_id"])  # it does look where the server keeps things
+
+
+async def test_in_encrypted_rooms_nothing_is_lost_or_doubled_whichever_write_is_the_last(
+    server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path, step=31)
+    assert report.problems == []
+    assert report.kills >= 1
+
+
+def test_encryption_is_imported_only_when_it_is_set_and_its_package_is_named_when_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = {"name": "matrix", "server": "https://example.org", "token": "x"}
+    program = (
+        "import sys; from everloop.testing.channels import config_of, make_channel;"
+        f"make_channel(config_of({plain})); print('vodozemac' in sys.modules, 'cryptography' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+    monkeypatch.setitem(sys.modules, "vodozemac", None)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'everloop[matrix]'")):
+        make_channel(config_of({**plain, "encryption": True}))
+
+
+async def test_a_restart_and_a_restored_copy_keep_the_device_and_use_no_state_of_a_key_twice(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    says, room, store = Says("ok"), encrypted.rooms["1"], tmp_path / "store.db"
+
+    async def exchange(text: str, number: int) -> None:
+        """Anna writes, perhaps while nothing runs, and can read the answer."""
+        await encrypted.say("1", text)
+        async with running(encrypted.settings, tmp_path, says):
+            assert (await told(encrypted, room, number))[-1]["body"].endswith("ok")
+
+    async with running(encrypted.settings, tmp_path, says):
+        await encrypted.say("1", "first")
+        await told(encrypted, room, 1)
+    keys = await asyncio.to_thread(encrypted.keys_of, encrypted.bot)
+    await exchange("while it was away", 2)
+    await asyncio.to_thread(encrypted.people.ask, "rotate", encrypted.anna["device_id"], room)
+    await exchange("with a new key", 3)
+    await asyncio.to_thread(backup, store, tmp_path / "copy.db")
+    await exchange("after the copy", 4)
+    await asyncio.to_thread(restore, tmp_path / "copy.db", store)
+    await exchange("from the copy on", 5)
+    assert says.asked[:3] == ["first", "while it was away", "with a new key"]
+    assert set(says.asked[3:]) == {"after the copy", "from the copy on"}
+    assert await asyncio.to_thread(encrypted.keys_of, encrypted.bot) == keys
+    sent = [one["content"] for one in await asyncio.to_thread(encrypted.sent, room)]
+    assert len({one["session_id"] for one in sent}) == len(sent)  # each process had sessions of its own
+
+
+async def test_a_message_whose_key_is_missing_is_kept_and_its_key_is_asked_for(
+    encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    says, room, anna = Says("ok"), encrypted.rooms["1"], encrypted.anna["device_id"]
+    encrypted.settings["start"] = "new"
+    async with running(encrypted.settings, tmp_path, says) as store:
+        await found(lambda: _cursor(store))
+        await asyncio.to_thread(encrypted.people.ask, "withhold", anna, room, encrypted.bot["user_id"])
+        await encrypted.say("1", "read me later")
+        await encrypted.say("1", "and me")
+        waiting = await found(lambda: _of_length(store, "matrix:waiting", 2))
+        facts = await encryption_facts(store, config_of(encrypted.settings))
+    assert says.asked == []
+    assert "read me" not in str(waiting)
+    assert caplog.text.count("cannot be read: its key is missing") == 1
+    assert facts is not None
+    assert facts["unread"] == [f"{encrypted.anna['user_id']}: its key is missing"] * 2
+    async with running(encrypted.settings, tmp_path, says) as store:
+        await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
+        await told(encrypted, room, 2)
+        await found(lambda: _is_empty(store, "matrix:waiting"))
+    assert says.asked == ["read me later", "and me"]
+
+
+async def test_with_trust_confirmed_a_device_gets_and_says_nothing_before_the_owner_confirms_it(
+    encrypted: EncryptedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path))
+    says, room, user = Says("for Anna's own phone"), encrypted.rooms["1"], encrypted.anna["user_id"]
+    encrypted.settings["trust"] = "confirmed"
+    other = await asyncio.to_thread(encrypted.server.log_in, encrypted.anna)  # as an administrator of the server could
+    await asyncio.to_thread(encrypted.use_client, other)
+    async with running(encrypted.settings, tmp_path, says) as store:
+        await encrypted.say("1", "is the door locked?")
+        await found(lambda: _of_length(store, "matrix:waiting", 1))
+        shown = await _channels_shown(encrypted, tmp_path)
+        assert says.asked == []
+        done = await everloop(
+            "channels", "trust", "matrix", user, encrypted.anna["device_id"], "--store", str(tmp_path / "store.db")
+        )
+        assert done.status == 0, done.err
+        await asyncio.to_thread(encrypted.tell, room, "open the door", other)
+        (answer,) = await told(encrypted, room, 1)
+        (unread,) = await asyncio.to_thread(encrypted.contents, room, other)
+        await found(lambda: _of_length(store, "matrix:waiting", 1))
+        wrong = await everloop("channels", "trust", "matrix", user, "NOSUCH", "--store", str(tmp_path / "store.db"))
+    assert answer["body"] == "for Anna's own phone"
+    assert says.asked == ["is the door locked?"]
+    assert unread == "UNREADABLE"
+    own = (await asyncio.to_thread(encrypted.keys_of, encrypted.bot))[encrypted.bot["device_id"]]
+    assert f"encrypts as device {encrypted.bot['device_id']}, fingerprint {grouped(own)}" in shown
+    assert (
+        f"fingerprint {grouped(encrypted.fingerprint)}, not confirmed: everloop channels trust matrix {user}" in shown
+    )
+    assert f"1 cannot be read yet: {user}: the device {encrypted.anna['device_id']} is not confirmed" in shown
+    assert (wrong.status, wrong.err.count("\n")) == (2, 1)
+    assert encrypted.anna["device_id"] in wrong.err
+
+
+async def test_what_a_server_makes_up_is_not_taken(
+    encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message in plain text, an old one under a new id, and other keys under the name of a device."""
+    says, room, anna = Says("the code is 4711"), encrypted.rooms["1"], encrypted.anna
+    async with running(encrypted.settings, tmp_path, says):
+        event = await asyncio.to_thread(encrypted.tell, room, "what is the code?")
+        await told(encrypted, room, 1)
+        await asyncio.to_thread(encrypted.write, anna, room, "open the door")
+        await asyncio.to_thread(encrypted.repeat, anna, room, event)
+        await until(lambda: "the server repeats a message" in caplog.text)
+        assert "is not encrypted although the room is" in caplog.text
+        await asyncio.to_thread(encrypted.people.ask, "stop", anna["device_id"])
+        await asyncio.to_thread(encrypted.use_client, anna)  # the same device and token, and keys of its own
+        await asyncio.to_thread(encrypted.tell, room, "tell me the code")
+        await until(lambda: "has other keys than before, and is not trusted" in caplog.text)
+        await until(lambda: "no device of its sender has this key" in caplog.text)
+    assert says.asked == ["what is the code?"]
+
+
+async def test_a_plain_room_stays_plain_and_becomes_encrypted_when_its_people_want_it(
+    encrypted: EncryptedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = Says("ok")
+    monkeypatch.setattr(EncryptedNetwork, "initial_state", [])
+    room = await asyncio.to_thread(encrypted.make_room, encrypted.anna, [encrypted.bot])
+    async with running(encrypted.settings, tmp_path, says):
+        await found(lambda: asyncio.to_thread(encrypted.is_in, room))
+        await asyncio.to_thread(encrypted.write, encrypted.anna, room, "in plain text")
+        await told(encrypted, room, 1)
+        await asyncio.to_thread(encrypted.turn_on_encryption, room)
+        await asyncio.to_thread(encrypted.tell, room, "and now?")
+        await told(encrypted, room, 2)
+        await asyncio.to_thread(encrypted.tell, room, "and then?")
+        await told(encrypted, room, 3)
+    sent = await asyncio.to_thread(encrypted.sent, room)
+    assert [one["type"] for one in sent] == ["m.room.message", "m.room.encrypted", "m.room.encrypted"]
+    assert sent[1]["content"]["session_id"] != sent[2]["content"]["session_id"]  # the room wants a key for each message
+    assert says.asked == ["in plain text", "and now?", "and then?"]
+
+
+async def test_an_encrypted_file_is_decrypted_and_one_that_was_changed_is_refused(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    says, room = Says("ok"), encrypted.rooms["1"]
+    text = base64.b64encode(b"the beans are in the shed").decode()
+    file = await asyncio.to_thread(encrypted.people.ask, "upload", encrypted.anna["device_id"], text)
+    changed = {**file, "hashes": {"sha256": base64.b64encode(bytes(32)).decode().rstrip("=")}}
+    async with running(encrypted.settings, tmp_path, says):
+        for number, one in enumerate((file, changed), 1):
+            more = {"msgtype": "m.file", "filename": "notes.txt", "file": one}
+            await asyncio.to_thread(encrypted.tell, room, "notes.txt", **more)
+            await told(encrypted, room, number)
+    (saved,) = await asyncio.to_thread(lambda: list((tmp_path / "uploads").iterdir()))
+    assert saved.read_bytes() == b"the beans are in the shed"
+    assert "notes.txt could not be fetched" in says.asked[1]
+    assert not encrypted.server.has("beans")
+
+
+async def test_a_worker_whose_account_another_one_has_taken_over_encrypts_nothing(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    """As one that was frozen while its lease ran out: the same state of a key would encrypt twice."""
+    config, room = config_of(encrypted.settings), encrypted.rooms["1"]
+    store = SQLiteStore(tmp_path / "store.db")
+    workers: list[Any] = []
+    tasks = []
+    for _ in range(2):
+        channel, options = await asyncio.to_thread(make_channel, config)
+        reporter, previews = Reporter(store, config.name, options, None), Previews(store, config, channel, None)
+        inbox = ChannelInbox(store, config, channel, {}, {}, None, reporter, previews)
+        workers.append(channel)
+        tasks.append(asyncio.create_task(channel.receive(inbox)))
+        await found(lambda: _of_length(store, "matrix", 2))  # the status and the cursor
+        await store.set_channel_state("matrix", "status", None)
+    frozen, other = workers
+    with pytest.raises(Later, match="another worker has the keys"):
+        await frozen.send(Part(chat=room, text="hello", plain="hello"), "1")
+    assert await asyncio.to_thread(encrypted.sent, room) == []
+    await other.send(Part(chat=room, text="hello", plain="hello"), "1")
+    assert [one["body"] for one in await told(encrypted, room, 1)] == ["hello"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for channel in workers:
+        await channel.close()
+    await store.close()
+
+
+async def _of_length(store: SQLiteStore, space: str, number: int) -> dict[str, str]:
+    state = await store.channel_state(space)
+    return state if len(state) >= number else {}
+
+
+async def _is_empty(store: SQLiteStore, space: str) -> bool:
+    return not await store.channel_state(space)
+
+
+async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
+    """What `everloop channels` shows."""
+    keys = {key: network.settings[key] for key in ("server", "token", "allow", "encryption", "trust")}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    (folder / "config.toml").write_text("\n".join(["[channels.matrix]", *lines]))
+    done = await everloop("channels", "list", "--store", str(folder / "store.db"))
+    assert done.status == 0, done.err
+    return done.out

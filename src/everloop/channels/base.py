@@ -17,6 +17,12 @@ from ..errors import ConfigError
 Repeats = Literal["key", "window", "none"]
 Form = Literal["plain", "markdown", "html", "telegram", "slack"]
 Unit = Literal["characters", "utf16", "bytes"]
+StateRow = tuple[str, str, str | None]  # space, key and value; None for no value
+
+
+def space_of(channel: str, space: str) -> str:
+    """The name under which the store has a space of a channel."""
+    return f"{channel}:{space}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +125,6 @@ class Never(Exception):
 
 class NoFile(Exception):
     """The network does not take this file, and the part with it was not sent: the chat is told so instead."""
-
-
-StateRow = tuple[str, str, str | None]  # space, key and value; None for no value
-
-
-def space_of(channel: str, space: str) -> str:
-    """The name under which the store has a space of a channel."""
-    return f"{channel}:{space}"
 
 
 class Inbox(Protocol):

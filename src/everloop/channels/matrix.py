@@ -7,6 +7,7 @@ is read from the room's history. A part is sent under its key as the transaction
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from functools import partial
@@ -17,9 +18,10 @@ import msgspec
 
 from ..errors import ConfigError, StoreError
 from ..text import one_line
+from ..threads import in_thread
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from .http import HttpClient
-from .matrix_devices import ROOMS, DeviceLists, Name, ToDevice
+from .matrix_devices import FIRST_USE, ROOMS, STRICT, DeviceLists, Name, ToDevice
 
 if TYPE_CHECKING:
     from .matrix_crypto import Crypto, RoomSession
@@ -28,9 +30,11 @@ log = logging.getLogger(__name__)
 API = "/_matrix/client/v3"
 MEDIA = "/_matrix/client/v1/media"
 POLL_SECONDS = 30
+CONFIRM_SECONDS = 5  # while messages wait for their device to be confirmed
 MARGIN_SECONDS = 20.0
 CALL_SECONDS = 30.0
 TYPING_SECONDS = 6
+KEYS_SECONDS = 30.0  # until the keys are read, after a start
 TIMELINE = 50  # events of a room in a sync; more are read from its history
 MOST_MISSED = 1000  # events of a room that are read so
 FILTER = {
@@ -148,10 +152,11 @@ class Matrix:
         self._direct: dict[str, bool] = {}  # rooms with one other person
         self._told: set[str] = set()  # rooms of which the log says that messages there are left out
         self._encrypts = options.flag("encryption", False)
-        self._strict = options.text("trust", "first-use", choices=("first-use", "confirmed")) == "confirmed"
+        self._strict = options.text("trust", FIRST_USE, choices=(FIRST_USE, STRICT)) == STRICT
         if self._encrypts:
             _import_crypto(options)
         self._crypto: Crypto | None = None
+        self._has_keys = asyncio.Event()
         self._sessions: dict[str, RoomSession] = {}  # that encrypt, by their rooms
         self._encrypted: dict[str, dict[str, Any]] = {}  # the settings of encrypted rooms
         self._plain: set[str] = set()  # rooms that are not encrypted
@@ -166,7 +171,7 @@ class Matrix:
         since = await inbox.cursor()
         await inbox.ready()
         while True:
-            synced = await self._sync(since, POLL_SECONDS if since else 0)
+            synced = await self._sync(since, self._poll_seconds() if since else 0)
             await self._take_keys(synced)
             await self._join_invites(synced.rooms, inbox)
             for room, joined in synced.rooms.join.items():
@@ -183,12 +188,14 @@ class Matrix:
         if not who.device_id:
             raise Never("the token has no device, which encryption needs: log in for one (docs/channels.md)")
         self._crypto = None
+        self._has_keys.clear()
         self._encrypted = {room: msgspec.json.decode(text) for room, text in (await inbox.state(ROOMS)).items()}
         self._plain.clear()
         me = Name(who.user_id, who.device_id)
         crypto = Crypto(self.name, me, self._strict, self._call, inbox, self._sessions)
         await crypto.open()
         self._crypto = crypto
+        self._has_keys.set()
 
     async def _take_keys(self, synced: Synced) -> None:
         """Take the keys that a sync has, before the messages that need them."""
@@ -208,6 +215,10 @@ class Matrix:
                 if (message := await self._received(one.room, opened)) is not None:
                     await inbox.accept(message)
                 await self._crypto.forget(one.event_id)
+
+    def _poll_seconds(self) -> int:
+        waits = self._strict and self._crypto is not None and self._crypto.waiting
+        return CONFIRM_SECONDS if waits else POLL_SECONDS
 
     async def _sync(self, since: str, seconds: int) -> Synced:
         asked = {"timeout": str(1000 * seconds), "filter": msgspec.json.encode(FILTER).decode()}
@@ -330,12 +341,12 @@ class Matrix:
             return None  # notices are written by programs
         files: tuple[Attachment, ...] = ()
         if kind not in ("m.text", "m.emote"):  # a file, whose name is the text where it has no caption
-            name, url, info = content.get("filename"), content.get("url"), content.get("info")
+            name, info = content.get("filename"), content.get("info")
             size = info.get("size") if isinstance(info, dict) else None
             title = name if isinstance(name, str) else text
             text = text if isinstance(name, str) and name != text else ""
-            url = url if isinstance(url, str) else ""
-            files = (Attachment(title, partial(self._download, url), size if isinstance(size, int) else None),)
+            read = partial(self._read_file, content)
+            files = (Attachment(title, read, size if isinstance(size, int) else None),)
         thread = relation.get("event_id") if relation.get("rel_type") == "m.thread" else ""
         mentions = content.get("m.mentions")
         named = isinstance(mentions, dict) and self._me in (mentions.get("user_ids") or [])
@@ -352,8 +363,22 @@ class Matrix:
             files=files,
         )
 
+    async def _read_file(self, content: dict[str, Any], limit: int) -> bytes:
+        """Read the file of a message; in encrypted rooms it is encrypted, too."""
+        if self._encrypts and "file" in content:
+            from .matrix_files import EncryptedFile, decrypted
+
+            try:
+                file = msgspec.convert(content["file"], EncryptedFile)
+            except msgspec.ValidationError:
+                raise Never("no encrypted file") from None
+            data = await self._download(file.url, limit)
+            return data if len(data) > limit else await in_thread(decrypted, data, file)
+        url = content.get("url")
+        return await self._download(url if isinstance(url, str) else "", limit)
+
     async def _download(self, url: str, limit: int) -> bytes:
-        """Read a file by its address, such as mxc://example.org/abc."""
+        """Read what is at an address such as mxc://example.org/abc."""
         if not (found := re.fullmatch(r"mxc://([^/\s?#]+)/([A-Za-z0-9_-]+)", url)):
             raise Never("no address of a file")
         target = f"{self._client.target.rstrip('/')}{MEDIA}/download/{quote(found[1], safe=':')}/{found[2]}"
@@ -390,6 +415,9 @@ class Matrix:
 
     async def _encrypted_content(self, room: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The type and content of the event that is sent: in an encrypted room, an encrypted one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEYS_SECONDS):
+                await self._has_keys.wait()
         if (crypto := self._crypto) is None:
             raise Later(1.0, "the keys are not read yet")
         try:
@@ -411,6 +439,8 @@ class Matrix:
             await self.close()
 
     async def close(self) -> None:
+        self._crypto = None  # another worker may change the keys from now on
+        self._has_keys.clear()
         await asyncio.gather(self._poll_client.close(), self._client.close())
 
     async def _call(

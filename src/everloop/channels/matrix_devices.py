@@ -17,9 +17,11 @@ from ..text import one_line
 from .base import StateRow, space_of
 
 if TYPE_CHECKING:
+    from ..config import ChannelConfig
     from ..store.base import Store
 
 DEVICES, KEYS, ROOMS, WAITING = "devices", "keys", "rooms", "waiting"  # spaces of the channel's state
+FIRST_USE, STRICT = "first-use", "confirmed"  # how devices are trusted
 SEEN, CONFIRMED = "device:", "confirmed:"
 OWN = "own"  # this device, for people: its id and fingerprint
 LONGEST_NAME = 255
@@ -138,8 +140,9 @@ async def confirm(store: Store, channel: str, user: str, id: str, remove: bool =
     return f"The device {id} of {user} {done}."
 
 
-async def encryption_facts(store: Store, channel: str) -> dict[str, Any] | None:
+async def encryption_facts(store: Store, config: ChannelConfig) -> dict[str, Any] | None:
     """What is known of a channel's encryption; None when it has no keys."""
+    channel = config.name
     if (own := (await store.channel_state(space_of(channel, KEYS))).get(OWN)) is None:
         return None
     id, fingerprint = own.split(" ")
@@ -147,7 +150,7 @@ async def encryption_facts(store: Store, channel: str) -> dict[str, Any] | None:
     confirmed = confirmed_in(state)
     for key in sorted(_keys(state, SEEN)):
         device = msgspec.json.decode(state[SEEN + key], type=Device)
-        if not device.gone and confirmed.get(_name(key)) != device.ed25519:
+        if config.options.get("trust") == STRICT and not device.gone and confirmed.get(_name(key)) != device.ed25519:
             waiting.append({"user": _name(key).user, "device": _name(key).id, "fingerprint": device.ed25519})
     unread = await store.channel_state(space_of(channel, WAITING))
     reasons = [msgspec.json.decode(value)["reason"] for value in unread.values()]

@@ -73,6 +73,7 @@ async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
     """What is known of a channel, from the settings and from the store."""
     from ..channels.access import Pairings
     from ..channels.factory import make_channel
+    from ..channels.matrix_devices import encryption_facts
     from ..channels.runner import STATUS, Status, lease_of
     from ..store.peers import process_of
 
@@ -99,6 +100,7 @@ async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
         "error": problem or (status.error if status is not None else ""),
         "since": status.at if status is not None else None,
         "dead": len(await store.dead_letters(config.name, 1000)),
+        "encryption": await encryption_facts(store, config),
     }
 
 
@@ -112,9 +114,33 @@ def _shown(facts: dict[str, Any]) -> list[str]:
     for one in facts["pending"]:
         who = f"{one['sender']} {one['name']}".strip()
         lines.append(f"  {who} wants to be paired: everloop channels pair {one['code']}")
+    if facts["encryption"] is not None:
+        lines += _encryption_shown(facts["name"], facts["encryption"])
     if facts["dead"]:
         lines.append(f"  {facts['dead']} could not be delivered: everloop channels dead {facts['name']}")
     return lines
+
+
+def _encryption_shown(channel: str, facts: dict[str, Any]) -> list[str]:
+    from ..channels.matrix_devices import grouped
+
+    lines = [f"  encrypts as device {facts['device']}, fingerprint {grouped(facts['fingerprint'])}"]
+    lines += [
+        f"  {one['user']} has device {one['device']}, fingerprint {grouped(one['fingerprint'])}, not confirmed: "
+        f"everloop channels trust {channel} {one['user']} {one['device']}"
+        for one in facts["unconfirmed"]
+    ]
+    unread = facts["unread"]
+    return lines + [f"  {unread.count(why)} cannot be read yet: {why}" for why in sorted(set(unread))]
+
+
+async def _trust(config: Config, options: argparse.Namespace) -> int:
+    from ..channels.matrix_devices import confirm
+
+    one = _configured(config, options.name)
+    async with _store(config) as store:
+        print(printable(await confirm(store, one.name, options.user, options.device, options.remove)))
+    return 0
 
 
 async def _test(config: Config, options: argparse.Namespace) -> int:
@@ -206,6 +232,7 @@ ACTIONS = {
     "test": _test,
     "pair": _pair,
     "unpair": _unpair,
+    "trust": _trust,
     "dead": _dead,
     "resend": _resend,
 }

@@ -101,6 +101,9 @@ def _mark(db: sqlite3.Connection) -> Contents:
     # An answer to one of these may have been sent, by the outbox or by a turn that was still to end.
     unsent = db.execute("UPDATE outbox SET worker = NULL, tries = tries + 1 WHERE sent_at IS NULL").rowcount
     db.execute("UPDATE inbox SET data = json_set(data, '$.restored', json('true')) WHERE state <> 'done'")
+    # A state of an Olm session that is behind what was sent must not encrypt again.
+    decrypts_only = """UPDATE channel_state SET value = replace(value, '"encrypts":true', '"encrypts":false')"""
+    db.execute(f"{decrypts_only} WHERE channel LIKE '%:keys' AND key LIKE 'olm:%'")
     cut_off = 0
     for session, turn, first in db.execute(OPEN_TURNS).fetchall():
         sql = "SELECT data FROM entry WHERE session = ? AND seq >= ? AND turn = ? ORDER BY seq"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import grp
+import mimetypes
 import os
 import pwd
 import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -132,6 +133,10 @@ class MailNetwork:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def say(self, chat: str, text: str, **headers: str) -> None:
+        await self.attach(chat, [], text, **headers)
+
+    async def attach(self, chat: str, files: Sequence[tuple[str, bytes]], text: str, **headers: str) -> None:
+        """A person sends files."""
         mail = EmailMessage()
         self._number += 1
         given = {
@@ -146,6 +151,9 @@ class MailNetwork:
             if value:
                 mail[name] = value
         mail.set_content(text)
+        for name, data in files:
+            kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            mail.add_attachment(data, *kind.split("/"), filename=name)
         path = self._folder / "mail" / "tmp" / f"{self._number}.mail"
         path.write_bytes(mail.as_bytes())
         if os.getuid() == 0:

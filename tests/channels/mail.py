@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import grp
+import mimetypes
 import os
 import pwd
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from email import message_from_bytes, policy
 from email.message import EmailMessage
@@ -122,6 +123,10 @@ class MailNetwork:
             yield self
 
     async def say(self, chat: str, text: str, **headers: str) -> None:
+        await self.attach(chat, [], text, **headers)
+
+    async def attach(self, chat: str, files: Sequence[tuple[str, bytes]], text: str, **headers: str) -> None:
+        """A person sends files."""
         mail = EmailMessage()
         self._number += 1
         given = {
@@ -136,6 +141,9 @@ class MailNetwork:
             if value:
                 mail[name] = value
         mail.set_content(text)
+        for name, data in files:
+            kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            mail.add_attachment(data, *kind.split("/"), filename=name)
         path = self._folder / "mail" / "tmp" / f"{self._number}.mail"
         path.write_bytes(mail.as_bytes())
         if os.getuid() == 0:

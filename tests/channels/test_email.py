@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from everloop.channels import email
 from everloop.channels.email import received
 from everloop.channels.text import MARK
 from everloop.testing.channels import conform, running
@@ -108,7 +111,86 @@ def test_what_is_quoted_and_signed_is_left_out() -> None:
         b"From: Anna <anna@example.org>\r\nMessage-ID: <1@x>\r\nSubject: x\r\nIn-Reply-To: <0@x>\r\n\r\n"
         b"Yes, please.\r\n\r\nOn Monday, Agent wrote:\r\n> Shall I?\r\n> Really?\r\n\r\n-- \r\nAnna\r\n"
     )
-    message = received(data, AGENT, "none", "f")
+    message = received(data, len(data), own=AGENT, auth_server="none", fallback="f")
     assert message is not None
     assert (message.text, message.sender, message.thread) == ("Yes, please.", ANNA, "<0@x>")
-    assert received(b"\xff\xfe broken", AGENT, "none", "f") is None
+    assert received(b"\xff\xfe broken", 9, own=AGENT, auth_server="none", fallback="f") is None
+
+
+async def test_attachments_come_into_the_workspace_within_their_size(mail: MailNetwork, tmp_path: Path) -> None:
+    mail.settings["media_mb"] = 2
+    says = Says("thanks")
+    files = [("the beans.txt", b"ripe"), ("../../canary.bin", b"x" * 1_500_000), ("huge.bin", b"x" * 2_100_000)]
+    async with running(mail.settings, tmp_path, says):
+        await mail.attach(ANNA, files, "Look at these.")
+        await until(lambda: mail.mails)
+    saved = await asyncio.to_thread(lambda: {one.name.partition("-")[2][13:]: one for one in uploads_in(tmp_path)})
+    assert sorted(saved) == ["canary.bin", "the-beans.txt"]
+    assert await asyncio.to_thread(saved["the-beans.txt"].read_bytes) == b"ripe"
+    assert await asyncio.to_thread(lambda: saved["canary.bin"].stat().st_size) == 1_500_000
+    assert says.asked == [
+        "Look at these.\n\n[huge.bin is larger than 2 MB, and was not taken.]"
+        f"\n[attachment: {saved['the-beans.txt']}]\n[attachment: {saved['canary.bin']}]"
+    ]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"From": "eve@example.net", "Authentication_Results": "mx.home.test; dkim=pass header.d=example.net"},
+        {"Authentication_Results": "mx.home.test; dkim=fail header.d=example.org"},
+    ],
+)
+async def test_an_attachment_of_a_stranger_is_neither_read_nor_kept(
+    mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: dict[str, str]
+) -> None:
+    read: list[int] = []
+    fetch_one = email._fetch_one
+
+    def counted(server: Any, uid: int, most: int) -> email.Mail:
+        read.append(most)
+        return fetch_one(server, uid, most)
+
+    monkeypatch.setattr(email, "_fetch_one", counted)
+    async with running(mail.settings, tmp_path, Says("hello")):
+        await mail.attach(ANNA, [("canary.bin", b"x" * 1_500_000)], "first", **forged)
+        await mail.attach(BERT, [("notes.txt", b"y" * 1_500_000)], "second")
+        await until(lambda: mail.mails)
+    assert [one["To"] for one in mail.mails] == [BERT]
+    assert [one.name[-9:] for one in await asyncio.to_thread(uploads_in, tmp_path)] == ["notes.txt"]
+    assert read == [email.LARGEST_HEAD, email.LARGEST_HEAD, email.LARGEST]
+
+
+async def test_a_mail_that_is_too_large_is_answered_without_its_files(
+    mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(email, "LARGEST", 1_200_000)
+    says = Says("thanks")
+    async with running(mail.settings, tmp_path, says):
+        await mail.attach(ANNA, [("huge.bin", b"x" * 1_500_000)], "Look.")
+        await until(lambda: mail.mails)
+    assert says.asked == ["Look.\n\n[The mail is too large: what is attached to it was not taken.]"]
+    assert await asyncio.to_thread(uploads_in, tmp_path) == []
+
+
+def test_pictures_in_the_text_and_attached_mails_are_files_and_signatures_are_not() -> None:
+    data = (
+        b"From: Anna <anna@example.org>\r\nMessage-ID: <1@x>\r\nMIME-Version: 1.0\r\n"
+        b"Content-Type: multipart/mixed; boundary=A\r\n\r\n"
+        b"--A\r\nContent-Type: multipart/related; boundary=B\r\n\r\n"
+        b"--B\r\nContent-Type: multipart/alternative; boundary=C\r\n\r\n"
+        b"--C\r\nContent-Type: text/plain\r\n\r\nhello\r\n"
+        b"--C\r\nContent-Type: text/html\r\n\r\n<p>hello</p>\r\n--C--\r\n"
+        b"--B\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: base64\r\n\r\niVBO\r\n--B--\r\n"
+        b"--A\r\nContent-Type: message/rfc822\r\n\r\nSubject: within\r\n\r\ndeep\r\n"
+        b"--A\r\nContent-Type: text/plain; name*=UTF-8''b%C3%BCcher.txt\r\n\r\nbooks\r\n"
+        b"--A\r\nContent-Type: application/pgp-signature; name=signature.asc\r\n\r\nxyz\r\n--A--\r\n"
+    )
+    message = received(data, len(data), own=AGENT, auth_server="none", fallback="f")
+    assert message is not None
+    assert message.text == "hello"
+    assert [(one.name, one.size) for one in message.files] == [("file.png", 3), ("file.eml", 21), ("bücher.txt", 5)]
+
+
+def uploads_in(folder: Path) -> list[Path]:
+    return sorted((folder / "uploads").iterdir()) if (folder / "uploads").exists() else []

@@ -62,6 +62,19 @@ async def test_a_picture_and_a_file_go_out_after_their_text(kind: str, tmp_path:
     ]
 
 
+async def test_the_agent_of_another_owner_sends_files_of_its_own_workspace(tmp_path: Path) -> None:
+    workspace = tmp_path / "home" / "owners" / "anna" / "workspace"
+    await asyncio.to_thread(workspace.mkdir, parents=True)
+    (workspace / "a.txt").write_text("of anna")
+    (tmp_path / "a.txt").write_text("of the owner of the server")
+    async with FakeTelegram().running() as telegram:
+        telegram.settings["owner"] = "anna"
+        async with running(telegram.settings, tmp_path, sends("a.txt")):
+            await telegram.say("7", "go")
+            await until(lambda: "Done." in telegram.heard("7"))
+    assert telegram.uploads == [("7", "document", "a.txt", b"of anna")]
+
+
 async def test_a_picture_that_telegram_cannot_show_goes_out_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     async with FakeTelegram().running() as telegram, running(telegram.settings, tmp_path, sends("broken.png")):

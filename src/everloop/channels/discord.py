@@ -21,7 +21,7 @@ import msgspec
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
 from .discord_types import Failure, File, Frame, Gateway, Hello, Interaction, Message, Ready, SentMessage, User
-from .http import UPLOAD_SECONDS, HttpClient, download_from, multipart
+from .http import UPLOAD_SECONDS, HttpClient, download_from, form_of
 from .websocket import Closed, WebSocket, connected
 
 API = "https://discord.com/api/v10"
@@ -308,7 +308,7 @@ class Discord:
         seconds = CALL_SECONDS
         if files:
             named = {f"files[{number}]": file for number, file in enumerate(files)}
-            headers["Content-Type"], body = multipart({"payload_json": body.decode()}, named)
+            headers["Content-Type"], body = form_of({"payload_json": body.decode()}, named)
             seconds = UPLOAD_SECONDS
         target = self._client.target.rstrip("/") + path
         # Nothing is sent twice by a repeat: a message has its nonce.

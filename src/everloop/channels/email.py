@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import imaplib
+import mimetypes
 import re
 import select
 import smtplib
@@ -16,16 +17,18 @@ import ssl
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from email.utils import formatdate, getaddresses, parseaddr
+from functools import partial
 from html.parser import HTMLParser
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..text import one_line
 from ..threads import in_thread
-from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 25 * 60.0  # servers end an IDLE after half an hour
-LARGEST = 1_000_000  # bytes of a mail that are read; what is behind them is mostly attachments
+LARGEST_HEAD = 1_000_000  # bytes of every mail that are read: what is behind them is mostly attachments
+LARGEST = 36_000_000  # bytes of a mail that are read if its sender is known
 LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers take mails of 25 MB, in which files are longer
 AT_ONCE = 50
 SUBJECT = "A message"
@@ -85,17 +88,25 @@ class Email:
             last = await self._begin(server, inbox)
             await inbox.ready()
             while True:
-                for uid, data in await in_thread(_fetch, server, last[1]):
-                    if (message := received(data, self._address, self._auth_server, f"{last[0]}:{uid}")) is not None:
+                for mail in await in_thread(_fetch, server, last[1]):
+                    if (message := await self._received(mail, last[0], server, inbox)) is not None:
                         await inbox.accept(message)
-                    last = (last[0], uid)
-                    await inbox.keep_cursor(f"{last[0]}:{uid}")
+                    last = (last[0], mail.uid)
+                    await inbox.keep_cursor(f"{last[0]}:{mail.uid}")
                 if not await in_thread(_has_new, server, last[1]):
                     await in_thread(_idle, server)
         except (imaplib.IMAP4.error, ssl.SSLError) as error:
             raise OSError(one_line(str(error), 200)) from None
         finally:
             connection.close()
+
+    async def _received(self, mail: Mail, validity: int, server: imaplib.IMAP4, inbox: Inbox) -> Received | None:
+        """The message that a mail is. A large one is read to its end only if its sender is known."""
+        read = partial(received, own=self._address, auth_server=self._auth_server, fallback=f"{validity}:{mail.uid}")
+        message = await in_thread(read, mail.data, mail.size)
+        if message is None or mail.size <= len(mail.data) or not await inbox.knows(message.sender):
+            return message
+        return await in_thread(lambda: read(_fetch_one(server, mail.uid, LARGEST).data, mail.size))
 
     async def check(self) -> str:
         """Log in at both servers."""
@@ -245,16 +256,28 @@ def _has_new(server: imaplib.IMAP4, last: int) -> bool:
     return bool(_uids(server, last))
 
 
-def _fetch(server: imaplib.IMAP4, last: int) -> list[tuple[int, bytes]]:
+class Mail(NamedTuple):
+    """A mail of the mailbox, as far as it was read."""
+
+    uid: int
+    data: bytes
+    size: int  # of the whole mail
+
+
+def _fetch(server: imaplib.IMAP4, last: int) -> list[Mail]:
     """The next mails, oldest first."""
-    mails = []
-    for uid in _uids(server, last)[:AT_ONCE]:
-        status, data = server.uid("FETCH", str(uid), f"(BODY.PEEK[]<0.{LARGEST}>)")
-        if status != "OK":
-            raise OSError(f"IMAP: {one_line(str(data), 100)}")
-        bodies = [part[1] for part in data if isinstance(part, tuple)]
-        mails.append((uid, bodies[0] if bodies else b""))
-    return mails
+    return [_fetch_one(server, uid, LARGEST_HEAD) for uid in _uids(server, last)[:AT_ONCE]]
+
+
+def _fetch_one(server: imaplib.IMAP4, uid: int, most: int) -> Mail:
+    status, data = server.uid("FETCH", str(uid), f"(RFC822.SIZE BODY.PEEK[]<0.{most}>)")
+    if status != "OK":
+        raise OSError(f"IMAP: {one_line(str(data), 100)}")
+    bodies = [part[1] for part in data if isinstance(part, tuple)]
+    words = b" ".join(part[0] if isinstance(part, tuple) else part for part in data if part)
+    size = re.search(rb"RFC822\.SIZE (\d+)", words)
+    body = bodies[0] if bodies else b""
+    return Mail(uid, body, int(size[1]) if size else len(body))
 
 
 def _idle(server: imaplib.IMAP4) -> None:
@@ -278,8 +301,8 @@ def _idle(server: imaplib.IMAP4) -> None:
 # ---------------------------------------------------------------------------------------------------- one mail
 
 
-def received(data: bytes, own: str, auth_server: str, fallback: str) -> Received | None:
-    """The message that a mail is; None for what no person wrote, or what may not be from its sender."""
+def received(data: bytes, size: int, *, own: str, auth_server: str, fallback: str) -> Received | None:
+    """The message that a mail of this size is; None for what no person wrote, or what may not be from its sender."""
     mail = message_from_bytes(data, policy=policy.default)
     senders = [address for _, address in getaddresses([_header(mail, "From")]) if "@" in address]
     if len(senders) != 1 or _is_automatic(mail, senders[0]) or senders[0].lower() == own.lower():
@@ -290,6 +313,9 @@ def received(data: bytes, own: str, auth_server: str, fallback: str) -> Received
     references = _header(mail, "References").split() or _header(mail, "In-Reply-To").split()
     subject = one_line(_header(mail, "Subject"), 200)
     text = body_of(mail)
+    is_whole = size <= len(data)
+    if not is_whole:
+        text = f"{text}\n\n[The mail is too large: what is attached to it was not taken.]".strip()
     if subject and not references and not text.startswith("/"):
         text = f"Subject: {subject}\n\n{text}"
     extra = {
@@ -305,6 +331,7 @@ def received(data: bytes, own: str, auth_server: str, fallback: str) -> Received
         text=text,
         thread=(references[0] if references else id)[:200],
         extra=extra,
+        files=tuple(attachments_of(mail)) if is_whole else (),
     )
 
 
@@ -369,12 +396,40 @@ def body_of(mail: object) -> str:
         text = str(found.get_content()) if found is not None else ""
         if found is not None and found.get_content_subtype() == "html":
             text = _text_of(text)
-        names = [str(part.get_filename() or part.get_content_type()) for part in mail.iter_attachments()]  # type: ignore[attr-defined]
     except Exception:  # a mail that the standard library cannot read
         return ""
-    text = _without_quotes(text.replace("\r\n", "\n"))
-    attached = "".join(f"\n\n[{one_line(name, 80)} was attached, which I cannot open here.]" for name in names[:10])
-    return f"{text}{attached}".strip()
+    return _without_quotes(text.replace("\r\n", "\n")).strip()
+
+
+def attachments_of(mail: object) -> list[Attachment]:
+    """The files of a mail: all that is neither a form of its text nor a signature, pictures in the text too."""
+    found: list[Attachment] = []
+    try:
+        bodies = [mail.get_body((kind,)) for kind in ("plain", "html")]  # type: ignore[attr-defined]
+        for part in _leaves(mail):
+            if any(part is body for body in bodies) or part.get_content_subtype().endswith("-signature"):
+                continue
+            is_mail = part.get_content_type() == "message/rfc822"
+            data = part.get_content().as_bytes() if is_mail else part.get_payload(decode=True)
+            name = part.get_filename() or f"file{mimetypes.guess_extension(part.get_content_type()) or ''}"
+            found.append(_attachment(str(name), data or b""))
+    except Exception:  # a mail that the standard library cannot read
+        return found
+    return found
+
+
+def _attachment(name: str, data: bytes) -> Attachment:
+    async def read(limit: int) -> bytes:
+        return data[: limit + 1]
+
+    return Attachment(name, read, len(data))
+
+
+def _leaves(part: Any) -> list[Any]:
+    """The parts of a mail that have no parts; a mail within it is one."""
+    if part.get_content_maintype() != "multipart":
+        return [part]
+    return [leaf for inner in part.iter_parts() for leaf in _leaves(inner)]
 
 
 def _without_quotes(text: str) -> str:

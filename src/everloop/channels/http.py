@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..providers.forms import FormFile, form_body, form_type, new_boundary
 from ..providers.http import ConnectionBroke, Pool, origin_of, proxy_for, read_up_to, retry_after
 from ..threads import in_thread
 from .base import Later, Never, OutgoingFile
@@ -118,24 +118,11 @@ class HttpClient:
         return head.encode("latin-1", "replace")
 
 
-def multipart(fields: Mapping[str, str], files: Mapping[str, OutgoingFile]) -> tuple[str, bytes]:
+def form_of(fields: Mapping[str, str], files: Mapping[str, OutgoingFile]) -> tuple[str, bytes]:
     """A form with files: its content type, and its body."""
-    boundary = secrets.token_hex(16)
-    parts: list[bytes] = []
-    for name, value in fields.items():
-        parts += [_part_head(boundary, name), value.encode()]
-    for name, file in files.items():
-        parts += [_part_head(boundary, name, file), file.data]
-    return f"multipart/form-data; boundary={boundary}", b"".join([*parts, f"\r\n--{boundary}--\r\n".encode()])
-
-
-def _part_head(boundary: str, name: str, file: OutgoingFile | None = None) -> bytes:
-    lines = ["", f"--{boundary}", f'Content-Disposition: form-data; name="{name}"']
-    if file is not None:
-        quoted = file.name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
-        lines[-1] += f'; filename="{quoted}"'
-        lines.append(f"Content-Type: {file.type}")
-    return "\r\n".join([*lines, "", ""]).encode("utf-8", "replace")
+    boundary = new_boundary()
+    given = {name: FormFile(file.name, file.type, file.data) for name, file in files.items()}
+    return form_type(boundary), form_body(fields, given, boundary)
 
 
 def _client_for(url: str, hosts: Sequence[str], home: HttpClient) -> HttpClient:

@@ -26,6 +26,7 @@ from ..bus import InboundMessage, Kind, Question
 from ..commands import kind_of
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
+from ..providers.transcription import is_recording
 from ..runtime.owners import Owners
 from ..runtime.streaming import SessionSubscriber
 from ..store.base import Delivery, Outgoing, SentPart, Store
@@ -111,15 +112,18 @@ class ChannelRunner:
         links: Mapping[str, Sequence[str]] | None = None,
         save: Save | None = None,
         outgoing: OutgoingFiles | None = None,
+        transcribes: bool = False,
     ) -> None:
         """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
-        share one session; `save` keeps the files that people send, and `outgoing` has those that the agent sends."""
+        share one session; `save` keeps the files that people send, and `outgoing` has those that the agent sends.
+        `transcribes` says that turns get the words of voice messages."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
         shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
         self._accounts = [
-            Account(store, self.worker, configs, shared, save, outgoing, follow, meters, *one) for one in channels
+            Account(store, self.worker, configs, shared, save, outgoing, transcribes, follow, meters, *one)
+            for one in channels
         ]
         self._peer = store.peer(self.worker, self._on_notice)
 
@@ -152,6 +156,7 @@ class Account:
         shared: Mapping[str, str],
         save: Save | None,
         outgoing: OutgoingFiles | None,
+        transcribes: bool,
         follow: Follow | None,
         meters: Meters | None,
         config: ChannelConfig,
@@ -164,7 +169,9 @@ class Account:
         self._channel = channel
         self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
-        self._inbox = ChannelInbox(store, config, channel, configs, shared, save, self._reporter, self._previews)
+        self._inbox = ChannelInbox(
+            store, config, channel, configs, shared, save, transcribes, self._reporter, self._previews
+        )
         self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
@@ -298,6 +305,7 @@ class ChannelInbox:
         configs: dict[str, ChannelConfig],
         shared: Mapping[str, str],
         save: Save | None,
+        transcribes: bool,
         reporter: Reporter,
         previews: Previews,
     ) -> None:
@@ -308,6 +316,7 @@ class ChannelInbox:
         self._can = channel.can
         self._configs = configs
         self._save = save
+        self._transcribes = transcribes
         self._shared = shared  # `channel:sender` → the person, whose direct chats are one session
         self._reporter = reporter
         self._questions = Questions(store, config.name)
@@ -375,6 +384,9 @@ class ChannelInbox:
         if message.files:
             kind = "message"
             await self._take_files(message, incoming)
+            if not self._transcribes and not incoming.content and all(map(is_recording, incoming.media)):
+                await self._say(message, _cannot_listen(incoming.media), "voice")
+                return True
         if message.group and kind == "message":
             incoming.content = f"{one_line(message.name or message.sender, 60)}: {incoming.content}"
         if kind != "message":
@@ -499,6 +511,11 @@ class ChannelInbox:
                 message, f"That was too fast: I take {most} messages a minute. Send it again later.", "rate"
             )
         return over > 0
+
+
+def _cannot_listen(recordings: Sequence[str]) -> str:
+    kept = ", ".join("/".join(path.split("/")[-2:]) for path in recordings)
+    return f"I cannot listen to voice messages: no transcription is set up here. The recording is kept as {kept}."
 
 
 def _is_usable(message: Received) -> bool:

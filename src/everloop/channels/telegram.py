@@ -20,7 +20,7 @@ import msgspec
 
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient, Reply, multipart
+from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
@@ -338,7 +338,7 @@ class Telegram:
         target = f"{client.target.rstrip('/')}/bot{self._token}/{method}"
         kind, body = "application/json", msgspec.json.encode(asked)
         if files is not None:
-            kind, body = multipart(asked, files)
+            kind, body = form_of(asked, files)
             seconds = UPLOAD_SECONDS
         reply = await client.post(target, {"Content-Type": kind}, body, seconds, method not in SENDING)
         answer = _envelope(reply)

@@ -125,7 +125,8 @@ def _run_channels(
     from ..tools.outgoing import OutgoingFiles
 
     outgoing = OutgoingFiles(owners.config.home)
-    return ChannelRunner(store, made, follower(owners), meters, owners.config.links, saver(owners), outgoing)
+    config, hears = owners.config, bool(owners.config.transcription_model)
+    return ChannelRunner(store, made, follower(owners), meters, config.links, saver(owners), outgoing, hears)
 
 
 async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

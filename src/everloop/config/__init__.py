@@ -207,6 +207,10 @@ class Config:
     memory_limit: int = key("context", 16_000, "characters of memory/MEMORY.md", at_least=1000)
     skills_limit: int = key("context", 8_000, "characters of the list of skills", at_least=500)
 
+    transcription_model: str = key("transcription", "", "the model that turns voice messages into text", key="model")
+    transcription_url: str = key("transcription", "", "its API; by default the provider's", key="base_url", url=True)
+    transcription_key: str = key("transcription", "", "its key", key="api_key", env="EVERLOOP_VOICE_KEY", secret=True)
+
     subagents: int = key("agent", 8, "sub-agents that may run at once", at_least=0)
     subagent_depth: int = key("agent", 2, "how deep sub-agents may nest", at_least=0)
     subagent_rounds: int = key("agent", 30, "rounds a sub-agent may take", at_least=1)

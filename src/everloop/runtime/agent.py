@@ -62,6 +62,7 @@ from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..observability.tracing import Tracer
+    from ..providers.transcription import Transcriber
     from ..tools.mcp.servers import McpServers
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class AgentLoop:
             trusted=settings.trusted,
         )
         self._mcp = mcp_servers(settings)
+        self._transcriber = _transcriber(settings)
         self._tasks = BackgroundTasks()
         self._owners = owners or Owners(settings, self.store, provider, no_other)
         self._dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
@@ -179,6 +181,7 @@ class AgentLoop:
             tasks=self._tasks,
             tracer=self._tracer,
             meters=self._owners.meters,
+            transcriber=self._transcriber,
         )
         self._feed: asyncio.Task[None] | None = None
         self._stopped = False
@@ -342,6 +345,8 @@ class AgentLoop:
         await self.rest()
         if self._mcp is not None:
             await self._mcp.close()
+        if self._transcriber is not None:
+            await self._transcriber.close()
 
     # ------------------------------------------------------------------------------------------ taking messages
 
@@ -621,13 +626,22 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
             private_hosts=(),
             message_to=(),
             mcp=(),
-            channels=(),
+            channels=tuple(dataclasses.replace(one, options={}) for one in config.channels if one.owner == owner),
             heartbeat_minutes=0.0,
         )
     bus = DurableBus(owners.store)
     return AgentLoop(
         bus, owners.provider, config.workspace, config=config, store=owners.store, owner=owner, owners=owners
     )
+
+
+def _transcriber(settings: Config) -> Transcriber | None:
+    """What turns voice messages into text; its code is imported only if the settings name a model for it."""
+    if not settings.transcription_model:
+        return None
+    from ..providers.transcription import make_transcriber
+
+    return make_transcriber(settings)
 
 
 def _workspace(home: Path, owner: str) -> Path:

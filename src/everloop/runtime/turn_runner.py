@@ -53,6 +53,7 @@ from .workspace import Places, Workspace, WorkspaceError
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
     from ..observability.tracing import Tracer
+    from ..providers.transcription import Transcriber
 
 log = logging.getLogger(__name__)
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
@@ -148,6 +149,7 @@ class TurnRunner:
     tasks: BackgroundTasks
     tracer: Tracer | None = None
     meters: Meters | None = None
+    transcriber: Transcriber | None = None
     _histories: Histories = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,6 +239,10 @@ class TurnRunner:
         """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
         message = claim.message
         text = message.content if spec.opening is None else clean(await spec.opening())
+        if message.media and self.transcriber is not None:
+            from .voice import with_transcripts
+
+            text = await with_transcripts(self.transcriber, text, message.media, self.workspace.reach)
         content = await in_thread(self.context.user_content, text, message.media)
         names_skills = message.by_a_person and message.task is None
         skills = await in_thread(self.context.skills_in, message.content) if names_skills else ""

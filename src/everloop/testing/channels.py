@@ -495,7 +495,8 @@ async def running(
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
     owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
     made, outgoing = [(config, channel, options)], OutgoingFiles(home.home)
-    runner = ChannelRunner(store, made, follower(owners), None, home.links, saver(owners), outgoing)
+    hears = bool(home.transcription_model)
+    runner = ChannelRunner(store, made, follower(owners), None, home.links, saver(owners), outgoing, hears)
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]
     try:
         yield store

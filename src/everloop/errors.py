@@ -19,5 +19,9 @@ class StoreError(EverloopError):
     """The store could not be read or written: full disk, corrupt or locked file."""
 
 
+class OwnerMoved(StoreError):
+    """The owner is in another database now, so the write was refused."""
+
+
 class StaleLease(StoreError):
     """Another worker has taken this session over, so the write was refused."""

@@ -227,6 +227,11 @@ def _add_upkeep(add: Add) -> None:
         "--files", metavar="HOME", help="copy the owner's folder, with workspace and memory, to this home"
     )
 
+    directory = add("directory", "directory", "which database each owner is in, where they are in several")
+    directory.add_argument("owner", metavar="OWNER", nargs="?", help="only this one")
+    directory.add_argument("store_of_owner", metavar="DSN", nargs="?", help="the database that a new owner gets")
+    directory.add_argument("--json", action="store_true", help="one JSON object a line")
+
     backup = add("backup", "backup", "copy the SQLite store into a file, while Everloop runs")
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
     backup.set_defaults(restore=False)

@@ -9,7 +9,6 @@ from pathlib import Path
 from ..config.sources import DSN, is_dsn
 from ..errors import EverloopError
 from ..store.tokens import checked_owner
-from ..text import counted
 from .common import OWNER, load_config
 
 
@@ -30,7 +29,8 @@ def command(options: argparse.Namespace) -> int:
                 raise EverloopError(f"the workspace cannot be copied ({error}): nothing was moved") from None
 
     source, target = DSN(options.source), DSN(options.target)
-    moved = move_owner(options.owner, source, target, copy_files, lease=config.lease_seconds)
+    directory = config.store_directory
+    moved = move_owner(options.owner, source, target, copy_files, lease=config.lease_seconds, directory=directory)
     for table, rows in moved.rows.items():
         print(f"{table:<13} {rows:>9}")
     logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
@@ -39,9 +39,9 @@ def command(options: argparse.Namespace) -> int:
     )
     if folders is not None:
         print(f"Files: {folders[0]} is copied to {folders[1]}; the first is still there.")
-    if moved.left:
-        print(f"{counted(moved.left, 'session')} came into being in {source} meanwhile: run it again.")
-    return 1 if moved.left else 0
+    if directory is not None:
+        print(f"The directory {directory} names {target} for {options.owner}.")
+    return 0
 
 
 def _folders(owner: str, home: Path, other: Path) -> tuple[Path, Path]:

@@ -21,9 +21,12 @@ from .service import at_work
 from .setup import with_model
 
 if TYPE_CHECKING:
+    from ..observability.metrics import Meters
+    from ..runtime.owners import Owners
     from ..server.app import Server
     from ..server.page_api import Services
     from ..store.base import Store
+    from .databases import Databases
 
 
 def command(options: argparse.Namespace) -> int:
@@ -102,6 +105,17 @@ def page_services(config: Config, store: Store) -> Services:
     )
 
 
+def _databases(config: Config, owners: Owners, meters: Meters, told: asyncio.Future[int]) -> Databases | None:
+    """The databases of a server with an owner directory."""
+    if config.store_directory is None:
+        return None
+    from .databases import Databases
+
+    databases = Databases(config, owners, meters, page_services)
+    told.add_done_callback(lambda _: databases.drain())
+    return databases
+
+
 async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
@@ -112,8 +126,11 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
     async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
-        server = Server(config, owners, meters, page_services(config, store))
-        addresses = await server.start()
+        databases = _databases(config, owners, meters, told)
+        server = (
+            databases.server if databases is not None else Server(config, owners, meters, page_services(config, store))
+        )
+        addresses = await (databases or server).start()
         for address in addresses:
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:
@@ -122,4 +139,8 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
             return await told
         finally:
             print("everloop: stopping; requests under way may end", file=sys.stderr, flush=True)
-            await server.stop(again)
+            if databases is None:
+                await server.stop(again)
+            else:
+                is_told = told.done() and not told.cancelled() and told.exception() is None
+                await databases.stop(drain if is_told and told.result() == 0 else 0.0, again)

@@ -88,7 +88,7 @@ async def at_work(
         if hurry.is_set() or late is None:
             store.hurry()
         if told.done() and not told.cancelled() and told.exception() is None and late is not None:
-            await _unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
+            await unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
         tasks = [task for task in (talk, work, pruning) if task is not None]
         for task in tasks:
             task.cancel()
@@ -129,7 +129,7 @@ def _run_channels(
     return ChannelRunner(store, made, follower(owners), meters, config.links, saver(owners), outgoing, hears)
 
 
-async def _unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+async def unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Await the work until it ends or `hurry` is set."""
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

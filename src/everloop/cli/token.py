@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 
 from ..config import Config
+from ..config.sources import DSN
 from ..errors import EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
@@ -26,14 +28,21 @@ def command(options: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: Config) -> AsyncIterator[Store]:
+async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
+    """The store that an owner's tokens are in; without an owner, all that have tokens."""
     from ..store.opening import store_at
 
-    store = store_at(config.store, config)
+    places: list[Path | DSN] = [config.store]
+    if config.store_directory is not None:
+        from ..store.postgres.directory import places_of
+
+        places = list(await places_of(config.store_directory, config.store, owner))
+    stores: list[Store] = [store_at(place, config) for place in places]
     try:
-        yield store
+        yield stores
     finally:
-        await store.close()
+        for store in stores:
+            await store.close()
 
 
 async def _add(config: Config, options: argparse.Namespace) -> int:
@@ -41,7 +50,7 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
     owner = _owner_of(name) if options.owner is None else checked_owner(options.owner)
     rights = checked_rights(part.strip() for part in options.rights.split(","))
     token = new_token()
-    async with _opened(config) as store:
+    async with _opened(config, owner) as (store,):
         first = not await store.tokens_exist()
         made = await store.add_token(name, owner, hash_of(token), rights, options.agent)
     print(token)
@@ -59,8 +68,8 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
 async def _list(config: Config, options: argparse.Namespace) -> int:
     found: list[Token] = []
     if config.store.exists():
-        async with _opened(config) as store:
-            found = await store.tokens()
+        async with _opened(config) as stores:
+            found = [token for store in stores for token in await store.tokens()]
     if options.json:
         for token in found:
             print(as_json({**asdict(token), "rights": sorted(token.rights)}))
@@ -73,9 +82,10 @@ async def _list(config: Config, options: argparse.Namespace) -> int:
 
 async def _revoke(config: Config, options: argparse.Namespace) -> int:
     if config.store.exists():
-        async with _opened(config) as store:
-            token = _meant(await store.tokens(), options.name)
-            await store.revoke_token(token.id)
+        async with _opened(config) as stores:
+            found = {token.id: (token, store) for store in stores for token in await store.tokens()}
+            token = _meant([token for token, _ in found.values()], options.name)
+            await found[token.id][1].revoke_token(token.id)
             print(f"Revoked {token.name} of {token.owner}.")
             return 0
     raise _unknown(options.name)

@@ -164,6 +164,9 @@ class Config:
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
     store: Path | DSN = key("", UnderHome(DEFAULT_STORE), "the database", env="EVERLOOP_STORE", flag=True)
     store_pool: DSN | None = key("", None, "the same database through PgBouncer; PostgreSQL", env="EVERLOOP_STORE_POOL")
+    store_directory: DSN | None = key(
+        "", None, "the database that says which database each owner is in; PostgreSQL", env="EVERLOOP_STORE_DIRECTORY"
+    )
     flush: Flush = key("", "needed", "which steps of a turn are flushed to the disk at once", choices=get_args(Flush))
 
     provider: str = key("provider", "", "which model API to use", key="name", env="EVERLOOP_PROVIDER", flag=True)

@@ -19,10 +19,11 @@ SCHEMES = ("postgresql:", "postgres:")
 # An address of another form is not interpreted: what looks like a host may be half of a password.
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.%-]*)(?::[0-9]*)?"
 _SHAPE = re.compile(
-    rf"postgres(?:ql)?://(?:(?P<user>[^:@/?#\s]*)(?::[^@/?#\s]*)?@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
-    r"(?P<name>/[^@:/?#\s]*)?(?:\?[^@#\s]*)?",
+    rf"postgres(?:ql)?://(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^@/?#\s]*))?@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
+    r"(?P<name>/[^@:/?#\s]*)?(?:\?(?P<options>[^@#\s]*))?",
     re.IGNORECASE,
 )
+_PASSWORD = re.compile(r"(?:^|&)password=[^&]*", re.IGNORECASE)
 
 
 def is_dsn(text: str) -> bool:
@@ -54,6 +55,27 @@ class DSN:
 
     def __hash__(self) -> int:
         return hash(self.secret)
+
+    @property
+    def without_password(self) -> str:
+        """The whole address but for the password, for other programs to connect with. "" if it is not well formed."""
+        if (found := _SHAPE.fullmatch(self.secret)) is None:
+            return ""
+        options = _PASSWORD.sub("", found["options"] or "").removeprefix("&")
+        user = f"{found['user']}@" if found["user"] else ""
+        return f"postgresql://{user}{found['hosts']}{found['name'] or ''}{'?' if options else ''}{options}"
+
+    def with_password_of(self, other: DSN) -> DSN:
+        """This address with the user and the password of another one, where it has none of its own."""
+        mine, theirs = _SHAPE.fullmatch(self.secret), _SHAPE.fullmatch(other.secret)
+        if mine is None or theirs is None or mine["password"] or mine["user"] not in (None, "", theirs["user"]):
+            return self
+        options = [mine["options"] or "", *_PASSWORD.findall(theirs["options"] or "")]
+        user = (theirs["user"] or "") + (f":{theirs['password']}" if theirs["password"] else "")
+        tail = "&".join(filter(None, (one.removeprefix("&") for one in options)))
+        return DSN(
+            f"postgresql://{user}{'@' if user else ''}{mine['hosts']}{mine['name'] or ''}{'?' if tail else ''}{tail}"
+        )
 
     def exists(self) -> bool:
         """Whether there may be something to read, which only its server knows."""

@@ -17,7 +17,7 @@ from ..actions import Park, next_action
 from ..bus import InboundMessage, Kind, StopRequest
 from ..commands import command_of
 from ..engine import Turn
-from ..errors import EverloopError, StaleLease, StoreError
+from ..errors import EverloopError, OwnerMoved, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid, Written
 from ..store.base import Busy, Claim, Incoming, Store, Waiting
 from ..store.peers import WORK
@@ -359,7 +359,7 @@ class Session:
             return bool(self.fresh) or self.again  # the answer to the question may have come just now
         except Exception as error:  # whatever it is, the waiter has to be told
             fail([submission] if submission else [], error)
-            if isinstance(error, StoreError):  # others may wait in the inbox
+            if isinstance(error, StoreError) and not isinstance(error, OwnerMoved):  # others may wait in the inbox
                 self._worker.retry(self.owner, self.key)
             return bool(self.fresh)
         if claim is None:

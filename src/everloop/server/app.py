@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -31,16 +32,28 @@ from .page_api import NO_SERVICES, PageApi, Services
 from .responses import health, model, models
 from .turns import Turns
 
+if TYPE_CHECKING:
+    from .placement import Database, Placement
+
 log = logging.getLogger("everloop.server")
 READY_SECONDS = 3.0  # for the store to accept a write; load balancers do not wait much longer
 READY_FRESH = 1.0  # seconds for which the result of one write is reused
 
 
 class Server:
-    """Serves OpenAI's API. `start` gives the URLs that it listens on."""
+    """Serves OpenAI's API. `start` gives the URLs that it listens on.
+
+    With a `placement`, it passes each request on to the server of the database that the request's owner is in; those do
+    not listen: `prepare` is enough for them.
+    """
 
     def __init__(
-        self, config: Config, owners: Owners, meters: Meters | None = None, services: Services = NO_SERVICES
+        self,
+        config: Config,
+        owners: Owners,
+        meters: Meters | None = None,
+        services: Services = NO_SERVICES,
+        placement: Placement | None = None,
     ) -> None:
         self._config = config
         self._owners = owners
@@ -52,7 +65,9 @@ class Server:
             per_minute=config.requests_per_minute,
             agent=config.server_agent,
         )
-        self.access = Access(owners.store, config.home)
+        self._placement = placement
+        find_token = placement.find_token if placement is not None else None
+        self.access = Access(owners.store, config.home, find_token)
         self._page = PageApi(
             owners,
             self.access,
@@ -71,18 +86,39 @@ class Server:
         config = self._config
         tokens = await self._owners.store.tokens()
         usable = any(token.revoked_at is None for token in tokens)
-        binding = await check_bind(config.host, usable)
+        # With a placement every request needs a token, and the tokens may be in another database.
+        binding = await check_bind(config.host, usable or self._placement is not None)
         self._is_local = binding.loopback
-        if tokens and not usable:
+        if tokens and not usable and self._placement is None:
             log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` makes one")
+        runner = await self._make_runner(binding.loopback)
+        return await runner.listen(binding, config.port, "--port")
+
+    async def prepare(self) -> Database:
+        """Be ready for requests that another server passes on."""
+        runner = await self._make_runner(loopback=False)
+        await runner.setup()
+        return self.database
+
+    @property
+    def database(self) -> Database:
+        """Its handlers, once it has started."""
+        from .placement import Database
+
+        assert self._runner is not None
+        assert self._guard is not None
+        return Database(self._runner.admit, self._guard, self._owners.store.token)
+
+    async def _make_runner(self, loopback: bool) -> Runner:
+        config = self._config
         await in_thread(web_files.files)
         app = self._app()
         self._guard = Guard(
             self._owners.store,
             hosts=(config.host, *config.server_hosts),
             origins=config.server_origins,
-            loopback=binding.loopback,
-            token_needed=config.server_tokens or not binding.loopback,
+            loopback=loopback,
+            token_needed=config.server_tokens or not loopback or self._placement is not None,
             body_limit=config.body_limit,
             at_once=config.at_once,
             at_once_each=config.at_once_each,
@@ -94,8 +130,9 @@ class Server:
             self._guard,
             shutdown_timeout=max(config.drain_seconds, 0.01),
             connections=connection_limit(config.at_once),
+            admit=self._placement.admit if self._placement is not None else None,
         )
-        return await self._runner.listen(binding, config.port, "--port")
+        return self._runner
 
     @property
     def is_local(self) -> bool:
@@ -107,8 +144,7 @@ class Server:
         not over by then stay open on disk."""
         if self._runner is None or self._guard is None:
             return
-        self._guard.closing = self._turns.stopping = True
-        self._page.stop()
+        self.refuse()
         cleanup = asyncio.ensure_future(self._runner.cleanup())
         if hurry is not None:
             hurried = asyncio.ensure_future(hurry.wait())
@@ -116,6 +152,13 @@ class Server:
             if not hurried.cancel():
                 self._runner.hurry()
         await cleanup
+
+    def refuse(self) -> None:
+        """Refuse new requests, and end feeds."""
+        if self._guard is not None:
+            self._guard.closing = True
+        self._turns.stopping = True
+        self._page.stop()
 
     def _app(self) -> web.Application:
         app = web.Application()

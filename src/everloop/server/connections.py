@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..messages import encode_json
 from . import errors
 from .errors import ApiError
-from .guard import REQUEST_ID, Guard, new_request_id
+from .guard import REQUEST_ID, Guard, Handler, new_request_id
 from .origins import Binding
 
 log = logging.getLogger("everloop.server")
@@ -57,9 +57,12 @@ class Runner(web.AppRunner):
         head_seconds: float = HEAD_SECONDS,
         send_seconds: float = SEND_SECONDS,
         connections: int = IDLE_CONNECTIONS,
+        admit: Handler | None = None,
     ) -> None:
+        """`admit` takes the requests in the place of the guard's own: it passes each on to this or another guard."""
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._guard = guard
+        self._admit = admit
         self._most = connections
         self._limits = (head_seconds, send_seconds)
         self._idle_seconds = idle_seconds
@@ -83,11 +86,12 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         admit = functools.partial(self._guard.admit, handler=made.request_handler)
+        self.admit: Handler = admit
         return _Server(
             self._guard,
             self._limits,
             self._most,
-            admit,
+            self._admit or admit,
             request_factory=made.request_factory,
             handler_cancellation=True,
             keepalive_timeout=self._idle_seconds,

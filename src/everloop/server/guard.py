@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from ..errors import StoreError
+from ..errors import OwnerMoved, StoreError
 from ..store.base import Store, Token
 from ..store.tokens import NOTED_EVERY, PREFIX, RIGHTS, USE, hash_of
 from . import errors
@@ -30,6 +30,7 @@ OWNER = web.RequestKey("owner", str)
 TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person of this machine
 VISITOR = web.RequestKey("visitor", Visitor)  # the visitor of the page who sent the request
 REQUEST_ID = web.RequestKey("request_id", str)
+MOVED = web.RequestKey("moved", bool)  # it was refused, and has done nothing: its owner is in another database now
 ORIGIN = web.RequestKey("origin", str)  # an origin that the settings allow
 
 T = TypeVar("T", bound=web.StreamResponse)
@@ -145,6 +146,7 @@ class Guard:
         try:
             return await self._check(request, handler)
         except ApiError as error:
+            request[MOVED] = isinstance(error.__cause__, OwnerMoved)
             return self.refusal(request, error)
         except web.HTTPException as error:
             if error.status < 400:

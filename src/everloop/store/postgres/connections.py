@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ...config.sources import DSN
-from ...errors import EverloopError, StoreError
+from ...errors import EverloopError, OwnerMoved, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from . import prepared
 from .lone_writes import LoneWrite, MustTransact
@@ -81,6 +81,7 @@ MARK = f"UPDATE lane SET number = %s, at = {NOW}, result = NULL WHERE id = %s AN
 RESOLVE = f"""UPDATE lane SET number = CASE WHEN number < %s THEN %s ELSE number END, at = {NOW}
     WHERE id = %s RETURNING number, result"""
 UNMARKED = "EL001"  # raised by a lone write whose thread's row is gone
+MOVED = "EL002"  # raised for an owner who is in another database now
 READ_ONLY = "25006"  # a standby, or a primary that is one now
 CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be repeated
 TRIES = 10
@@ -141,6 +142,8 @@ def explain(dsn: DSN, error: Exception) -> Exception:
     if isinstance(error, EverloopError):
         return error
     state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
+    if state == MOVED:
+        return OwnerMoved(f"{what}: this one, {dsn}, takes nothing more of theirs")
     if state == "53100":
         what = f"the disk of the store {dsn} is full: free some space and try again"
     elif state == READ_ONLY:

@@ -79,7 +79,7 @@ class Heartbeat:
         self._log_listener: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop: _Stop | None = None
+        self._stop: Stop | None = None
 
     def knows(self, worker: str) -> bool:
         """Whether this process renews the worker's lease."""
@@ -142,13 +142,13 @@ class Heartbeat:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._stop = _Stop()
+            self._stop = Stop()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stop,), name="everloop-heartbeat", daemon=True
             )
             self._thread.start()
 
-    def _run(self, stop: _Stop) -> None:
+    def _run(self, stop: Stop) -> None:
         connection: Connection | None = None
         is_reported = False  # that the server is unreachable
         try:
@@ -179,7 +179,7 @@ class Heartbeat:
                     if connection is not None:
                         connection.close()
                         connection = None
-                    _wait(RETRY_SECONDS, stop.fileno())
+                    wait_for(RETRY_SECONDS, stop.fileno())
         finally:
             if connection is not None:
                 connection.close()
@@ -237,7 +237,7 @@ class Heartbeat:
         elif waited and not self.standby_wait:
             log.warning("the store's writes no longer wait for a synchronous standby")
 
-    def _receive(self, connection: Connection, stop: _Stop, until: float) -> None:
+    def _receive(self, connection: Connection, stop: Stop, until: float) -> None:
         """Deliver notifications until the next renewal is due."""
         while not stop.is_set:
             if self._has_sync_standby and time.monotonic() >= self._look_at:
@@ -256,7 +256,7 @@ class Heartbeat:
                 break
             if self._has_sync_standby:
                 left = min(left, max(0.0, self._look_at - time.monotonic()))
-            _wait(left, connection.fileno(), stop.fileno())
+            wait_for(left, connection.fileno(), stop.fileno())
 
     def _wake_log_listener(self) -> None:
         if self._log_listener is not None:
@@ -285,7 +285,7 @@ def _clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def _wait(seconds: float, *files: int) -> None:
+def wait_for(seconds: float, *files: int) -> None:
     """Wait until one of the files is readable, or for so long. `select` accepts no file number above 1023, which a
     reconnect in a server with many clients may get."""
     poll = select.poll()
@@ -294,7 +294,7 @@ def _wait(seconds: float, *files: int) -> None:
     poll.poll(1000 * seconds)
 
 
-class _Stop:
+class Stop:
     """Tells the thread to end, and wakes it."""
 
     def __init__(self) -> None:

@@ -2,15 +2,20 @@
 
 The log, which only grows, is copied while work goes on. Then the owner's sessions are locked in the old database, the
 rest is copied, and the new database commits: from there on the owner can work in it. Last, everything is deleted in the
-old one. A move that is cut off before that leaves the owner in both, and is completed when it is run again.
+old one, and a mark is left there that refuses whatever still comes in. A move that is cut off before that leaves the
+owner in both, and is completed when it is run again.
+
+With an owner directory, servers hold the owner's requests back from before the lock until the directory names the new
+database.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,14 +24,16 @@ from ...config.sources import DSN
 from ...errors import StoreError
 from . import deleting
 from .connections import connect, explain
+from .directory import Entry, check_password, entry_of
 from .import_sqlite import TABLES
 from .schema import migrate
-from .transactions import is_alive
+from .transactions import NOW, is_alive
 
 if TYPE_CHECKING:
     from .connections import Connection
 
 WAIT_SECONDS = 30.0  # for turns that run, and answers that are being sent
+HOLD_SECONDS = 90.0  # beyond that, for the copy: requests that are held back longer go to the old database again
 OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant")
 BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
@@ -37,6 +44,12 @@ LOCK = (
     "SELECT 1 FROM outbox WHERE owner = %(owner)s AND sent_at IS NULL ORDER BY id FOR UPDATE",
     "SELECT 1 FROM timer WHERE owner = %(owner)s ORDER BY id FOR UPDATE",
 )
+# As `everloop_refuse_moved` takes it: new rows of the owner wait, and find the mark.
+LOCK_OUT = "SELECT pg_advisory_xact_lock(1163284301, hashtext(%(owner)s))"
+MARK = f"""INSERT INTO moved_owner (owner, store, at) VALUES (%s, %s, {NOW})
+    ON CONFLICT (owner) DO UPDATE SET store = excluded.store, at = excluded.at"""
+QUEUED = """SELECT count(*) FROM inbox i WHERE i.owner = %s AND i.state = 'new' AND i.kind <> 'urgent'
+    AND NOT EXISTS (SELECT 1 FROM inbox o WHERE o.session = i.session AND o.state = 'parked')"""
 NUMBERS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
 PLACES = "unnest(%s::bigint[], %s::bigint[])"  # the number of a row, and the one that it gets
 LENGTHS = """SELECT s.id, coalesce((SELECT max(seq) FROM entry e WHERE e.session = s.id), 0) FROM session s
@@ -64,7 +77,6 @@ class MovedOwner:
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
     pause: float = 0.0  # seconds from the lock until the owner can work in the new database
-    left: int = 0  # sessions that came into being in the old database meanwhile
 
 
 def move_owner(
@@ -74,15 +86,22 @@ def move_owner(
     before_commit: Callable[[], None] = lambda: None,
     wait: float = WAIT_SECONDS,
     lease: float = 15.0,
+    directory: DSN | None = None,
 ) -> MovedOwner:
     """Move the owner. `before_commit` is called between the copy and the commits; if it raises, nothing is moved."""
-    with closing(connect(source)) as old, closing(connect(target)) as new:
+    with ExitStack() as stack:
+        entry = stack.enter_context(entry_of(owner, directory)) if directory is not None else None
+        if entry is not None and directory is not None:
+            check_password(target, directory)
+            if (known := entry.place()) not in (None, source.without_password, target.without_password):
+                raise StoreError(f"the directory says that {owner} is in {known}: move them from there")
+        old, new = stack.enter_context(closing(connect(source))), stack.enter_context(closing(connect(target)))
         try:
             migrate(old, source)
             migrate(new, target)
             if _is_same(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
-            return _Move(owner, old, new, source, target, lease).run(before_commit, wait)
+            return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
         except StoreError:
             raise
         except Exception as error:
@@ -103,29 +122,59 @@ def _is_same(old: Connection, new: Connection) -> bool:
 class _Move:
     """One move. A connection that is closed rolls its transaction back."""
 
-    def __init__(self, owner: str, old: Connection, new: Connection, source: DSN, target: DSN, lease: float) -> None:
+    def __init__(
+        self,
+        owner: str,
+        old: Connection,
+        new: Connection,
+        source: DSN,
+        target: DSN,
+        lease: float,
+        entry: Entry | None,
+    ) -> None:
         self._owner = owner
         self._old, self._new = old, new
         self._source, self._target = source, target
         self._lease = lease
+        self._entry = entry  # of the owner in the directory
         self._places: dict[int, int] = {}  # sessions that are copied, and their numbers in the new database
         self._lengths: dict[int, int] = {}  # of their logs, so far as they are copied
         self._moved = MovedOwner(rows={"session": 0, "entry": 0})
 
     def run(self, before_commit: Callable[[], None], wait: float) -> MovedOwner:
+        if self._was_moved():
+            if self._entry is None:
+                raise StoreError(f"{self._owner} has moved to {self._target} already")
+            self._entry.put(self._target)
+            return self._moved
+        try:
+            self._copy_and_commit(before_commit, wait)
+        except BaseException:
+            if self._entry is not None:
+                with contextlib.suppress(Exception):  # then the hold ends by itself
+                    self._entry.unhold()
+            raise
+        if self._entry is not None:
+            self._entry.put(self._target)
+        return self._moved
+
+    def _was_moved(self) -> bool:
+        """Whether an earlier move is complete but for the directory."""
+        row = self._old.execute("SELECT store FROM moved_owner WHERE owner = %s", (self._owner,)).fetchone()
+        return row is not None and row[0] == self._target.without_password
+
+    def _copy_and_commit(self, before_commit: Callable[[], None], wait: float) -> None:
         self._new.execute(BEGIN)
+        self._new.execute("DELETE FROM moved_owner WHERE owner = %s", (self._owner,))  # they come back
         there: dict[str, int] = dict(
             self._new.execute("SELECT key, id FROM session WHERE owner = %s", (self._owner,)).fetchall()
         )
         known = {id: there[key] for id, key in self._sessions().items() if key in there}  # by a move that was cut off
         self._copy_log(known)
-        self._wait_until_idle(wait)
-        self._old.execute(BEGIN)
-        began = time.monotonic()
-        for query in LOCK:
-            self._old.execute(query, {"owner": self._owner})
-        if busy := self._busy():
-            raise StoreError(f"a worker has just begun to work on {', '.join(busy[:3])}: try again")
+        if self._entry is not None:
+            self._entry.hold(self._source, 2 * wait + HOLD_SECONDS)
+            self._wait_for_queue(wait)
+        began = self._lock_out(wait)
         sessions = self._sessions()
         if not sessions and not any(self._count(table) for table in OF_OWNER):
             raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
@@ -138,20 +187,44 @@ class _Move:
         self._copy_log(known)
         self._copy_rest()
         before_commit()
+        if self._entry is not None:
+            self._entry.keep_held()
         self._new.execute("COMMIT")
         self._moved.pause = time.monotonic() - began
         self._delete(list(sessions))
+        self._old.execute(MARK, (self._owner, self._target.without_password))
         self._old.execute("COMMIT")
-        self._moved.logs, self._moved.left = len(sessions), len(self._sessions())
-        return self._moved
+        self._moved.logs = len(sessions)
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def _wait_until_idle(self, wait: float) -> None:
+    def _lock_out(self, wait: float) -> float:
+        """Lock the owner's rows while no worker is at work on them; gives the time from which on work waits."""
         give_up = time.monotonic() + wait
+        while True:
+            self._wait_until_idle(give_up)
+            self._old.execute(BEGIN)
+            began = time.monotonic()
+            for query in (*LOCK, LOCK_OUT, *LOCK):  # the second time sessions that came into being before LOCK_OUT
+                self._old.execute(query, {"owner": self._owner})
+            if not self._busy():
+                return began
+            self._old.execute("ROLLBACK")  # a worker has just begun
+
+    def _wait_until_idle(self, give_up: float) -> None:
         while busy := self._busy():
             if time.monotonic() > give_up:
                 raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
+            time.sleep(0.1)
+
+    def _wait_for_queue(self, wait: float) -> None:
+        """Let workers answer what waits: its clients are connected to servers that look into the old database. What no
+        worker answers is moved as it is."""
+        give_up = time.monotonic() + wait
+        while time.monotonic() < give_up and self._old.execute(QUEUED, (self._owner,)).fetchone() != (0,):
+            takers = self._old.execute("SELECT id FROM worker WHERE address = 'work'").fetchall()
+            if not any(is_alive(self._old, worker, self._lease) for (worker,) in takers):
+                return
             time.sleep(0.1)
 
     def _busy(self) -> list[str]:

@@ -365,6 +365,33 @@ CREATE TABLE channel_state (
 # As m016_archive of SQLite.
 m012_archive = "ALTER TABLE session ADD COLUMN archived_at bigint NOT NULL DEFAULT 0;"
 
+# Which database each owner is in, for a database that is a directory (`store_directory`); and, in a database that an
+# owner has left, that nothing more of theirs is taken. A process that does not know of the move yet is refused by that.
+# An owner's new rows and the move exclude each other by a lock: what came in before the move is moved, and what comes
+# in during it finds the mark.
+m013_directory = """
+CREATE TABLE owner_place (
+    owner text PRIMARY KEY, store text NOT NULL, held_until float8, changed_at float8 NOT NULL);
+CREATE TABLE moved_owner (owner text PRIMARY KEY, store text NOT NULL, at float8 NOT NULL);
+CREATE FUNCTION everloop_refuse_moved() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    its_store text;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1163284301, hashtext(NEW.owner));
+    SELECT store INTO its_store FROM moved_owner WHERE owner = NEW.owner;
+    IF FOUND THEN
+        RAISE EXCEPTION '% has moved to %', NEW.owner, its_store USING ERRCODE = 'EL002';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER session_moved BEFORE INSERT ON session FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+CREATE TRIGGER timer_moved BEFORE INSERT ON timer FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+CREATE TRIGGER token_moved BEFORE INSERT ON token FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+CREATE TRIGGER file_mark_moved BEFORE INSERT ON file_mark FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
+    FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -378,6 +405,7 @@ MIGRATIONS: tuple[str, ...] = (
     m010_titles,
     m011_channels,
     m012_archive,
+    m013_directory,
 )
 
 

@@ -1,0 +1,271 @@
+"""The owner directory: a table in one database that says which database each owner is in.
+
+An owner without a row is in the database that the settings name as `store`. Addresses are kept without passwords; they
+are used with the directory's own user and password.
+
+Servers keep what they have read for a few seconds, and are notified of changes. What they have kept may be outdated all
+the same: a database that an owner has left refuses their writes (`moved_owner`), so nothing is ever written to the
+wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...config.sources import DSN
+from ...errors import StoreError
+from .connections import Connections, connect, explain
+from .heartbeat import RETRY_SECONDS, Stop, wait_for
+from .schema import migrate
+from .transactions import NOW
+
+if TYPE_CHECKING:
+    from .connections import Connection
+
+log = logging.getLogger(__name__)
+CHANNEL = "everloop_directory"
+KEPT_SECONDS = 5.0  # that what was read is used while notifications come
+UNNOTIFIED_SECONDS = 1.0  # and while none can come
+MOST_KEPT = 10_000  # owners; of more the oldest are forgotten
+PATIENCE = 3.0  # seconds that a lookup waits for a directory that is away
+CONNECTIONS = 2
+HELD = f"coalesce(held_until > {NOW}, false)"
+PLACE = f"SELECT store, {HELD} FROM owner_place WHERE owner = %s"
+PLACES = f"SELECT owner, store, {HELD} FROM owner_place ORDER BY owner"
+DATABASES = "SELECT DISTINCT store FROM owner_place ORDER BY store"
+NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
+# A move that was cut off may have left the owner in both databases: its hold is lifted by nothing but its completion.
+HOLD = f"""INSERT INTO owner_place AS p (owner, store, held_until, changed_at) VALUES (%s, %s, {NOW} + %s, {NOW})
+    ON CONFLICT (owner) DO UPDATE SET held_until = greatest(excluded.held_until, p.held_until),
+        changed_at = excluded.changed_at"""
+KEEP_HELD = f"UPDATE owner_place SET held_until = 'infinity' WHERE owner = %s AND {HELD} RETURNING owner"
+UNHOLD = f"""UPDATE owner_place SET held_until = NULL, changed_at = {NOW}
+    WHERE owner = %s AND held_until IS DISTINCT FROM 'infinity'"""
+PUT = f"""INSERT INTO owner_place (owner, store, changed_at) VALUES (%s, %s, {NOW})
+    ON CONFLICT (owner) DO UPDATE SET store = excluded.store, held_until = NULL, changed_at = excluded.changed_at"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which database an owner is in: None for the one that the settings name. A `held` one is being moved."""
+
+    store: DSN | None
+    held: bool = False
+
+
+class Directory:
+    """Looks up owners for a server. Nothing is opened before the first call."""
+
+    def __init__(self, dsn: DSN, patience: float = PATIENCE) -> None:
+        self.dsn = dsn
+        self._migrated = False
+        self._migrating = threading.Lock()
+        self._connections = Connections(self._connect, partial(explain, dsn), CONNECTIONS, patience)
+        self._kept: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with when it was read
+        self._watchers: list[Callable[[str | None], None]] = []
+        self._listener: _Listener | None = None
+
+    async def place(self, owner: str, *, fresh: bool = False) -> Place:
+        """Where an owner is. With `fresh` it is read now; otherwise a few seconds old, or older while the directory is
+        away."""
+        if self._listener is None:
+            self._listener = _Listener(self._connect, self.dsn, self._on_change)
+        kept = self._kept.get(owner)
+        if kept is not None and not fresh:
+            lasts = KEPT_SECONDS if self._listener.listens else UNNOTIFIED_SECONDS
+            if time.monotonic() - kept[1] < lasts:
+                return kept[0]
+        began = time.monotonic()
+        try:
+            rows = await self._read(PLACE, owner)
+        except StoreError as error:
+            if kept is None or fresh:
+                raise
+            log.warning("the directory is away, and %s is looked for where they were: %s", owner, error)
+            self._keep(owner, kept[0], began)
+            return kept[0]
+        place = Place(self._address(rows[0][0]), rows[0][1]) if rows else Place(None)
+        self._keep(owner, place, began)
+        return place
+
+    async def databases(self) -> list[DSN]:
+        """All databases that owners are in, besides the one that the settings name."""
+        return [self._address(store) for (store,) in await self._read(DATABASES)]
+
+    async def places(self) -> list[tuple[str, DSN, bool]]:
+        """The owners with a row: (owner, database, held)."""
+        return [(owner, self._address(store), held) for owner, store, held in await self._read(PLACES)]
+
+    def watch(self, on_change: Callable[[str | None], None]) -> None:
+        """Call `on_change` in the event loop with each owner whose place has changed; with None when any may have."""
+        self._watchers.append(on_change)
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+        await self._connections.close()
+
+    def _keep(self, owner: str, place: Place, at: float) -> None:
+        self._kept[owner] = (place, at)
+        self._kept.move_to_end(owner)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def _on_change(self, owner: str | None) -> None:
+        if owner is None:
+            self._kept = OrderedDict((name, (place, 0.0)) for name, (place, _) in self._kept.items())
+        elif owner in self._kept:
+            self._kept[owner] = (self._kept[owner][0], 0.0)
+        for watcher in self._watchers:
+            watcher(owner)
+
+    def _address(self, store: str) -> DSN:
+        return DSN(store).with_password_of(self.dsn)
+
+    async def _read(self, query: str, *values: object) -> list[Any]:
+        return await self._connections.submit("reads", lambda db: db.execute(query, values).fetchall())
+
+    def _connect(self) -> Connection:
+        connection = connect(self.dsn)
+        try:
+            with self._migrating:
+                if not self._migrated:
+                    migrate(connection, self.dsn)
+                    self._migrated = True
+        except Exception as error:
+            connection.close()
+            raise explain(self.dsn, error) from error
+        return connection
+
+
+class _Listener:
+    """A thread that is notified of changes. It calls `on_change` in the event loop that made it."""
+
+    def __init__(self, connect: Callable[[], Connection], dsn: DSN, on_change: Callable[[str | None], None]) -> None:
+        self.listens = False
+        self._connect = connect
+        self._dsn = dsn
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._stop = Stop()
+        self._thread = threading.Thread(target=self._run, name="everloop-directory", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        self._stop.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._stop.close()
+
+    def _run(self) -> None:
+        is_reported = False
+        while not self._stop.is_set:
+            try:
+                with closing(self._connect()) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self._tell(None)  # notifications may have been lost
+                    self.listens, is_reported = True, False
+                    while not self._stop.is_set:
+                        for owner in {notice.payload for notice in connection.notifies(timeout=0)}:
+                            self._tell(owner)
+                        wait_for(KEPT_SECONDS, connection.fileno(), self._stop.fileno())
+                        connection.execute("SELECT 1")  # a connection that broke silently is noticed
+            except Exception as error:
+                self.listens = False
+                if not is_reported:
+                    log.warning("no notifications from the directory: %s", explain(self._dsn, error))
+                is_reported = True
+                wait_for(RETRY_SECONDS, self._stop.fileno())
+
+    def _tell(self, owner: str | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._on_change, owner)
+
+
+async def places_of(dsn: DSN, own: Path | DSN, owner: str | None) -> list[Path | DSN]:
+    """The database of an owner; without one, all databases. `own` is that of the settings."""
+    directory = Directory(dsn)
+    try:
+        if owner is not None:
+            return [(await directory.place(owner)).store or own]
+        mine = own.without_password if isinstance(own, DSN) else None
+        return [own, *(store for store in await directory.databases() if store.without_password != mine)]
+    finally:
+        await directory.close()
+
+
+# ---------------------------------------------------------------------------------------------- changing it
+
+
+class Entry:
+    """One owner's row, for the command that changes it. No two commands change one owner's row at once."""
+
+    def __init__(self, db: Connection, owner: str, dsn: DSN) -> None:
+        self._db = db
+        self._owner = owner
+        self._dsn = dsn
+
+    def place(self) -> str | None:
+        """The address that it names, without a password."""
+        row = self._db.execute("SELECT store FROM owner_place WHERE owner = %s", (self._owner,)).fetchone()
+        return row[0] if row is not None else None
+
+    def hold(self, source: DSN, seconds: float) -> None:
+        """Have servers hold the owner's requests back for as long as this takes, at most `seconds`."""
+        self._change(HOLD, self._owner, source.without_password, seconds)
+
+    def keep_held(self) -> None:
+        """Hold them until the move is complete, be it by another run: from here on the owner may be in both."""
+        if self._db.execute(KEEP_HELD, (self._owner,)).fetchone() is None:
+            raise StoreError("the move took so long that requests are no longer held back: try again")
+
+    def unhold(self) -> None:
+        self._change(UNHOLD, self._owner)
+
+    def put(self, target: DSN) -> None:
+        """The owner is in this database from now on."""
+        self._change(PUT, self._owner, target.without_password)
+
+    def _change(self, query: str, *values: object) -> None:
+        with self._db.transaction():
+            self._db.execute(query, values)
+            self._db.execute(NOTIFY, (self._owner,))
+
+
+@contextlib.contextmanager
+def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
+    """Open an owner's row of the directory, to change it."""
+    with closing(connect(dsn)) as db:
+        try:
+            migrate(db, dsn)
+            row = db.execute("SELECT pg_try_advisory_lock(hashtext('everloop directory'), hashtext(%s))", (owner,))
+            if row.fetchone() != (True,):
+                raise StoreError(f"another command is moving {owner} just now: wait for its end")
+            yield Entry(db, owner, dsn)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise explain(dsn, error) from error
+
+
+def check_password(target: DSN, directory: DSN) -> None:
+    """Refuse an address whose user or password servers cannot know: the directory keeps no passwords."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    known = conninfo_to_dict(DSN(target.without_password).with_password_of(directory).secret)
+    if any(known.get(name) != value for name, value in conninfo_to_dict(target.secret).items()):
+        raise StoreError(
+            f"servers connect to {target} with the user and the password of the directory, and these are others: use "
+            "the same ones in both"
+        )

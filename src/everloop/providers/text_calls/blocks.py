@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import ToolCallRequest
+from . import dialects
 from .bodies import NAMED_JSON, read_body, read_python, sniff_name, with_arguments
 from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
-from .dialects import AFTER_NAME, BY_OPENING, ENDS, HARMONY_END, INNER, OPENINGS, Family
 from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, open_brackets, stop_pattern, value_end
 
-_OPENING = re.compile("|".join(map(re.escape, OPENINGS)))
+_OPENING = re.compile("|".join(map(re.escape, dialects.OPENINGS)))
 _BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
-_CLOSERS = ("</", "<|", "<｜")
 
 # Small models of Qwen's double the braces, as their template's source does.
 _KEY = re.compile(r"\[?\s*\{\{?\s*([\"'])(\w{1,24})\1\s*:\s*")
@@ -29,12 +28,13 @@ _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
 _NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
 _CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
 _CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
-_BRACKETS = tuple(opening for opening in (*OPENINGS, "[THINK]") if opening[0] == "[")
 
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
 _PYTHON_LANGUAGES = frozenset({"tool_code", "tool_call", "tool_calls", "function_call"})
 _PYTHON_BEGINS = re.compile(r"\s*(?:\w{1,60}\s*=\s*)?(?:print\(\s*)?([A-Za-z_][\w.]{0,120})\(")
 _PYTHON_MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\(?\s*)?[\w.]{0,120})\Z")
+MAX_LINE = 200  # characters of the first line of a fence
+_FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
 _FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
 _FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last bracket, as Command R writes it
 _FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
@@ -48,7 +48,7 @@ _BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more bracke
 _SPACE = re.compile(r"\s*")
 
 _HEADER = 240  # characters of a header of harmony, at most
-_HARMONY_STOP = stop_pattern(HARMONY_END.pattern)
+_HARMONY_STOP = stop_pattern(dialects.HARMONY_END.pattern)
 _TO = re.compile(r"\bto=([\w.:-]{1,160})")
 _TAGS = "<atem:"  # Muse calls with tags in a message to a tool
 
@@ -58,12 +58,12 @@ class MoreText(Exception):
 
 
 @dataclass(slots=True, frozen=True)
-class HarmonyHeader:
-    """The header of a message; `to` is the tool that it calls, if any."""
+class Message:
+    """A message of harmony: where its content starts, and what it is if not an answer."""
 
-    end: int
-    thought: bool
-    to: str
+    start: int
+    is_thought: bool
+    call: CallBlock | None
 
 
 class CallFinder:
@@ -80,10 +80,8 @@ class CallFinder:
         if uncertain and not self.final:
             raise MoreText
 
-    def _wait_if_begins(self, at: int, literals: tuple[str, ...]) -> None:
-        """Wait if the end of the text may be the beginning of one of these."""
-        beginning = self.text[at : at + _LOOKAHEAD]
-        self.wait_if(any(one.startswith(beginning) for one in literals))
+    def _ahead(self, at: int) -> str:
+        return self.text[at : at + _LOOKAHEAD]
 
     # ------------------------------------------------------------------------------------------ marks
 
@@ -91,9 +89,9 @@ class CallFinder:
         """The calls after a mark at this place."""
         opening = _OPENING.match(self.text, at)
         if opening is None:
-            self._wait_if_begins(at, OPENINGS)
+            self.wait_if(self._ahead(at).lower() in dialects.BEGINNINGS)
             return None
-        family, end = BY_OPENING[opening[0]], ENDS[opening[0]]
+        family, end = dialects.BY_OPENING[opening[0]], dialects.ENDS[opening[0]]
         first = after(_SPACE, self.text, opening.end() - len(family.body))
         if not self._begins_call(first, family):
             return None
@@ -105,27 +103,27 @@ class CallFinder:
         written = read_body(body, self._json_reader, complete, exact=family.exact)
         return CallBlock(last, [self.offered.request(call) for call in written], body)
 
-    def _begins_call(self, place: int, family: Family) -> bool:
+    def _begins_call(self, place: int, family: dialects.Family) -> bool:
         """Whether a call follows a mark, and not prose that mentions the mark."""
         text = self.text
         self.wait_if(place >= len(text))
         if not family.argument:
-            if text.startswith(INNER, place):
+            if text.startswith(dialects.INNER, place):
                 return True
-            self._wait_if_begins(place, INNER)
+            self.wait_if(self._ahead(place) in dialects.INNER_BEGINNINGS)
         name = _BODY_NAME.match(text, place)
         if name is None:
             return False
         rest = after(_SPACE, text, name.end())
         if not family.argument:
-            if text.startswith(AFTER_NAME, rest):
+            if text.startswith(dialects.AFTER_NAME, rest):
                 return True
-            self._wait_if_begins(rest, (*AFTER_NAME, *_CLOSERS))
-            return name[0] in self.offered and (rest >= len(text) or text.startswith(_CLOSERS, rest))
+            self.wait_if(self._ahead(rest) in dialects.AFTER_NAME_BEGINNINGS)
+            return name[0] in self.offered and (rest >= len(text) or text.startswith(dialects.CLOSERS, rest))
         self.wait_if(rest >= len(text))
         if name[0] not in self.offered or "\n" not in text[name.end() : rest]:  # on the line behind the name
             return False
-        self._wait_if_begins(rest, (family.argument,))
+        self.wait_if(family.argument.startswith(self._ahead(rest)))
         return text.startswith(family.argument, rest)
 
     def _json_extent(self, at: int, end: re.Pattern[str]) -> Extent:
@@ -136,7 +134,7 @@ class CallFinder:
             if not whole:
                 return stop, after(end, text, stop), True
             place = after(_BETWEEN_MARKED, text, stop)
-            ahead = text[place : place + _LOOKAHEAD]
+            ahead = self._ahead(place)
             self.wait_if(len(ahead) < _LOOKAHEAD and (not ahead or ahead[0] in "<[("))
             if found := end.match(text, place):
                 return stop, found.end(), True
@@ -154,29 +152,27 @@ class CallFinder:
 
     # ------------------------------------------------------------------------------------------ messages of harmony
 
-    def header(self, at: int) -> HarmonyHeader | None:
-        """The header of a message that begins here."""
-        words, message, _ = self.text[at : at + _HEADER].partition("<|message|>")
-        if not message:
+    def message(self, at: int) -> Message | None:
+        """The message whose header begins here."""
+        words, token, _ = self.text[at : at + _HEADER].partition("<|message|>")
+        if not token:
             self.wait_if(len(words) < _HEADER)
             return None
-        end = at + len(words) + len(message)
-        recipient = found[1] if (found := _TO.search(words)) else ""
-        body = self.text[end : end + 40].lstrip()[: len(_TAGS)]
-        self.wait_if(recipient and body != _TAGS and _TAGS.startswith(body))
-        is_call = recipient not in ("user", "self", "all") and body != _TAGS
-        return HarmonyHeader(end, "analysis" in words or recipient == "self", recipient if is_call else "")
+        start = at + len(words) + len(token)
+        to = found[1] if (found := _TO.search(words)) else ""
+        body = self.text[start : start + 40].lstrip()[: len(_TAGS)]
+        self.wait_if(to and body != _TAGS and _TAGS.startswith(body))
+        is_call = to not in ("", "user", "self", "all") and body != _TAGS
+        is_thought = "analysis" in words or to == "self" or is_call
+        return Message(start, is_thought, self._message_call(to, start) if is_call and self.offered else None)
 
-    def message(self, header: HarmonyHeader) -> CallBlock | None:
-        """The call in a message to a tool."""
-        if not header.to or not self.offered:
-            return None
-        text, at = self.text, header.end
+    def _message_call(self, name: str, at: int) -> CallBlock:
+        text = self.text
         closed = value_end(text, at, _HARMONY_STOP) if text[at : at + 8].lstrip()[:1] == "{" else None
-        end = HARMONY_END.search(text, closed[0] if closed else at)
+        end = dialects.HARMONY_END.search(text, closed[0] if closed else at)
         self.wait_if(end is None)
         stop, last = end.span() if end else (len(text), len(text))
-        written = with_arguments(header.to, text[at:stop], self._json_reader, end is not None)
+        written = with_arguments(name, text[at:stop], self._json_reader, end is not None)
         return CallBlock(last, [self.offered.request(written)], text[at:stop])
 
     # ------------------------------------------------------------------------------------------ plain JSON
@@ -194,7 +190,6 @@ class CallFinder:
         if call := _CALL.match(text, at):
             return self._is_offered(call[1])
         self.wait_if(_KEY_MAY.match(text, at) or _CALL_MAY.match(text, at))
-        self._wait_if_begins(at, _BRACKETS)
         return False
 
     def _is_offered(self, name: str) -> bool:
@@ -237,6 +232,12 @@ class CallFinder:
         return [call for call in calls if call is not None] if None not in calls else []
 
     # ------------------------------------------------------------------------------------------ fences
+
+    def fence(self, at: int) -> re.Match[str] | None:
+        """The first line of a fence that begins here."""
+        line = _FENCE.match(self.text, at)
+        self.wait_if(line is None and "\n" not in (rest := self.text[at : at + MAX_LINE]) and len(rest) < MAX_LINE)
+        return line
 
     def fenced(self, fence: re.Match[str]) -> CallBlock | None:
         """The calls of a fence, whose language must allow them."""

@@ -9,6 +9,7 @@ import ast
 import html
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,37 +199,35 @@ def _name(start: re.Match[str]) -> str:
 
 
 _NAMESPACE = "]<]minimax[>["
-_NAMESPACED = re.compile(r"\]<\]minimax\[>\[\s*<(/?)([^<>\n]{1,200})>")
+_TOKEN = re.escape(_NAMESPACE)  # before each tag, but models leave it out before the end of a value
+_NAMESPACED = re.compile(rf"(?:{_TOKEN}\s*<(/?)|<(/)(?=[^<>\n]{{1,200}}>\s*{_TOKEN}))([^<>\n]{{1,200}})>")
 _INVOKED = re.compile(r"invoke name=[\"']([^\"']{1,200})[\"']")
 
 
 def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
     """The calls of MiniMax M3: a token before each tag, and arguments that are tags named after them, also nested."""
     calls: list[WrittenCall] = []
-    stack: list[tuple[str, list[tuple[str, Any]]]] = []  # the open tags, and what is inside them
-    text_from = 0
-    for tag in _NAMESPACED.finditer(body):
-        closing, name, text = tag[1], tag[2].strip(), body[text_from : tag.start()]
-        if len(stack) > 1 and text.endswith(end := f"</{stack[-1][0]}>"):  # the token before it was left out
-            stack[-2][1].append((stack.pop()[0], text.removesuffix(end)))
-        if not closing:
-            stack.append((name, []))
-        elif stack and (name == stack[-1][0] or (name == "invoke" and len(stack) == 1)):
-            opened, inside = stack.pop()
-            if stack:
-                stack[-1][1].append((name, _namespaced_value(inside, text)))
-            elif (invoked := _INVOKED.match(opened)) and len(calls) < MAX_CALLS:
-                calls.append(WrittenCall(invoked[1], dict(inside)))
-        text_from = tag.end()
-    if stack and (invoked := _INVOKED.match(stack[0][0])):
-        calls.append(WrittenCall(invoked[1], problem=UNREADABLE if complete else CUT_OFF))
+    tags = _NAMESPACED.finditer(body)
+    for tag in tags:
+        if (invoked := _INVOKED.match(tag[3])) and len(calls) < MAX_CALLS:
+            value = _namespaced_value(tag, tags)
+            problem = "" if value is not BROKEN else UNREADABLE if complete else CUT_OFF
+            calls.append(WrittenCall(invoked[1], value if isinstance(value, dict) else {}, problem=problem))
     return calls
 
 
-def _namespaced_value(inside: list[tuple[str, Any]], text: str) -> Any:
-    if not inside:
-        return text
-    return [value for _, value in inside] if inside[0][0] == "item" else dict(inside)
+def _namespaced_value(opened: re.Match[str], tags: Iterator[re.Match[str]]) -> Any:
+    """What a tag holds: a text, the items of a list, or an object; BROKEN if it is not ended."""
+    inside: list[tuple[str, Any]] = []
+    for tag in tags:
+        name = tag[3].strip()
+        if not tag[1] and not tag[2]:
+            inside.append((name, _namespaced_value(tag, tags)))
+        elif name == opened[3].split()[0]:
+            if not inside:
+                return opened.string[opened.end() : tag.start()]
+            return [value for _, value in inside] if inside[0][0] == "item" else dict(inside)
+    return BROKEN
 
 
 # ------------------------------------------------------------------------------------------ Python and Gemma

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import ToolCallRequest
-from .json_values import BROKEN, JsonReader
+from .json_values import JsonReader
 
 MAX_CALLS = 512
 
@@ -69,36 +69,24 @@ def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> li
     `strict`: it has all keys of a call and no others, since the definition of a tool looks similar.
     """
     if isinstance(value, list):
-        calls: list[WrittenCall] = []
-        for item in value:
-            more = calls_of(item, json_reader, strict=strict) if isinstance(item, dict) else None
-            if more is None:
-                return None
-            calls += more
-        return calls or None
+        calls = [calls_of(item, json_reader, strict=strict) if isinstance(item, dict) else None for item in value]
+        return None if None in calls else [call for more in calls for call in more or ()] or None
     if not isinstance(value, dict):
         return None
     for key in WRAPPERS:
         if isinstance(inner := value.get(key), dict | list):
-            if strict and not value.keys() <= {key, *BESIDE}:
-                return None
-            return calls_of(inner, json_reader, strict=strict)
-    return _single_call(value, json_reader, strict)
-
-
-def _single_call(value: dict[str, Any], json_reader: JsonReader, strict: bool) -> list[WrittenCall] | None:
+            other = strict and not value.keys() <= {key, *BESIDE}
+            return None if other else calls_of(inner, json_reader, strict=strict)
     name_key = next((key for key in NAMES if isinstance(value.get(key), str)), None)
-    if name_key is None:
+    key = next((key for key in ARGUMENTS if key in value), "")
+    if name_key is None or (strict and not (key and value.keys() <= {name_key, key, *BESIDE})):
         return None
-    key = next((key for key in ARGUMENTS if key in value), None)
-    if strict and (key is None or not value.keys() <= {name_key, key, *BESIDE}):
-        return None
-    arguments = value.get(key) if key is not None else {}
+    arguments = value.get(key)
     if isinstance(arguments, str):
-        arguments = json_reader.read(arguments) if arguments.strip() else {}
+        arguments = json_reader.read(arguments) if arguments.strip() else None
     if arguments is None:
         arguments = {}
-    if arguments is BROKEN or not isinstance(arguments, dict):
+    if not isinstance(arguments, dict):
         return [WrittenCall(value[name_key], problem=UNREADABLE)]
     if strict and arguments.get("type") == "object" and isinstance(arguments.get("properties"), dict):
         return None  # the definition of a tool
@@ -141,10 +129,8 @@ class OfferedTools:
     def request(self, written: WrittenCall) -> ToolCallRequest:
         """A call in a dialect with marks. An error in it is reported to the model when it is run."""
         name = self.known(written.name) or "unknown"
-        if written.problem:
-            return ToolCallRequest("", name, {}, written.problem)
-        if name not in self._schemas:
-            return ToolCallRequest("", name, written.arguments)
+        if written.problem or name not in self._schemas:
+            return ToolCallRequest("", name, written.arguments, written.problem or None)
         arguments = self._named(name, written)
         fitting = self._fit(name, arguments)
         return ToolCallRequest("", name, arguments if fitting is None else fitting)

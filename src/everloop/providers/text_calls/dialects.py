@@ -6,7 +6,7 @@ A new family is one line of `FAMILIES`; `bodies` recognises what stands between 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -19,11 +19,6 @@ class Family:
     body: str = ""  # the end of the opening that is part of the body
     argument: str = ""  # what stands between the name of an offered tool, which must follow, and its arguments
     exact: bool = False  # its template puts no line breaks around values
-
-    @property
-    def is_special(self) -> bool:
-        """Whether a special token opens the calls, which no model writes into prose."""
-        return self.opening[:2] in ("<|", "<｜", "]<")
 
 
 FAMILIES = (
@@ -70,6 +65,7 @@ FAMILIES = (
     Family(">>>", r"<\|eot_id\|>|<\|eom_id\|>|(?=>>>)", argument="{"),  # Functionary 3
     Family("Action:", r"\n\s*(?:Observation|Thought|Final Answer):", argument="Action Input:"),  # ReAct
 )
+SPECIAL = ("<|", "<｜", "]<")  # begin special tokens, which no model writes into prose
 BY_OPENING = {family.opening: family for family in FAMILIES}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
 ENDS = {one.opening: re.compile(one.ends or f"</{one.opening[1:]}") for one in FAMILIES}
@@ -86,6 +82,7 @@ AFTER_NAME = (
     "<arg_key>", "<longcat_arg_key>", "<tool_sep>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>",
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
+CLOSERS = ("</", "<|", "<｜")  # begin what may follow the name of a call without arguments
 # Tokens without meaning between or after calls.
 NOISES = (
     "</s>", "<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
@@ -140,7 +137,7 @@ KINDS = {
     "<tools>": "tools",
 }
 LINE_KINDS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
-_CALL_KINDS = frozenset({"tools", "line_mark", "mark"})
+CALL_KINDS = frozenset({"tools", "line_mark", "mark", "list", "object"})  # that count only if tools were offered
 _QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
 
 
@@ -149,29 +146,29 @@ def kind_of(token: re.Match[str]) -> str:
     return token.lastgroup or KINDS.get(token[0]) or KINDS[token[0].lower()]
 
 
-def _tokens(calls: bool) -> re.Pattern[str]:
+def _tokens() -> Iterator[str]:
     """Every alternative begins with a literal character, which keeps the search fast."""
-    tails: dict[str, list[str]] = {}
-    for token in sorted(KINDS, key=len, reverse=True):
-        if calls or KINDS[token] not in _CALL_KINDS:
-            any_case = "(?i:{})" if KINDS[token] in ("thought", "stray") else "{}"
-            tails.setdefault(re.escape(token[0]), []).append(any_case.format(re.escape(token[1:])))
-    found = [rf"{first}(?<!{_QUOTES}{first})(?:{'|'.join(tails[first])})" for first in sorted(tails)]
-    if calls:
-        found += [r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\{?\s*(?:[\"']|\Z)))"]
-    return re.compile("|".join((*found, "`(?P<fence>`{2,})")))
-
-
-ALL_TOKENS = _tokens(True)
-THOUGHT_TOKENS = _tokens(False)
+    for first in sorted({one[0] for one in KINDS}):
+        tails = [
+            f"(?i:{re.escape(one[1:])})" if KINDS[one] in ("thought", "stray") else re.escape(one[1:])
+            for one in sorted(KINDS, key=len, reverse=True)
+            if one[0] == first
+        ]
+        yield rf"{re.escape(first)}(?<!{_QUOTES}{re.escape(first)})(?:{'|'.join(tails)})"
+    yield from (r"\[(?P<list>(?=\s*(?:[{A-Za-z_]|\Z)))", r"\{(?P<object>(?=\{?\s*(?:[\"']|\Z)))", "`(?P<fence>`{2,})")
 
 
 def _beginnings(literals: Iterable[str]) -> frozenset[str]:
-    return frozenset(one[:size] for one in literals for size in range(1, len(one)))
+    """All that may become one of these when more text arrives."""
+    return frozenset(one[:size] for one in literals for size in range(len(one)))
 
 
+TOKENS = re.compile("|".join(_tokens()))
 _LITERALS = (*KINDS, *NOISES, "```", "<channel|>")
 LONGEST_LITERAL = max(map(len, _LITERALS))
+FIRSTS = re.compile(f"[{re.escape(''.join({one[0] for one in _LITERALS}))}]")
 BEGINNINGS = _beginnings(one.lower() for one in _LITERALS)
 TEXT_BEGINNINGS = _beginnings(one.lower() for one in _LITERALS if KINDS.get(one) != "line_mark")
 LINE_BEGINNINGS = _beginnings(one for one in OPENINGS if KINDS[one] == "line_mark")
+INNER_BEGINNINGS = _beginnings(INNER)
+AFTER_NAME_BEGINNINGS = _beginnings((*AFTER_NAME, *CLOSERS))

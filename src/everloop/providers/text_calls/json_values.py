@@ -106,17 +106,11 @@ class JsonReader:
         """The consecutive values of a text; one that cannot be read is BROKEN and ends the list."""
         values: list[Any] = []
         at = after(BETWEEN, text, 0)
-        while at < len(text) and len(values) <= MAX_VALUES:
-            try:
-                value, at = _decoder.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                end = value_end(text, at)
-                stop = end[0] if end is not None else len(text)
-                value, at = self.read(text[at:stop]), stop
-            values.append(value)
-            if value is BROKEN:
-                break
-            at = after(BETWEEN, text, at)
+        while at < len(text) and len(values) <= MAX_VALUES and BROKEN not in values[-1:]:
+            end = value_end(text, at)
+            stop = end[0] if end is not None else len(text)
+            values.append(self.read(text[at:stop]))
+            at = after(BETWEEN, text, stop)
         return values
 
 

@@ -145,20 +145,17 @@ def introduces_call(before: str) -> bool:
     return ends_sentence(before) or _CALL_VERB.search(before) is not None
 
 
-def is_retracted(behind: str) -> bool:
-    """Whether the line behind a call says that the call was an example."""
-    return _SHOWN.search(behind) is not None
-
-
-def is_announced(behind: str) -> bool:
-    """Whether the line behind a call says that the model makes it, as "I will report what I find" does."""
-    return _INTENT.search(_SENTENCE_END.split(behind.strip())[0]) is not None and _EXAMPLE.search(behind) is None
-
-
-def is_continued(behind: str) -> bool:
-    """Whether the line behind a call continues the sentence that the call stands in."""
-    return behind[:1].islower() or behind[:1] in ",;)]`\"'"
-
-
-def is_only_punctuation(behind: str) -> bool:
-    return _ONLY_PUNCTUATION.match(behind) is not None
+def is_made(before: str, behind: str, *, same_line: bool) -> bool:
+    """Whether a call is made and not shown, by the prose before it and by the line behind it."""
+    if _ONLY_PUNCTUATION.match(behind):
+        return True
+    if _SHOWN.search(behind):
+        return False
+    if (same_line or before.strip()) and (behind[:1].islower() or behind[:1] in ",;)]`\"'"):  # a sentence goes on
+        return False
+    if not same_line and not before.strip():
+        return True
+    if same_line and before.rpartition("\n")[2].strip() and not ends_sentence(before):
+        return False
+    first = _SENTENCE_END.split(behind.strip())[0]  # "I will report what I find" announces it too
+    return lead_of(before) == "intent" or (_INTENT.search(first) is not None and _EXAMPLE.search(behind) is None)

@@ -12,14 +12,12 @@ from typing import Any
 
 from ..base import ToolCallRequest
 from . import dialects, prose
-from .blocks import CallFinder, MoreText
+from .blocks import MAX_LINE, CallFinder, MoreText
 from .calls import MAX_CALLS, CallBlock, Reading, TextPart
 from .dialects import BY_OPENING, HARMONY_BEGIN, HARMONY_END, Family
 from .json_values import after
 
-_FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
 _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
-_FENCE_LINE = 200  # characters, at most
 _STRUCTURE = re.compile(r"[{}\[\]]")
 _FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
@@ -49,13 +47,11 @@ class Reader:
         self._tools = tools
         self._quoted = quoted
         self._finder = CallFinder(tools)
-        self._tokens = dialects.ALL_TOKENS if self._finder.offered else dialects.THOUGHT_TOKENS
         self._answer = AnswerText()
         self._text = ""  # not decided yet, with one character before it
         self._at = 0
         self._incoming: list[str] = []
         self._size = 0  # of the incoming text
-        self._total = self._work = self._tried = 0
         self._step = self._in_text
         self._close = HARMONY_END  # ends the open thought
         self._fence = HARMONY_END  # ends the open fence
@@ -65,7 +61,6 @@ class Reader:
         self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
         self._blocks: list[CallBlock] = []
         self._cursor = 0  # the end of the blocks, relative to _at
-        self._lead: prose.Lead = "neutral"  # what the prose before the blocks announces
         self._family: Family | None = None  # that marked the blocks
         self._calls: list[ToolCallRequest] = []
         self._cut = False  # prose followed the calls
@@ -80,14 +75,9 @@ class Reader:
         """Add the next part of the text; return what may be shown now."""
         self._incoming.append(text)
         self._size += len(text)
-        self._total += len(text)
-        # Held text is scanned again as it grows: keep that work proportional to the whole text.
-        held = self.held
-        if self._work + held > 64 * self._total + (1 << 16) and 4 * held < 5 * self._tried:
-            return []
-        self._run(False)
-        self._tried = len(self._text) - self._at
-        self._work += self._tried
+        # Held text is scanned again as it grows, but so rarely that the work stays in proportion to the whole text.
+        if 64 * self._size >= len(self._text) - self._at:
+            self._run(False)
         return self._answer.take()
 
     def finish(self) -> Reading:
@@ -101,7 +91,7 @@ class Reader:
             reading = inner.finish()
             if reading.calls and inner._family is not None and not inner._cut:
                 self._calls = reading.calls
-                self._answer.shorten(reading.content)
+                self._answer.end_thought(reading.content)
         return self._answer.whole(self._calls)
 
     def _run(self, final: bool) -> None:
@@ -126,21 +116,22 @@ class Reader:
 
     def _in_text(self, final: bool) -> bool:
         text, place = self._text, self._at
-        while (found := self._tokens.search(text, place)) is not None:
+        while (found := dialects.TOKENS.search(text, place)) is not None:
             place = found.end()
             try:
                 if self._take(found):
                     return True
             except MoreText:
                 self._add_text(found.start())
-                raise
+                return False
         self._add_text(len(text) if final else self._held_from())
         return False
 
     def _held_from(self) -> int:
         """Where a tag may begin at the end of the text; the text's end if nowhere."""
         text = self._text
-        for place in range(max(self._at, len(text) - dialects.LONGEST_LITERAL), len(text)):
+        for found in dialects.FIRSTS.finditer(text, max(self._at, len(text) - dialects.LONGEST_LITERAL)):
+            place = found.start()
             tail = text[place:]
             if tail.lower() in dialects.TEXT_BEGINNINGS:
                 return place
@@ -159,6 +150,8 @@ class Reader:
     def _take(self, found: re.Match[str]) -> bool:
         """Read what begins with a token; False if the token is just text."""
         kind, at = dialects.kind_of(found), found.start()
+        if kind in dialects.CALL_KINDS and not self._finder.offered:
+            return False
         inline = kind in dialects.LINE_KINDS and not self._begins_line(at)
         if inline and not self._is_announced(kind, at):
             return False
@@ -172,17 +165,16 @@ class Reader:
                 return self._take_block(at, block)
             case "fence":
                 return self._take_fence(at, inline)
-            case "harmony":
-                return self._take_message(found)
-            case "stray":
-                return self._is_stray(found) and self._end_untagged_thought(found)
-            case "wrapper" if found[0] in dialects.WRAPPERS and not self._is_wrapper(found):
-                return False
+            case "harmony" if found[0] in HARMONY_BEGIN:
+                return self._take_message(at)
+        if not self._is_meant(kind, found):
+            return False
         self._add_text(at)
         self._at = found.end()
         if kind == "thought":
-            self._opened = True
             self._begin_thought(dialects.THOUGHT_ENDS[found[0].lower()], found[0])
+        elif kind == "stray":
+            self._end_untagged_thought()
         return True
 
     def _is_announced(self, kind: str, place: int) -> bool:
@@ -204,8 +196,17 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ thoughts
 
+    def _is_meant(self, kind: str, found: re.Match[str]) -> bool:
+        """Whether a tag or token is one and not just mentioned."""
+        if kind == "harmony":
+            return self._harmony
+        if kind == "stray":
+            return self._is_stray(found)
+        return found[0] not in dialects.WRAPPERS or self._is_wrapper(found)
+
     def _begin_thought(self, close: re.Pattern[str], tag: str = "") -> None:
         self._close = close
+        self._opened = self._opened or bool(tag)
         self._answer.begin_thought(tag)
         self._step = self._in_thought
 
@@ -229,22 +230,16 @@ class Reader:
         behind = after(_BEHIND_STRAY, self._text, found.end())
         self._finder.wait_if(behind >= len(self._text))
         following = self._text[behind : behind + 1]
-        if not following or following == "\n":
-            return True
-        if behind == found.end():
-            return following.isalnum() or following in "<[{*#"
-        return prose.ends_sentence(self._before(found.start()))
+        if behind > found.end() and following not in ("", "\n"):
+            return prose.ends_sentence(self._before(found.start()))
+        return following.isalnum() or following in "\n<[{*#"
 
-    def _end_untagged_thought(self, found: re.Match[str]) -> bool:
-        """End a thought that no tag opened: everything before was reasoning."""
-        if self._step == self._in_text:
-            self._add_text(found.start())
+    def _end_untagged_thought(self) -> None:
+        """All the text before was a thought that no tag opened."""
         self._opened = True
-        self._at = found.end()
         self._calls = []
         self._answer.all_was_thought()
         self._step = self._in_text
-        return True
 
     def _is_wrapper(self, found: re.Match[str]) -> bool:
         """Whether a tag is put around the answer behind a thought, and is not part of it."""
@@ -255,23 +250,17 @@ class Reader:
         self._wrapper = f"</{found[0][1:]}"
         return True
 
-    def _take_message(self, found: re.Match[str]) -> bool:
+    def _take_message(self, at: int) -> bool:
         """Read a message of harmony: a call, a thought or an answer."""
-        if found[0] not in HARMONY_BEGIN:
-            if self._harmony:  # otherwise it is just mentioned
-                self._add_text(found.start())
-                self._at = found.end()
-            return self._harmony
-        header = self._finder.header(found.start())
-        if header is None:
+        message = self._finder.message(at)
+        if message is None:
             return False
-        block = self._finder.message(header)
         self._harmony = True
-        if block is not None:
-            return self._take_block(found.start(), block, dialects.HARMONY)
-        self._add_text(found.start())
-        self._at = header.end
-        if header.thought or header.to:
+        if message.call is not None:
+            return self._take_block(at, message.call, dialects.HARMONY)
+        self._add_text(at)
+        self._at = message.start
+        if message.is_thought:
             self._begin_thought(HARMONY_END)
         return True
 
@@ -279,15 +268,14 @@ class Reader:
 
     def _take_fence(self, at: int, inline: bool) -> bool:
         """Read a fence: it may hold calls; the content of any other one is plain text."""
-        line = _FENCE.match(self._text, at)
-        end = self._text.find("\n", at, at + _FENCE_LINE)
-        self._finder.wait_if(line is None and end < 0 and len(self._text) - at < _FENCE_LINE)
+        line = self._finder.fence(at)
         if line and self._finder.offered and not self._shows_examples and (block := self._finder.fenced(line)):
             return self._take_block(at, block)
         if inline:
             return False
         if line is None:
-            self._add_text(end if end >= 0 else min(len(self._text), at + _FENCE_LINE))
+            end = self._text.find("\n", at, at + MAX_LINE)
+            self._add_text(end if end >= 0 else min(len(self._text), at + MAX_LINE))
             return True
         self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
         self._add_text(line.end())
@@ -311,11 +299,11 @@ class Reader:
         if block is None:
             return False
         self._add_text(at)
-        lead = prose.lead_of(self._answer.recent) if self._answer.spoken and family is None else "neutral"
-        if not block.calls or self._is_quoted(block) or lead == "example":
+        is_example = family is None and prose.lead_of(self._answer.recent) == "example"
+        if not block.calls or self._is_quoted(block) or is_example:
             self._add_text(block.end)
             return True
-        self._blocks, self._lead, self._family = [block], lead, family
+        self._blocks, self._family = [block], family
         self._cursor = block.end - self._at
         self._step = self._behind_call
         return True
@@ -326,11 +314,11 @@ class Reader:
     def _behind_call(self, final: bool) -> bool:
         """After a call: another call, the end, or prose, which decides whether the calls were made."""
         text, end = self._text, self._at + self._cursor
-        if self._family is None and (not self._answer.spoken or self._lead == "intent"):
+        if self._family is None and (not self._answer.spoken or prose.lead_of(self._answer.recent) == "intent"):
             end = after(_TOO_MANY, text, end)
         place = after(dialects.NOISE, text, end)
         ahead = text[place : place + dialects.LONGEST_LITERAL]
-        self._finder.wait_if(not ahead or ahead.lower() in dialects.BEGINNINGS)
+        self._finder.wait_if(ahead.lower() in dialects.BEGINNINGS)
         full = sum(len(block.calls) for block in self._blocks) >= MAX_CALLS
         block = self._next(place) if ahead and not full else None
         if block and block.calls and not self._is_quoted(block):
@@ -339,12 +327,12 @@ class Reader:
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
         if self._family is not None:
-            counts = self._family.is_special or not (same_line and self._answer.inline)
+            counts = self._family.opening.startswith(dialects.SPECIAL) or not (same_line and self._answer.inline)
         else:
             line = _LINE.match(text, place)
             whole = line is not None and line.end() < len(text)
             self._finder.wait_if(not whole and len(text) - place < prose.WINDOW)
-            counts = self._counts(line[0].strip() if line else "", same_line)
+            counts = prose.is_made(self._answer.recent, line[0].strip() if line else "", same_line=same_line)
         self._cut = bool(ahead)
         if counts:  # what follows them is invented and dropped
             self._calls = [call for block in self._blocks for call in block.calls][:MAX_CALLS]
@@ -359,39 +347,23 @@ class Reader:
     def _next(self, place: int) -> CallBlock | None:
         """A further call of the same kind."""
         if self._family is not None:
-            if self._text.startswith(HARMONY_BEGIN, place):
-                header = self._finder.header(place)
-                return self._finder.message(header) if header is not None else None
-            return self._finder.marked(place)
+            if not self._text.startswith(HARMONY_BEGIN, place):
+                return self._finder.marked(place)
+            message = self._finder.message(place)
+            return message.call if message is not None else None
         if self._text[place] in "{[":
             return self._finder.bare(place)
-        if not self._text.startswith("```", place):
-            return None
-        line = _FENCE.match(self._text, place)
-        cut = self._text.find("\n", place) < 0 and len(self._text) - place < _FENCE_LINE
-        self._finder.wait_if(line is None and cut)
+        line = self._finder.fence(place) if self._text.startswith("```", place) else None
         return self._finder.fenced(line) if line is not None else None
-
-    def _counts(self, behind: str, same_line: bool) -> bool:
-        """Whether JSON calls were made and not shown, by the prose before them and by the line behind them."""
-        if prose.is_only_punctuation(behind):
-            return True
-        if prose.is_retracted(behind):
-            return False
-        if (same_line or self._answer.spoken) and prose.is_continued(behind):
-            return False
-        if same_line and self._answer.inline and not prose.ends_sentence(self._answer.recent):
-            return False
-        if not self._answer.spoken and not same_line:
-            return True
-        return self._lead == "intent" or prose.is_announced(behind)
 
     def _after_calls(self, final: bool) -> bool:
         """Drop the text after the calls. Only the end of an untagged thought would cancel them."""
         found = None if self._opened or self._harmony else _STRAY_LINE.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
-            return self._end_untagged_thought(found)
-        line = self._text.rfind("\n", max(self._at, len(self._text) - _FENCE_LINE))
+            self._at = found.end()
+            self._end_untagged_thought()
+            return True
+        line = self._text.rfind("\n", max(self._at, len(self._text) - MAX_LINE))
         self._at = len(self._text) if final or line < 0 else found.start() if found else line
         return False
 
@@ -421,7 +393,7 @@ class AnswerText:
         if shown:
             self._pieces.append(TextPart(shown))
 
-    def begin_thought(self, tag: str = "") -> None:
+    def begin_thought(self, tag: str) -> None:
         self._thinking, self._tag = [], tag
 
     def think(self, text: str) -> None:
@@ -429,18 +401,14 @@ class AnswerText:
             self._thinking.append(text)
             self._pieces.append(TextPart(text, True))
 
-    def end_thought(self) -> None:
-        self._thoughts.append("".join(self._thinking or ()))
+    def end_thought(self, thought: str | None = None) -> None:
+        """End the open thought, as it is or replaced by this one."""
+        self._thoughts.append("".join(self._thinking or ()) if thought is None else thought)
         self._thinking = None
 
     def unfinished(self) -> str:
         """The thought that a tag opened and nothing ended."""
         return "".join(self._thinking) if self._thinking and self._tag else ""
-
-    def shorten(self, thought: str) -> None:
-        """Replace the open thought and end it."""
-        self._thinking = [thought]
-        self.end_thought()
 
     def all_was_thought(self) -> None:
         """All text so far was a thought that no tag opened."""

@@ -329,7 +329,7 @@ async def test_a_worker_whose_account_another_one_has_taken_over_encrypts_nothin
     for _ in range(2):
         channel, options = await asyncio.to_thread(make_channel, config)
         reporter, previews = Reporter(store, config.name, options, None), Previews(store, config, channel, None)
-        inbox = ChannelInbox(store, config, channel, {}, {}, None, reporter, previews, False)
+        inbox = ChannelInbox(store, config, channel, {}, {}, None, False, reporter, previews)
         workers.append(channel)
         tasks.append(asyncio.create_task(channel.receive(inbox)))
         await found(lambda: _of_length(store, "matrix", 2))  # the status and the cursor

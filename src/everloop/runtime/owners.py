@@ -212,15 +212,18 @@ class Owners:
             await self._leave()
 
     async def _keep_looking(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()  # before looking: what comes meanwhile sets it again
             try:
                 await self._look()
             except StoreError as error:  # a full or locked disk does not end a server
                 log.error("%s", error)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.changed)
-            await asyncio.sleep(PAUSE_SECONDS)
+                loop.call_later(RETRY_SECONDS, self.changed)
+            looked_at = loop.time()
             await self._changed.wait()
+            if (pause := looked_at + PAUSE_SECONDS - loop.time()) > 0:
+                await asyncio.sleep(pause)
 
     async def _look(self) -> None:
         """Look into the store once for all agents."""

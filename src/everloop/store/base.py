@@ -615,7 +615,8 @@ class Store(Protocol):
         ...
 
     def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> Peer:
-        """A worker's membership among the others. With `takes_work`, it gets notices of any session's work."""
+        """A worker's membership among the others. With `takes_work`, it gets notices of any session's work, but need
+        not get those of messages to send."""
         ...
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:

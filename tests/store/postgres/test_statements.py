@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus
+from everloop.log import ModelAnswered, TurnEnded
 from everloop.runtime.durable_bus import DurableBus
+from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import prepared
+from everloop.store.postgres import transactions as tx
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import FakeOpenAI, ScriptedProvider
 from tests.support.commands import environment, start
 
 from .server import Server
 
+if TYPE_CHECKING:
+    from everloop.store.postgres.connections import Connection
+
 TURNS = 10
 WRITES = ("everloop_accept", "everloop_begin", "everloop_finish", "COMMIT")
 
 
-async def test_a_turn_of_one_answer_is_ten_statements_from_its_message_to_the_mark_that_it_was_sent(
+async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_mark_that_it_was_sent(
     postgres: Server, database: str, fake: FakeOpenAI, tmp_path: Path
 ):
     name = database.partition("@/")[2].partition("?")[0]
@@ -66,7 +73,9 @@ async def test_a_turn_of_one_answer_is_ten_statements_from_its_message_to_the_ma
     found = [one for one in found if "INTO worker" not in one and "FROM worker" not in one[:60]]  # of the heartbeats
     # A connection that is opened late has its own two, once.
     found = [one for one in found if not one.startswith(("SELECT set_config($1, $2, false)", "INSERT INTO lane"))]
-    assert len(found) <= 10 * TURNS, "\n".join(found)
+    assert len(found) <= 9 * TURNS, "\n".join(found)
+    # A session that a notice names is looked at once, not again when its turn begins.
+    assert sum("ORDER BY id LIMIT 1) AS i ON true" in one for one in found) <= TURNS + 1
     # On the way to the answer there are three that wait for the disk, and two more for its delivery.
     assert sum(any(word in one for word in WRITES) for one in found) == 3 * TURNS
     assert sum("UPDATE outbox SET sent_at" in one for one in found) == TURNS
@@ -90,6 +99,51 @@ async def test_an_answer_that_is_awaited_in_the_same_process_takes_two_commits_a
             found = re.findall(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log.read())
     assert sum(any(word in one for word in WRITES) for one in found) == 2 * TURNS, "\n".join(found)
     assert not any("outbox SET" in one or "take_outgoing" in one for one in found)
+
+
+async def test_a_session_is_found_by_its_indexes_while_the_tables_are_small(database: str):
+    store = PostgresStore(database)
+    rows = """WITH s AS (
+            INSERT INTO session (owner, key, created_at, updated_at)
+            SELECT 'me', 'test:' || n, 0, 0 FROM generate_series(1, 20) AS n RETURNING id)
+        INSERT INTO inbox (owner, session, kind, data, at) SELECT 'me', id, 'message', '{}', 0 FROM s"""
+
+    def plans(db: Connection) -> str:
+        db.execute(rows)
+        db.execute("ANALYZE")
+        found = []
+        for query, values in ((tx.LOOK, ("me", "test:7")), (tx.LOOK_AT, (15.0, [7]))):
+            found += [line for (line,) in db.execute(f"EXPLAIN {query}", values).fetchall()]
+        return "\n".join(found)
+
+    try:
+        plan = await store.connections.submit("reads", plans)
+        assert "Index" in plan
+        assert "Seq Scan" not in plan, plan
+    finally:
+        await store.close()
+
+
+async def test_a_turn_begins_with_what_is_there_even_if_it_has_changed_since_the_look(database: str):
+    stores = [PostgresStore(database) for _ in range(2)]
+    workers = [new_worker() for _ in stores]
+    one, other = stores
+    try:
+        for store, worker in zip(stores, workers, strict=True):
+            await store.join(worker, "work")
+        first = await one.accept(InboundMessage("test", "user", "1", "first").addressed())
+        assert await one.look(workers[0], [first.session]) == ([("me", "test:1")], [])
+        claim = await other.begin("me", "test:1", workers[1])
+        assert claim is not None
+        await other.finish(claim, [ModelAnswered("hello"), TurnEnded("answer", "hello")])
+        await one.accept(InboundMessage("test", "user", "1", "second").addressed())
+        claim = await one.begin("me", "test:1", workers[0])
+        assert claim is not None
+        assert (claim.message.content, claim.first_seq) == ("second", 4)
+    finally:
+        for store, worker in zip(stores, workers, strict=True):
+            await store.close()
+            retire(worker)
 
 
 async def test_values_and_results_of_prepared_statements_are_those_of_psycopg(database):

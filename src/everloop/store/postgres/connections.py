@@ -56,6 +56,10 @@ SETTINGS = {
     "synchronous_commit": "on",
     # Statements look up a few rows by their keys: no plan depends on the values, and planning costs more than running.
     "plan_cache_mode": "force_generic_plan",
+    # A plan that is made while a table is small, or not analyzed yet, would read all of it, and is kept as it grows.
+    # Servers before PostgreSQL 18 count what is off as very expensive, and worth compiling.
+    "enable_seqscan": "off",
+    "jit": "off",
 }
 # A peer that vanishes is noticed within seconds instead of minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}

@@ -75,7 +75,7 @@ class Heartbeat:
         self._explain = explain
         self._lease = lease
         self._workers: dict[str, str | None] = {}  # of this process; with an address if it has joined
-        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver]] = {}
+        self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver, str]] = {}
         self._log_listener: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -106,10 +106,11 @@ class Heartbeat:
             if worker in self._workers:
                 self._workers[worker] = None
 
-    def listen(self, who: object, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
-        """Call `deliver` in the loop with every notification to all workers."""
+    def listen(self, who: object, loop: asyncio.AbstractEventLoop, deliver: Deliver, ignored: str = "") -> None:
+        """Call `deliver` in the loop with every notification to all workers, except for the ignored one: waking a loop
+        costs more than receiving a notification."""
         with self._lock:
-            self._listeners[who] = (loop, deliver)
+            self._listeners[who] = (loop, deliver, ignored)
             self._start()
 
     def listen_to_log(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
@@ -275,9 +276,10 @@ class Heartbeat:
     def _deliver(self, payload: str) -> None:
         with self._lock:
             listeners = list(self._listeners.values())
-        for loop, deliver in listeners:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(deliver, payload)
+        for loop, deliver, ignored in listeners:
+            if payload != ignored:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(deliver, payload)
 
 
 def _clock() -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import StoreError
 from ...log import Written
-from ..peers import JOINED, WORK, Notice, Peer, decode_notice, encode_notice, new_worker, retire
+from ..peers import JOINED, SENDING, WORK, Notice, Peer, decode_notice, encode_notice, new_worker, retire
 from . import prepared
 from .heartbeat import BROADCASTS, CHANNEL
 from .queries import NOTIFY
@@ -117,7 +117,8 @@ class NotifiedPeer(Peer):
         self._store.relay.bind()  # subscribers of a turn may announce themselves before it runs here
         if not await self._register(TAKES_WORK if self._takes else LISTENS):
             return
-        self._store.heartbeat.listen(self, asyncio.get_running_loop(), self._receive)
+        ignored = SENDING if self._takes else ""  # what turns say is sent by peers that take no work
+        self._store.heartbeat.listen(self, asyncio.get_running_loop(), self._receive, ignored)
         await self._watch_all()
         await self._store.wake(JOINED)
 

@@ -31,14 +31,8 @@ WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
 URGENT = f"""SELECT {_INBOX}, s.worker, {FRESH}
     FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
     WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
-# Both for a few sessions: whether each is ready, and its urgent rows.
-LOOK_AT = f"""SELECT s.owner, s.key, s.worker, {FRESH},
-        EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND kind <> 'urgent')
-        AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
-        {_INBOX}
-    FROM session s LEFT JOIN worker w ON w.id = s.worker
-        LEFT JOIN inbox i ON i.session = s.id AND i.state <> 'done' AND i.kind = 'urgent'
-    WHERE s.id = ANY(%s::bigint[]) ORDER BY s.updated_at, i.id"""
+URGENT_IN = f"""SELECT {INBOX_COLUMNS} FROM inbox WHERE session = ANY(%s) AND state <> 'done' AND kind = 'urgent'
+    ORDER BY id"""
 UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
 INCOMING = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE id = %s"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id = ANY(%s)"

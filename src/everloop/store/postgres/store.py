@@ -54,7 +54,7 @@ from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
 from .schema import migrate
-from .transactions import NOW, living
+from .transactions import NOW, Looked, LookedAt, living
 
 if TYPE_CHECKING:
     from .connections import Connection, Result
@@ -100,6 +100,7 @@ class PostgresStore:
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
         self._lease = lease_seconds
         self._flush_always = flush_always
+        self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
         self._migrated = False
         self._migrating = threading.Lock()
         self._pool_checked = False
@@ -120,18 +121,27 @@ class PostgresStore:
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
         def work(db: Connection) -> tuple[list[tuple[str, str]], list[Any]]:
-            if sessions is not None:
-                rows = prepared.run(db, queries.LOOK_AT, (self._lease, list(sessions)))
-                rows = [row for row in rows if _free(row[2], row[3], worker)]
-                ready = dict.fromkeys((owner, key) for owner, key, _, _, is_ready, *_ in rows if is_ready)
-                return list(ready), sorted(row[5:] for row in rows if row[5] is not None)
             with db.pipeline():
                 values = (self._lease, None, None)
                 everything, urgent = db.execute(queries.READY, values), db.execute(queries.URGENT, values)
                 return _ready(everything, worker), _urgent(urgent, worker)
 
-        found, rows = await self._in_reader(work)
+        if sessions is None:
+            found, rows = await self._in_reader(work)
+        else:
+            found, rows = await self._look_at(worker, sessions)
         return found, await self._readable(rows)
+
+    async def _look_at(self, worker: str, sessions: Sequence[int]) -> tuple[list[tuple[str, str]], list[Any]]:
+        def work(db: Connection) -> tuple[list[LookedAt], list[Any]]:
+            rows = [LookedAt.of(row) for row in prepared.run(db, tx.LOOK_AT, (self._lease, list(sessions)))]
+            free = [row for row in rows if _free(row.looked.state.holder, row.is_fresh, worker)]
+            urgent = [row.looked.state.id for row in free if row.has_urgent]
+            return free, db.execute(queries.URGENT_IN, (urgent,)).fetchall() if urgent else []
+
+        free, urgent = await self._in_reader(work)
+        self._looked = {(row.owner, row.key): row.looked for row in free if row.looked.is_ready}
+        return list(self._looked), urgent
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
         return await self._readable(await self._read(queries.WAITING, owner, key))
@@ -182,10 +192,12 @@ class PostgresStore:
                 db.execute(ANNOUNCE)
             return begun
 
+        looked = self._looked.pop((owner, key), None)
+
         def alone(db: Connection, call: Call) -> Begun:
             if not self.heartbeat.knows(worker):
                 raise MustTransact
-            return tx.begin_alone(db, call, owner, key, worker, message, kind)
+            return tx.begin_alone(db, call, owner, key, worker, message, kind, looked if message is None else None)
 
         begun = await self._write(LoneWrite(alone, work), (owner, key))
         claims.log_damaged(begun.damaged)

@@ -79,17 +79,23 @@ STEP_FINISH = f"SELECT everloop_finish({', '.join(['%s'] * 22)})"
 STEP_TAKE = f"SELECT * FROM everloop_take_outgoing({', '.join(['%s'] * 7)})"
 LOST, MORE_TO_DO = 0, 2  # as the functions return them: an entry is missing; the session has more to do
 NO_MARK = (None, None)  # a step inside a transaction, which has a mark of its own
-# The state of a session, and the message that waits there.
-LOOK = f"""SELECT s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
-        (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
-        (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
-        (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
-        i.id, EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
-        {NOW}, i.data, i.kind
-    FROM session s LEFT JOIN LATERAL (
-        SELECT id, data, kind FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
-        ORDER BY id LIMIT 1) AS i ON true
-    WHERE s.owner = %s AND s.key = %s"""
+# The state of a session, and the message that waits there. Each part is found by an index: EXISTS could become a table
+# of all sessions with open work.
+LOOKED = f"""s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
+    (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
+    (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
+    (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
+    i.id,
+    coalesce((SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked' LIMIT 1), false),
+    {NOW}, i.data, i.kind"""
+NEXT = """LEFT JOIN LATERAL (
+    SELECT id, data, kind FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
+    ORDER BY id LIMIT 1) AS i ON true"""
+LOOK = f"SELECT {LOOKED} FROM session s {NEXT} WHERE s.owner = %s AND s.key = %s"
+# The same of some sessions, with whether their workers are alive and whether there are urgent messages.
+LOOK_AT = f"""SELECT s.owner, s.key, (SELECT {FRESH} FROM worker w WHERE w.id = s.worker),
+        (SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND kind = 'urgent' LIMIT 1), {LOOKED}
+    FROM session s {NEXT} WHERE s.id = ANY(%s::bigint[]) ORDER BY s.updated_at"""
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
 PAGE_MARKS = {
@@ -266,15 +272,56 @@ def begin(
     return Begun(work, damaged)
 
 
+class Looked(NamedTuple):
+    """What a look at a session has found."""
+
+    state: SessionState
+    data: str  # of the message that waits, if there is one
+    kind: Kind
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Looked:
+        *facts, now, data, kind = row
+        return cls(SessionState(False, now, *facts), data, kind)
+
+    @property
+    def is_ready(self) -> bool:
+        state = self.state
+        return (state.open_turn is not None or state.waiting is not None) and not state.is_parked
+
+
+class LookedAt(NamedTuple):
+    """A session among several that were looked at."""
+
+    owner: str
+    key: str
+    is_fresh: bool  # its worker has renewed its lease
+    has_urgent: bool
+    looked: Looked
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> LookedAt:
+        owner, key, is_fresh, has_urgent, *looked = row
+        return cls(owner, key, bool(is_fresh), bool(has_urgent), Looked.of(looked))
+
+
 def begin_alone(
-    db: Connection, call: Call, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
+    db: Connection,
+    call: Call,
+    owner: str,
+    key: str,
+    worker: str,
+    message: InboundMessage | None,
+    kind: Kind,
+    looked: Looked | None = None,
 ) -> Begun:
     """Begin a new turn on a free session. The statement that writes checks that nothing has changed since the look."""
-    found = prepared.run(db, LOOK, (owner, key))
-    if not found:
-        raise MustTransact
-    *row, now, data, waiting_kind = found[0]
-    state = SessionState(False, now, *row)
+    if looked is None:
+        found = prepared.run(db, LOOK, (owner, key))
+        if not found:
+            raise MustTransact
+        looked = Looked.of(found[0])
+    state, now = looked.state, looked.state.now
     if state.holder not in (None, worker) or state.open_turn is not None or state.is_parked:
         raise MustTransact
     claim = state.claim(owner, key)
@@ -287,7 +334,7 @@ def begin_alone(
         inbox = (None, owner, message.id, claims.inbox_data(message, (turn, state.next_seq)))
     elif state.waiting is None:
         return Begun(None)
-    elif claims.took(claim, state.waiting, data, waiting_kind) is not None or claim.command:
+    elif claims.took(claim, state.waiting, looked.data, looked.kind) is not None or claim.command:
         raise MustTransact
     rows = claims.first_entry(claim, now) or LogRows([], [], [], None)
     values = (state.id, state.fence, worker, claim.turn, claim.first_seq, rows.at, rows.kinds, rows.texts, *inbox)

@@ -40,7 +40,7 @@ def command(options: argparse.Namespace) -> int:
     if folders is not None:
         print(f"Files: {folders[0]} is copied to {folders[1]}; the first is still there.")
     if moved.left:
-        print(f"{counted(moved.left, 'session')} came into being in {source} meanwhile: run it again.")
+        print(f"{counted(moved.left, 'session')} appeared in {source} meanwhile: run it again.")
     return 1 if moved.left else 0
 
 

@@ -78,7 +78,7 @@ async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(serve
         await screen.ready()
         screen.type("hi\r")
         place = await screen.sees("hmm")
-        place = await screen.sees("begins again", after=place)
+        place = await screen.sees("starts again", after=place)
         await screen.sees("another answer", after=place)
 
 
@@ -144,7 +144,7 @@ async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
         await until(lambda: server.requests)
         screen.process.send_signal(signal.SIGTERM)
         assert await screen.ends() == 0
-        await screen.sees("goes on when you come back")
+        await screen.sees("continues when you come back")
         assert screen.raw.rindex("\x1b[?2004l") > screen.raw.rindex("\x1b[?2004h")  # bracketed paste is off again
 
 
@@ -240,7 +240,7 @@ async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
                 await asyncio.sleep(0.01)
         await store.close()
         held.go.set()
-        place = await screen.sees("handed to the running turn: and two")
+        place = await screen.sees("passed to the running turn: and two")
         place = await screen.sees("I heard both.", after=place)
         await screen.sees("tokens read", after=place)
     assert len(held.requests) == 2
@@ -313,7 +313,7 @@ def test_settings_that_are_there_are_never_overwritten(tmp_path):
     assert "Written" in remember(path, {"base_url": "http://127.0.0.1:1/v1", "model": 'a"b\\', "api_key": ""})
     text = path.read_text()
     assert text == '[agent]\nname = "A"\n\n[provider]\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "a\\"b\\\\"\n'
-    assert "left alone" in remember(path, {"base_url": "http://127.0.0.1:2/v1"})
+    assert "not changed" in remember(path, {"base_url": "http://127.0.0.1:2/v1"})
     assert path.read_text() == text
 
 
@@ -434,7 +434,7 @@ async def test_a_chat_that_was_killed_finishes_its_turn_when_it_starts_again(ser
     server.reply("It is written.")
     server.reply("Yes?")
     async with terminal(server=server) as screen:
-        place = await screen.sees("An earlier turn was cut off.")
+        place = await screen.sees("Continuing an interrupted turn")
         place = await screen.sees("It is written.", after=place)
         place = await screen.sees("tokens read", after=place)
         screen.type("hello\r")
@@ -453,7 +453,7 @@ async def test_a_killed_chat_also_goes_on_over_a_pipe(server):
     server.reply("late but here")
     done = await everloop(server=server)
     assert (done.status, done.out) == (0, "late but here\n")
-    assert done.err == "everloop: an earlier turn was cut off; it goes on now\n"
+    assert done.err == "everloop: continuing an interrupted turn\n"
 
 
 async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
@@ -464,7 +464,7 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
         await until(lambda: server.requests)
         screen.type("\x04")
         assert await screen.ends() == 0
-        await screen.sees("goes on when you come back")
+        await screen.sees("continues when you come back")
     server.reply("here")
     assert (await everloop(server=server)).out == "here\n"
 

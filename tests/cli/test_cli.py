@@ -489,7 +489,7 @@ async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, ho
     await until(lambda: len(server.requests) == 2)
     process.send_signal(signal.SIGTERM)
     done = await asyncio.wait_for(finished(process), 30)
-    assert (done.status, done.err) == (0, "everloop: stopping; turns go on elsewhere, or at the next start\n")
+    assert (done.status, done.err) == (0, "everloop: stopping; turns continue elsewhere, or at the next start\n")
     open_turns = [turn for turn in await store.turns("me") if turn.reason is None]
     assert len(open_turns) == 1
     session = await store.session("me", "test:chat")
@@ -507,4 +507,4 @@ async def test_a_run_in_a_session_with_a_turn_that_was_cut_off_says_so(server, h
     server.reply("new answer")
     done = await everloop("run", "--session", "cli:direct", "new", server=server)
     assert done.out == "new answer\n"
-    assert "an earlier turn of this session was cut off" in done.err
+    assert "an earlier turn of this session was interrupted" in done.err

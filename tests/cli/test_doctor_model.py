@@ -98,7 +98,7 @@ async def test_an_endpoint_that_refuses_is_one_line(server):
     first, last = done.lines
     assert first.startswith("✗ answers")
     assert "no such key" in first
-    assert last == "scripted: 0 of 10; it will hardly work as an agent"
+    assert last == "scripted: 0 of 10; it can hardly work as an agent"
 
 
 async def test_a_model_named_before_the_command_is_checked_without_a_question(server):

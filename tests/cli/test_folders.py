@@ -180,7 +180,10 @@ async def test_a_folder_can_be_named_without_a_flag(server, tmp_path):
 
 async def test_the_chat_says_which_folder_it_works_in(server, tmp_path):
     (tmp_path / "garden").mkdir()
-    for folder, said in (("", "In ~/.everloop/workspace, your home"), (f"{tmp_path}/garden", f"In {tmp_path}/garden")):
+    for folder, said in (
+        ("", "Working in ~/.everloop/workspace, your home"),
+        (f"{tmp_path}/garden", f"Working in {tmp_path}/garden"),
+    ):
         async with terminal(*filter(None, [folder]), server=server) as screen:
             await screen.ready()
             assert said in screen.text.replace("\r\n", "")

@@ -109,7 +109,7 @@ def test_what_is_there_stays_and_what_is_missing_is_made(tmp_path, capsys):
     after = state(place)
     assert {name: after[name] for name in before} == before
     assert set(after) == {*FILES, "notes.txt"} - {"USER.md"}
-    left = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Left"))
+    left = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Already there"))
     assert left.partition(": ")[2] == "SOUL.md, USER.md, memory/MEMORY.md"
 
 
@@ -137,7 +137,7 @@ def test_without_a_folder_it_is_the_workspace_of_the_settings(tmp_path, monkeypa
     monkeypatch.setenv("EVERLOOP_WORKSPACE", str(tmp_path / "set"))
     assert init() == 0
     assert (tmp_path / "set/AGENTS.md").exists()
-    assert "`everloop` begins" in capsys.readouterr().out
+    assert "`everloop` starts" in capsys.readouterr().out
     assert init(workspace=str(tmp_path / "flag")) == 0
     assert (tmp_path / "flag/AGENTS.md").exists()
 

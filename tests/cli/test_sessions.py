@@ -69,7 +69,7 @@ async def test_without_yes_and_without_a_terminal_nothing_is_deleted(server):
     await said(server, "cli:birds", "the heron")
     done = await everloop("sessions", "delete", "cli:birds", server=server)
     assert done.status == 2
-    assert "would be deleted for good: say --yes" in done.err
+    assert "would be deleted for good: pass --yes" in done.err
     assert "the heron" in (await everloop("sessions", server=server)).out
 
 
@@ -93,7 +93,7 @@ async def test_a_session_with_a_running_turn_is_refused(server):
         await until(lambda: server.requests)
         done = await everloop("sessions", "delete", "cli:birds", "--yes", server=server)
         assert done.status == 2
-        assert "cli:birds is at work just now" in done.err
+        assert "cli:birds is running" in done.err
     finally:
         running.kill()
         await running.communicate()

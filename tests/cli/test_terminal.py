@@ -224,7 +224,8 @@ async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note
     async with terminal(server=server, columns=columns, rows=80) as screen:
         await screen.ready()
         screen.type("go\r")
-        lines = await screen.shows("Answer y")
+        lines = await screen.shows("tells me why.")
+        assert "Any other sentence means no, and tells me why." in " ".join(" ".join(lines).split())
         assert "-beans" in lines
         assert "+corn" in lines
         assert screen.look_of("-beans").fg == "red"
@@ -345,7 +346,7 @@ async def test_the_status_line_tells_of_the_session_and_commands_tell_more(serve
             )
         assert "· $0.00" in "\n".join(screen.lines[:-1]).replace("\n", " ")
         screen.type("/cost\r")
-        text = " ".join(" ".join(await screen.shows("says otherwise")).split())
+        text = " ".join(" ".join(await screen.shows("them")).split())
         assert re.search(r"gpt-4.1-mini: [\d,]+ tokens read, 1 written · \$0.00", text)
         screen.type("/context\r")
         await screen.shows("The conversation has about")
@@ -434,7 +435,7 @@ async def test_changes_of_the_last_turn_are_shown_and_undone_but_never_a_later_o
         assert "  +made" in screen.lines
         (workspace / "mine.txt").write_text("mine again\n")
         screen.type("/undo\r")
-        await screen.shows("not undone: mine.txt: it was changed since")
+        await screen.shows("not undone: mine.txt: it has changed since")
         await screen.shows("↶ gone.txt")
         assert (workspace / "kept.txt").read_text() == "old\n"
         assert (workspace / "gone.txt").read_text() == "gone\n"
@@ -504,7 +505,7 @@ async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(serve
     async with terminal(server=server, columns=columns) as screen:
         text = " ".join(" ".join(await screen.shows("Madrid.")).split())
         assert "Continues “capital of France?” (2 turns, just now)" in text
-        assert "It goes on now: “and of Spain?”" in text
+        assert "Continuing an interrupted turn: “and of Spain?”" in text
     async with terminal(str(tmp_path), server=server, columns=columns) as screen:
         text = " ".join(" ".join(await screen.ready()).split())
         assert "home workspace" not in text

@@ -72,7 +72,7 @@ def test_a_later_change_by_a_person_is_left_alone(folder):
     (folder / "sub" / "a.txt").write_text("the turn's\n")
     changes = TurnChanges.between(folder, before, take_snapshot(folder, before), now())
     (folder / "sub" / "a.txt").write_text("a person's\n")
-    assert changes.undo() == ([], ["sub/a.txt: it was changed since, and is left alone"])
+    assert changes.undo() == ([], ["sub/a.txt: it has changed since, and is left alone"])
     assert (folder / "sub" / "a.txt").read_text() == "a person's\n"
 
 

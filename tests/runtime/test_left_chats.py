@@ -138,7 +138,7 @@ async def test_an_answer_that_could_not_be_shown_is_shown_the_next_time(tmp_path
         with pytest.raises(BrokenPipeError):
             await show_undelivered(agent, "cli:direct", Output(Closed(), colour=False))
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
-        assert await shown(agent, "") == "✉ while you were away (perhaps once more): Fine.\n"
+        assert await shown(agent, "") == "✉ while you were away (possibly a repeat): Fine.\n"
         assert await shown(agent, "") == ""
 
 

@@ -189,7 +189,7 @@ async def test_a_plain_builder_keeps_the_prefix_and_something_else_is_refused(tm
 
 async def test_a_missing_workspace_is_one_clear_line(tmp_path, caplog):
     (tmp_path / "file").touch()
-    for path, what in (("file", "is not a folder"), ("a/b", "cannot be made (No such file or directory)")):
+    for path, what in (("file", "is not a folder"), ("a/b", "cannot be created (No such file or directory)")):
         async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path / path, store=tmp_path / "s.db") as agent:
             result = await agent.ask("hi")
         assert result.error == f"the workspace {tmp_path}/{path} {what}: make the folder, or name another one"

@@ -256,7 +256,7 @@ async def test_a_scheduled_turn_that_read_a_file_sends_nothing_and_is_told_why(s
         call("read_file", path="notes.txt"), call("web_fetch", url=f"{address}/?q=1"), config=settings(evil)
     )
     assert evil.paths == []
-    assert "nobody is there to be asked" in attack.results[-1]
+    assert "there is no one to ask" in attack.results[-1]
 
 
 async def test_the_addresses_of_the_settings_are_free(scene, evil, address):

@@ -184,7 +184,7 @@ async def test_two_tabs_show_the_same_and_one_without_connection_catches_up(brow
         await expect(other.log.get_by_text("first answer")).to_be_visible()
         await other.page.route("**/api/**", lambda route: route.abort())
         await other.page.reload()
-        await expect(other.page.get_by_text("shown when the server is back")).to_be_visible()
+        await expect(other.page.get_by_text("appears when the server is back")).to_be_visible()
         server.fake.reply(TEXT, tokens=WORDS, token_delay=0.01)
         await one.say("two")
         await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(2)

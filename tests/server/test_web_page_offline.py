@@ -41,11 +41,11 @@ async def test_the_installed_page_opens_without_the_server_and_goes_on_with_it(t
         assert await one.page.evaluate(POLICIES) == ["TypeError", "TypeError"]
         await one.page.context.set_offline(True)
         await one.page.reload()
-        await expect(one.page.get_by_text("shown when the server is back")).to_be_visible()
+        await expect(one.page.get_by_text("appears when the server is back")).to_be_visible()
         await expect(one.page.get_by_label("Message", exact=True)).to_be_visible()
         await one.check("offline")
         await one.page.get_by_label("Message", exact=True).fill("And what else?")
         await one.page.context.set_offline(False)
         await expect(one.log.get_by_text("Roses.")).to_be_visible()
-        await expect(one.page.get_by_text("shown when the server is back")).to_be_hidden()
+        await expect(one.page.get_by_text("appears when the server is back")).to_be_hidden()
         await expect(one.page.get_by_label("Message", exact=True)).to_have_value("And what else?")

@@ -188,7 +188,7 @@ async def test_an_archived_session_leaves_the_list_is_found_and_comes_back_by_a_
         await expect(one.page.get_by_label("Sessions", exact=True).get_by_text("No sessions yet.")).to_be_visible()
         await expect(listed).to_be_hidden()
         await one.page.get_by_role("button", name="Session…").click()
-        await expect(one.page.get_by_role("button", name="Take out of the archive")).to_be_visible()
+        await expect(one.page.get_by_role("button", name="Remove from the archive")).to_be_visible()
         await expect(one.page.get_by_label("Title")).to_have_value("Name a rose")
         await one.check("archived")
         await one.page.get_by_role("button", name="Close").click()

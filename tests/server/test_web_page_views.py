@@ -130,7 +130,7 @@ async def test_what_a_turn_changed_is_shown_as_a_diff_and_undone(browser: Browse
         (workspace / "kept.md").write_text("by hand\n")
         await undo.click()
         await expect(shown.get_by_text("Restored: beds.md, made.md")).to_be_visible()
-        await expect(shown.get_by_text("kept.md: it was changed since")).to_be_visible()
+        await expect(shown.get_by_text("kept.md: it has changed since")).to_be_visible()
         assert (workspace / "beds.md").read_text() == "- roses\n- weeds\n"
         assert (workspace / "kept.md").read_text() == "by hand\n"
         assert not (workspace / "made.md").exists()

@@ -75,8 +75,8 @@ STOP_REASONS: dict[str, StopReason] = {
     "max_rounds": "max_turn_requests",
 }
 MODES = {
-    "ask": SessionMode(id="ask", name="Ask", description="What the policy wants a person's word for is asked here."),
-    "refuse": SessionMode(id="refuse", name="Never ask", description="What would be asked for is refused."),
+    "ask": SessionMode(id="ask", name="Ask", description="Calls that the policy asks about are asked here."),
+    "refuse": SessionMode(id="refuse", name="Never ask", description="Calls that would be asked about are refused."),
 }
 OPTIONS = [
     PermissionOption(option_id="once", name="Allow", kind="allow_once"),
@@ -185,7 +185,7 @@ class EditorAgent:
         if info is None:
             raise RequestError(-32002, f"there is no session {one_line(session_id, 60)} in {folder}")
         if info.open_turn is not None:
-            raise _invalid("the session is at work or waits for an answer: copy it when its turn is over")
+            raise _invalid("the session is running or waits for an answer: copy it when its turn is over")
         key = f"{CHANNEL}:{secrets.token_hex(8)}"
         await store.fork("me", session_id, info.entries, key)
         session = await self._opened(key, cwd, mcp_servers)
@@ -234,7 +234,7 @@ class EditorAgent:
     async def _opened(self, key: str, cwd: str, servers: Sequence[Any] | None, *, new: bool = True) -> EditorSession:
         folder = _folder(cwd)
         if not key.strip() or not key.isprintable() or len(key) > MAX_KEY or is_inside(key):
-            raise _invalid("this is no session of a person")
+            raise _invalid("this is not a user's session")
         if (there := self._sessions.get(key)) is not None and there.folder != folder:
             raise _invalid(f"{key} is open in {there.folder}")
         named = tuple(_server(one) for one in servers or ())

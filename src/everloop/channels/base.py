@@ -215,7 +215,7 @@ class Options:
         try:
             origin_of(found)
         except ValueError as error:
-            raise self.problem(f"{key} is no address: {error}") from None
+            raise self.problem(f"{key} is not an address: {error}") from None
         return found
 
     def number(self, key: str, default: int) -> int:

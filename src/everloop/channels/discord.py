@@ -354,7 +354,7 @@ class Heartbeat:
 
 def _id(chat: str) -> str:
     if not chat.isdecimal():
-        raise Never("that is no channel of Discord: its id is a number")
+        raise Never("that is not a Discord channel: its id is a number")
     return chat
 
 

@@ -77,7 +77,7 @@ class Email:
         self._start = options.text("start", "new", choices=("new", "all"))
         self._auth_server = options.text("auth_server").lower()
         if "@" not in self._address or not parseaddr(self._address)[1]:
-            raise options.problem("address is no e-mail address")
+            raise options.problem("address is not an e-mail address")
 
     # ------------------------------------------------------------------------------------------ receiving
 
@@ -198,7 +198,7 @@ class Email:
 
     def _message(self, part: Part, key: str) -> EmailMessage:
         if not parseaddr(part.chat)[1] or re.search(r"[\s<>,;]", part.chat):
-            raise Never("the chat is no e-mail address")
+            raise Never("the chat is not an e-mail address")
         message = EmailMessage()
         subject = one_line(part.extra.get("subject", ""), 200)
         message["Subject"] = re.sub(r"^(re:\s*)*", "Re: ", subject, flags=re.I) if subject else SUBJECT

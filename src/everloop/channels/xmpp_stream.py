@@ -64,7 +64,7 @@ class Stanzas:
     def feed(self, data: bytes) -> Iterator[ET.Element]:
         self._size += len(data)
         if b"<!DOCTYPE" in data or b"<!ENTITY" in data or self._size > LARGEST_STANZA:
-            raise OSError("the server sent what no stream may have")
+            raise OSError("the server sent something that is not allowed in a stream")
         try:
             self._parser.feed(data)
             events: list[tuple[str, ET.Element]] = list(self._parser.read_events())
@@ -144,7 +144,7 @@ class XmppStream:
                 await self._scram(name, digest)
                 return
         if "PLAIN" not in offered:
-            raise Never("the server offers no way to log in that is known here")
+            raise Never("the server offers no login method that is supported here")
         await self._auth("PLAIN", f"\0{self._user}\0{self._password}")
         await self._success()
 

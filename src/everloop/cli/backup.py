@@ -34,13 +34,13 @@ def _restore(file: Path, store: Path) -> int:
     found = restore(file, store, _Bar("restored"))
     print(f"{store} has {counted(found.sessions, 'session')}, {counted(found.entries, 'entry', 'entries')}.")
     if found.set_aside is not None:
-        print(f"What was there before is kept as {found.set_aside}.")
+        print(f"The previous store is kept as {found.set_aside}.")
     if found.open_turns:
-        print(f"{counted(found.open_turns, 'turn')} under way in it: the next start goes on with them.")
+        print(f"{counted(found.open_turns, 'unfinished turn')}: the next start continues there.")
     if found.cut_off:
         print(f"{counted(found.cut_off, 'call')} may have run since: the model is told so and decides.")
     if found.unsent:
-        print(f"{counted(found.unsent, 'answer')} may have been sent since: sent again, with a mark.")
+        print(f"{counted(found.unsent, 'answer')} may have been sent since, and will be sent again with a mark.")
     return 0
 
 

@@ -26,6 +26,10 @@ LIVE_LINES = 3  # the latest lines of a running command
 MOST_CARDS = 200  # that can be shown again
 MOST_BYTES = 262_144  # of a file that is compared
 _STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
+# Here any sentence is an answer, unlike in other chats.
+HOW_TO_ANSWER_HERE = (
+    "Answer y (yes), n (no) or a (always in this session). Any other sentence means no, and tells me why."
+)
 Line = tuple[Style, str]
 
 
@@ -188,6 +192,10 @@ class CardRenderer(Renderer):
         """Write a question: what would be written or run, with the colours of a diff, and how to answer."""
         self.asked = True
         self.output.fresh()
+        from ..runtime.tool_calls import HOW_TO_ANSWER
+
+        if question.endswith(HOW_TO_ANSWER):
+            question = question.removesuffix(HOW_TO_ANSWER) + HOW_TO_ANSWER_HERE
         first, *others = question.split("\n")
         self.output.line(first, "bold")
         for line in others:
@@ -204,7 +212,7 @@ class CardRenderer(Renderer):
 
     def _tell_resumed(self) -> None:
         said = f" “{self._status.cut_off}”" if self._status.cut_off else ""
-        self.output.line(f"An earlier turn was cut off. It goes on now:{said}".removesuffix(":"), "bold")
+        self.output.line(f"Continuing an interrupted turn:{said}".removesuffix(":"), "bold")
 
     def _counted(self) -> str:
         cost = self._status.cost_of(self._tokens)

@@ -48,7 +48,7 @@ def offer(config: Config) -> None:
     print(f"\nThe agent can also answer in a chat network: {', '.join(NETWORKS)}.")
     try:
         while (network := input("Which one (Enter for none): ").strip().lower()) and network not in NETWORKS:
-            print(f"There is no network {network[:30]!r} here; docs/channels.md tells how to add others.")
+            print(f"There is no network {network[:30]!r} here; docs/channels.md shows how to add others.")
         if network:
             print(_write(config.home / "config.toml", network, _ask(network)))
     except EOFError:
@@ -74,7 +74,7 @@ def _ask(network: str) -> dict[str, str]:
             make_channel(ChannelConfig(name=network, options=dict(given)))
             return given
         except ConfigError as error:
-            print(f"{error}. Once more:")
+            print(f"{error}. Try again:")
 
 
 def _write(path: Path, network: str, given: Mapping[str, str]) -> str:
@@ -83,7 +83,7 @@ def _write(path: Path, network: str, given: Mapping[str, str]) -> str:
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         append_table(path, before, f"channels.{network}", {**given, "pairing": True})
     except OSError as error:
-        return f"{path} cannot be written ({error.strerror}): docs/channels.md tells what to write there."
+        return f"{path} cannot be written ({error.strerror}): docs/channels.md shows what to write there."
     return (
         f"Written to {path}. `everloop channels test {network}` tries it, and `everloop serve` runs it. "
         "Who writes to it gets a code, which `everloop channels pair CODE` confirms."

@@ -217,7 +217,7 @@ async def _resend(config: Config, options: argparse.Namespace) -> int:
         revived = await store.revive(ids)
         await store.wake(SENDING)
     if missing := sorted(set(ids) - set(revived)):
-        raise EverloopError(f"{missing[0]} is no dead letter: `everloop channels dead` shows them")
+        raise EverloopError(f"{missing[0]} is not a dead letter: `everloop channels dead` shows them")
     print(f"{len(revived)} will be sent again.")
     return 0
 

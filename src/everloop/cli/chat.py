@@ -45,7 +45,7 @@ def command(options: argparse.Namespace) -> int:
 def greeting(config: Config, key: str) -> str:
     own = ", your home workspace. `everloop .` works in the current folder."
     place = f"{printable(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
-    line = f"In {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
+    line = f"Working in {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     if config.provider != "local" or not _is_first_time(config.home / HINT_SHOWN):
         return line
     return f"{line}\n{SMALL.format(config.model, _why(config))}"

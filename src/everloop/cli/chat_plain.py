@@ -113,7 +113,7 @@ class _Answers(Renderer):
                 self.output.fresh()
                 print(f"everloop: {one_line(event.text, 500)}", file=sys.stderr)
             case events.TurnStarted():
-                print("everloop: an earlier turn was cut off; it goes on now", file=sys.stderr)
+                print("everloop: continuing an interrupted turn", file=sys.stderr)
             case events.ToolStarted():
                 self._shown = False
                 self.output.fresh()

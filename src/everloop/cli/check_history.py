@@ -1,4 +1,4 @@
-"""`everloop check-history`: look for broken promises in everything that the store holds."""
+"""`everloop check-history`: check the whole store for broken promises."""
 
 from __future__ import annotations
 

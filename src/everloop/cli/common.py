@@ -75,7 +75,7 @@ def prepare_workspace(folder: Path) -> None:
         raise ConfigError(f"workspace: {folder} is a file; name a folder with --workspace") from None
     except OSError as error:
         raise ConfigError(
-            f"workspace: {folder} cannot be made ({error.strerror}); name another folder with --workspace"
+            f"workspace: {folder} cannot be created ({error.strerror}); name another folder with --workspace"
         ) from None
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(f"workspace: {folder} cannot be written by this user; name another with --workspace")
@@ -149,7 +149,7 @@ async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: st
     while rows := await agent.undelivered(*chat_of(key)):
         for message in (row.message for row in rows):
             if message.content != shown:
-                repeated = " (perhaps once more)" if message.repeat else ""
+                repeated = " (possibly a repeat)" if message.repeat else ""
                 output.line(f"✉ while you were away{repeated}: {message.content}")
         await output.print()
         await agent.store.sent([row.id for row in rows])  # only once it is on the screen
@@ -210,7 +210,9 @@ async def reading(config: Config) -> AsyncIterator[Store]:
     from ..store.opening import store_at
 
     if not config.store.exists():
-        raise EverloopError(f"there is no store at {config.store} yet: it is made by the first turn; or name --store")
+        raise EverloopError(
+            f"there is no store at {config.store} yet: the first turn creates it; or name another with --store"
+        )
     store = store_at(config.store, config)
     try:
         yield store
@@ -235,10 +237,10 @@ async def left_behind(store: Store, key: str) -> str:
     others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
     if not others:
         return ""
-    first = f"`everloop --session {shlex.quote(others[0])}` goes on with it"
+    first = f"`everloop --session {shlex.quote(others[0])}` continues it"
     if len(others) == 1:
-        return f"The session {others[0]} has a turn that was cut off: {first}."
-    return f"{len(others)} other sessions have turns that were cut off: `everloop worker` finishes them all."
+        return f"The session {others[0]} has an interrupted turn: {first}."
+    return f"{len(others)} other sessions have interrupted turns: `everloop worker` finishes them all."
 
 
 async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:

@@ -18,7 +18,7 @@ from ..text import one_line, printable
 from .common import OWNER, chat_of, load_with_store, session_key
 from .output import as_json
 
-FIRED_BY = "It fires while `everloop` or `everloop worker` runs on this store."
+FIRED_BY = "It fires while `everloop`, `everloop serve` or `everloop worker` runs on this store."
 
 
 def command(options: argparse.Namespace) -> int:

@@ -77,7 +77,7 @@ def _model_command(options: argparse.Namespace) -> int:
         told = [{**asdict(check), "fix": _fix(check)} for check in checks]
         print(as_json({"ok": usable, "model": config.model, "passed": passed, "checks": told}))
     else:
-        verdict = "it can work as an agent" if usable else "it will hardly work as an agent"
+        verdict = "it can work as an agent" if usable else "it can hardly work as an agent"
         print(printable(f"{config.model}: {passed} of 10; {verdict}"))
     return 0 if usable else 1
 
@@ -165,7 +165,7 @@ def _local(config: Config) -> list[Check]:
         found.append(Check("model", False, f"{name} cannot be loaded", str(error)))
     except OSError as error:  # another user's folder, a missing disk
         why = f"{error.filename} cannot be read ({error.strerror})"
-        found.append(Check("model", False, why, "set EVERLOOP_MODELS, or EVERLOOP_WEIGHTS, to a folder that can be"))
+        found.append(Check("model", False, why, "set EVERLOOP_MODELS, or EVERLOOP_WEIGHTS, to a readable folder"))
     return found
 
 
@@ -210,19 +210,19 @@ def _missing(name: str, place: Path | DSN) -> Check | None:
             return None
         above = next(folder for folder in place.parents if folder.exists())
         usable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
-        why = "" if usable else f"{above} is no folder that this user can write to"
+        why = "" if usable else f"{above} cannot be written by this user"
     except OSError as error:
         why = error.strerror or str(error)
     if why:
-        return Check(name, False, f"{place} cannot be made ({why})", f"set EVERLOOP_{name.upper()}")
-    return Check(name, True, f"{place} is made by the first turn")
+        return Check(name, False, f"{place} cannot be created ({why})", f"set EVERLOOP_{name.upper()}")
+    return Check(name, True, f"the first turn creates {place}")
 
 
 def _sandbox(config: Config) -> Check:
     from ..sandbox.launch import NoSandbox, choose_backend, guarantees
 
     if config.sandbox == "off" or not config.restrict_to_workspace:
-        return Check("sandbox", True, "off: commands run as you do, outside of any sandbox")
+        return Check("sandbox", True, "off: commands run with your rights, without a sandbox")
     try:
         backend = choose_backend(config.sandbox)
         return Check("sandbox", True, "; ".join([f"{backend} works here", *guarantees(backend)]))
@@ -307,7 +307,7 @@ async def work_in(store: Store) -> Overview:
 
 def _checks(work: Overview) -> list[Check]:
     silent = max((worker.silent for worker in work.workers), default=0.0)
-    heard = f", the least heard of {_span(silent)} ago" if work.processes and silent >= 1 else ""
+    heard = f", one of them silent for {_span(silent)}" if work.processes and silent >= 1 else ""
     oldest = f", the oldest for {_span(work.waiting_seconds)}" if work.waiting else ""
     unsent = f", the oldest for {_span(work.unsent_seconds)}" if work.unsent else ""
     waiting = "1 message waits" if work.waiting == 1 else f"{work.waiting} messages wait"
@@ -316,12 +316,12 @@ def _checks(work: Overview) -> list[Check]:
     leases = [f"{_name(lease)} by process {holders[lease.worker]}" for lease in work.leases]
     stuck = [f"{_name(one)} for {_span(work.at - one.since)}" for one in work.stuck_sessions()]
     held = f"{work.held} held{_some(leases, work.held)}"
-    found = f"{work.stuck} have work that no worker does{_some(stuck, work.stuck)}"
+    found = f"{work.stuck} have work that no worker takes{_some(stuck, work.stuck)}"
     checks = [
         Check("workers", True, f"{work.processes} at work{heard}"),
         Check("leases", True, held),
         Check("queue", True, f"{waiting}{oldest}; {answers} not sent{unsent}"),
-        Check("turns", True, f"{work.open_turns} open, {work.parked_turns} wait for a person's word"),
+        Check("turns", True, f"{work.open_turns} open, {work.parked_turns} wait for an answer"),
         Check("sessions", not work.stuck, found if work.stuck else f"{work.sessions}, none stuck", "everloop worker"),
     ]
     if work.damaged:

@@ -78,4 +78,4 @@ def epilog(path: str) -> str:
     shown = EXAMPLES.get(path, ())
     head = "example" if len(shown) == 1 else "examples"
     text = f"{head}:\n" + "\n".join(f"  {line}" for line in shown) if shown else ""
-    return f"{text}\n\nFlags of all commands, such as --model: everloop --help" if path else text
+    return f"{text}\n\nGlobal flags, such as --model: everloop --help" if path else text

@@ -1,4 +1,4 @@
-"""A session as a document: Markdown, JSON lines or one HTML page, with secrets taken out."""
+"""A session as a document: Markdown, JSON lines or one HTML page, with secrets redacted."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
     if answer:
         return config
     names = ", ".join(found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
-    said = f"{names} left out, since {config.workspace} is not trusted; --trust uses what is there"
+    said = f"{names} left out because {config.workspace} is not trusted; --trust uses them"
     print(f"everloop: {printable(said)}", file=sys.stderr)
     return dataclasses.replace(config, trusted=False)
 

@@ -17,12 +17,12 @@ def command(options: argparse.Namespace) -> int:
     new_key = checked_key(options.new_key, "--as") if options.new_key is not None else None
     made = asyncio.run(_fork(load_with_store(options), source, new_key))
     print(made.key)
-    under_way = " and finishes the turn that is under way there" if made.open_turn else ""
+    under_way = " and finishes the open turn" if made.open_turn else ""
     given = ((name, getattr(options, name, None)) for name in ("workspace", "store"))
     flags = "".join(f"--{name} {shlex.quote(value)} " for name, value in given if value)
     count = f"{made.entries} entr{'y' if made.entries == 1 else 'ies'}"
     go_on = f"everloop {flags}--session {shlex.quote(made.key)}"
-    print(f"It has {count}. `{go_on}` goes on from there{under_way}.")
+    print(f"It has {count}. `{go_on}` continues from there{under_way}.")
     return 0
 
 
@@ -42,7 +42,7 @@ async def _split(store: Store, source: str) -> tuple[str, int | None]:
     if await store.session(OWNER, source) is not None:
         return source, None
     if at and await store.session(OWNER, key) is not None:
-        raise EverloopError(f'"{number}" is no entry of "{key}": N is a number that `everloop log` shows')
+        raise EverloopError(f'"{number}" is not an entry of "{key}": N is a number that `everloop log` shows')
     missing = key if at and number.isdecimal() else source
     raise EverloopError(f'there is no session "{missing}": `everloop sessions` lists them')
 

@@ -19,7 +19,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPLATES = Path(__file__).parent / "workspace"
 FILES = {
     "AGENTS.md": "how to work",
-    "SOUL.md": "the manner of speaking",
+    "SOUL.md": "its tone",
     "USER.md": "about you",
     "TOOLS.md": "notes about the tools and this machine",
     "HEARTBEAT.md": "tasks to look at from time to time",
@@ -32,7 +32,7 @@ def command(options: argparse.Namespace) -> int:
     """Create the missing files of a folder, by default the workspace of the settings."""
     named = getattr(options, "folder", None)
     if named == "":
-        raise EverloopError('"" is no folder: name one, or none for the workspace of the settings')
+        raise EverloopError('"" is not a folder: name one, or none for the workspace of the settings')
     folder = Path(os.path.abspath(os.path.expanduser(named))) if named is not None else load_config(options).workspace
     prepare_workspace(folder)
     before, trust = steering_files(folder), Trust(load_config(options).home)
@@ -41,16 +41,16 @@ def command(options: argparse.Namespace) -> int:
         trust.keep(folder, steering_files(folder), True)
     shown = printable(str(folder))
     if not made:
-        print(f"Nothing was missing in {shown}, and nothing was changed.")
+        print(f"Nothing is missing in {shown}, and nothing was changed.")
         _offer_channels(options)
         return 0
-    print(f"Made in {shown}:")
+    print(f"Created in {shown}:")
     for name in made:
         print(f"  {name:<18}{FILES[name]}")
     if left:
-        print(f"Left as they were: {', '.join(left)}")
+        print(f"Already there, and not changed: {', '.join(left)}")
     start = f"everloop --workspace {shlex.quote(shown)}" if named is not None else "everloop"
-    print(f"Change them as you like, most of all USER.md. `{start}` begins a chat.")
+    print(f"Edit them as you like, above all USER.md. `{start}` starts a chat.")
     _offer_channels(options)
     return 0
 
@@ -120,4 +120,4 @@ def _write(place: int, name: str, path: Path, text: bytes) -> bool:
 
 
 def _failed(path: Path, error: OSError) -> EverloopError:
-    return EverloopError(f"{path} cannot be made ({error.strerror or error}): put that right, then try again")
+    return EverloopError(f"{path} cannot be created ({error.strerror or error}): fix that, then try again")

@@ -7,12 +7,12 @@ import re
 from ..commands import COMMANDS, command_of
 
 LOCAL: dict[str, str] = {
-    "model": "say which model is used; /model NAME uses another one in this chat",
+    "model": "show the model; /model NAME switches to another one in this chat",
     "sessions": "list the sessions, and choose one",
-    "resume": "go on in another session: its key, its number, or words of its title",
+    "resume": "continue another session: its key, its number, or words of its title",
     "rename": "give this session a title",
-    "pair": "let in a person of a chat network: /pair CODE, the code that they got there",
-    "export": "write this session to a file: /export [md|jsonl|html] [FILE]; secrets are taken out",
+    "pair": "admit a person of a chat network: /pair CODE, with the code they got there",
+    "export": "write this session to a file: /export [md|jsonl|html] [FILE]; secrets are redacted",
     "diff": "show what the last turn changed in the workspace",
     "undo": "undo what the last turn changed in the workspace",
     "cost": "show the tokens and the cost of this session",
@@ -23,11 +23,11 @@ LOCAL: dict[str, str] = {
 KEYS: dict[str, str] = {
     "@file": "attach a file of the workspace; Tab completes its path",
     "!command": "run a command in the sandbox; the agent sees its output",
-    "Alt-Enter": "begin a new line (also Ctrl-J, or \\ before Enter)",
+    "Alt-Enter": "start a new line (also Ctrl-J, or \\ before Enter)",
     "Tab": "complete a command or a file",
-    "Ctrl-R": "search what was typed before, also in earlier chats",
+    "Ctrl-R": "search your input history, including earlier chats",
     "Ctrl-O": "show the latest tool call in full",
-    "Ctrl-C": "stop the running turn; at rest, twice leaves",
+    "Ctrl-C": "stop the running turn; twice when idle leaves",
 }
 _WORD = re.compile(r"/([A-Za-z][\w-]*)(?:\s|$)")
 
@@ -46,12 +46,12 @@ def unknown_command(line: str) -> str | None:
     if found is None or command_of(line) is not None or (name := found[1].lower()) in LOCAL:
         return None
     if name in COMMANDS:
-        return f"/{name} takes nothing after it."
+        return f"/{name} takes no arguments."
     from difflib import get_close_matches
 
     close = get_close_matches(name, [*COMMANDS, *LOCAL], 1, 0.5)
     meant = f"did you mean /{close[0]}? " if close else ""
-    return f"There is no command /{name}: {meant}/help lists them. Begin with a space to send it as a message."
+    return f"There is no command /{name}: {meant}/help lists them. Start with a space to send it as a message."
 
 
 def plain_refusal(line: str) -> str | None:

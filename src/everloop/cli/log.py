@@ -105,7 +105,7 @@ async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAS
     assert wanted.turn is not None
     found = await find_turn(store, wanted.turn, wanted.owner)
     if wanted.session is not None and wanted.session != found.key:
-        raise EverloopError(f'turn {found.id} is of the session "{found.key}", not of "{wanted.session}"')
+        raise EverloopError(f'turn {found.id} belongs to the session "{found.key}", not to "{wanted.session}"')
     logged = [one for one in await store.read_turn(found.session, found.first_seq) if one.seq <= until]
     return [Told(found.key, one) for one in Timeline(cost).read(logged)][-(wanted.last or 0) :]
 

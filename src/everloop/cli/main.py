@@ -100,7 +100,9 @@ def _no_command(word: str, commands: frozenset[str]) -> str:
     from difflib import get_close_matches
 
     if " " in word.strip():
-        return f'"{word[:60]}" is no command: `everloop run "…"` works on a goal; `everloop --help` shows the commands'
+        return (
+            f'"{word[:60]}" is not a command: `everloop run "…"` works on a goal; `everloop --help` shows the commands'
+        )
     close = get_close_matches(word, sorted(commands), 1, 0.6)
     meant = f'did you mean "{close[0]}"? ' if close else ""
     return f'there is no command or folder "{word[:60]}": {meant}`everloop --help` shows the commands'
@@ -112,7 +114,7 @@ def parser() -> Parser:
     session = _flags_of_session()
     top = Parser(
         prog="everloop",
-        description="An AI agent that never drops a turn. Without a command, or with a folder: chat in the terminal.",
+        description="An AI agent that never drops a turn. Without a command it opens a chat.",
         parents=[_flags(), session, _flag_of_trust()],
         allow_abbrev=False,
     )
@@ -148,13 +150,15 @@ def _add_work(add: Add, session: Parser) -> None:
     chat.add_argument("workspace", nargs="?", metavar="FOLDER", default=argparse.SUPPRESS, help="the folder to work in")
     run = add("run", "run", "work on one goal and print the answer", session, trust)
     run.add_argument(
-        "goal", nargs="*", help="what to do; what is piped in is added to it, or is all of it; with --agent, its inputs"
+        "goal",
+        nargs="*",
+        help="what to do; piped input is added to it, or is the goal if there is none; with --agent, its inputs",
     )
     run.add_argument("--agent", metavar="NAME", help="run an agent of the workspace's agents/ with KEY=VALUE inputs")
     which = run.add_mutually_exclusive_group()
-    which.add_argument("-c", "--continue", dest="latest", action="store_true", help="go on in the latest session")
+    which.add_argument("-c", "--continue", dest="latest", action="store_true", help="continue the latest session")
     which.add_argument(
-        "-r", "--resume", metavar="SESSION", help="go on in this session: its key, or words of its title"
+        "-r", "--resume", metavar="SESSION", help="continue this session: its key, or words of its title"
     )
     shape = run.add_mutually_exclusive_group()
     shape.add_argument(
@@ -172,11 +176,11 @@ def _add_work(add: Add, session: Parser) -> None:
 
 def _add_history(add: Add, session: Parser) -> None:
     sessions = add("sessions", "sessions", "list the sessions, the latest first; show, rename, export or delete one")
-    sessions.add_argument("-n", type=_count, default=100, metavar="N", help="at most so many (default 100)")
+    sessions.add_argument("-n", type=_count, default=100, metavar="N", help="show at most N (default 100)")
     sessions.add_argument(
         "--adopt", metavar="FOLDER", help="continue the sessions of FOLDER, which is gone, in the workspace"
     )
-    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    sessions.add_argument("--json", action="store_true", help="one JSON object per line")
     _session_actions(sessions)
 
     log = add("log", "log", "show what happened in a session, by default the latest", session)
@@ -185,7 +189,7 @@ def _add_history(add: Add, session: Parser) -> None:
     log.add_argument("--follow", action="store_true", help="keep showing new events, of all sessions if none is named")
     log.add_argument("-n", type=_count, metavar="N", help="only the last N events")
     log.add_argument("--owner", metavar="OWNER", default="me", help="whose sessions (default: me)")
-    log.add_argument("--json", action="store_true", help="one JSON object a line")
+    log.add_argument("--json", action="store_true", help="one JSON object per line")
 
     replay = add("replay", "replay", "run a recorded turn again without model or tools, and compare")
     replay.add_argument("turn", metavar="TURN", help="the turn's id, or the start of it")
@@ -197,25 +201,25 @@ def _add_history(add: Add, session: Parser) -> None:
 
 def _add_services(add: Add) -> None:
     trust = _flag_of_trust()
-    serve = add("serve", "serve", "serve OpenAI clients over HTTP until stopped", trust)
+    serve = add("serve", "serve", "serve API clients and the web page over HTTP until stopped", trust)
     serve.add_argument("--host", metavar="HOST", help="the address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
     serve.add_argument("--open", action="store_true", help="open the web page in the browser")
 
-    link = add("link", "link", "print a link that opens the web page of the server on this machine, once")
+    link = add("link", "link", "print a one-time link to the web page of the server on this machine")
     link.add_argument("--host", metavar="HOST", help="the address that the server listens on (default 127.0.0.1)")
     link.add_argument("--port", metavar="PORT", help="the port that it listens on (default 8002)")
     link.add_argument("--open", action="store_true", help="open it in the browser")
 
-    add("acp", "acp", "be the agent of an editor that speaks the Agent Client Protocol", trust)
-    add("mcp", "mcp", "be an MCP server on standard input and output: ask, sessions, search", trust)
+    add("acp", "acp", "run the agent for an editor that speaks the Agent Client Protocol", trust)
+    add("mcp", "mcp", "run the agent as an MCP server on standard input and output", trust)
 
     worker = add("worker", "worker", "take work from the store until stopped", trust)
-    worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
+    worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics on this address")
 
 
 def _add_upkeep(add: Add) -> None:
-    migrate = add("migrate", "migrate", "move a SQLite store into an empty PostgreSQL database")
+    migrate = add("migrate", "migrate", "copy a SQLite store into an empty PostgreSQL database")
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
@@ -235,11 +239,11 @@ def _add_upkeep(add: Add) -> None:
     backup = add("backup", "backup", "copy the SQLite store into a file, while Everloop runs")
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
     backup.set_defaults(restore=False)
-    restore = add("restore", "backup", "put a backup in the place of the store, and go on from it")
+    restore = add("restore", "backup", "replace the store with a backup and continue from it")
     restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
     restore.set_defaults(restore=True)
 
-    check = add("check-history", "check_history", "look for broken promises in everything that the store holds")
+    check = add("check-history", "check_history", "check the whole store for broken promises")
     check.add_argument("--json", action="store_true", help="print one JSON object")
 
     completion = add("completion", "completion", "print a script that completes commands in your shell")
@@ -271,12 +275,12 @@ def _session_actions(sessions: Parser) -> None:
         action.add_argument("key", metavar="SESSION", help="its key, or words of its title")
         return action
 
-    add("show", "show what was said and done")
-    add("rename", "give it a title").add_argument("title", metavar="TITLE", help="the title; '' takes it away")
-    export = add("export", "write it as a document, with secrets taken out")
+    add("show", "show the conversation and its tool calls")
+    add("rename", "give it a title").add_argument("title", metavar="TITLE", help="the title; '' removes it")
+    export = add("export", "export it as a document, with secrets redacted")
     export.add_argument("--format", choices=("md", "jsonl", "html"), default="md", help="(default: md)")
     export.add_argument("-o", "--output", metavar="FILE", help="a new file (default: standard output)")
-    delete = add("delete", "delete it and all that is kept of it, for good")
+    delete = add("delete", "delete it and everything kept of it, for good")
     delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
@@ -295,7 +299,7 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
         help="text: a reminder, sent without a model",
     )
     cron_list = actions.add_parser("list", help="list the jobs", parents=[common], allow_abbrev=False)
-    cron_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    cron_list.add_argument("--json", action="store_true", help="one JSON object per line")
     for action, text in (("remove", "remove a job"), ("run", "run a job now, in addition to its schedule")):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
         one.add_argument("id", metavar="ID", help="the job's id, as `everloop cron list` shows it")
@@ -309,26 +313,26 @@ def _channel_actions(channels: Parser, common: Parser) -> None:
         action: Parser = actions.add_parser(name, help=text, parents=[common], allow_abbrev=False)
         return action
 
-    for name, text in (("list", "list the channels of the settings"), ("status", "the same: how each of them is")):
-        add(name, text).add_argument("--json", action="store_true", help="one JSON object a line")
+    for name, text in (("list", "list the channels of the settings"), ("status", "show the status of each channel")):
+        add(name, text).add_argument("--json", action="store_true", help="one JSON object per line")
     test = add("test", "connect to a network, or send a message to a chat")
     test.add_argument("name", metavar="NAME", help="the channel")
     test.add_argument("chat", metavar="CHAT", nargs="?", help="the chat that gets a test message")
-    pair = add("pair", "let in the person who has this code")
+    pair = add("pair", "admit the person who has this code")
     pair.add_argument("code", metavar="CODE", help="the code that the person got")
     pair.add_argument("--admin", action="store_true", help="the person may pair others with /pair")
-    unpair = add("unpair", "answer a person no longer")
+    unpair = add("unpair", "stop answering a person")
     unpair.add_argument("name", metavar="NAME", help="the channel")
     unpair.add_argument("sender", metavar="SENDER", help="the person's id, as `everloop channels` shows it")
     trust = add("trust", "confirm a device of a person, for encrypted chats")
     trust.add_argument("name", metavar="NAME", help="the channel")
     trust.add_argument("user", metavar="USER", help="the person's id")
     trust.add_argument("device", metavar="DEVICE", help="as `everloop channels` shows it, with its fingerprint")
-    trust.add_argument("--remove", action="store_true", help="trust it no longer")
-    dead = add("dead", "messages that could not be delivered")
-    dead.add_argument("name", metavar="NAME", nargs="?", help="of this channel only")
-    dead.add_argument("--json", action="store_true", help="one JSON object a line")
-    resend = add("resend", "try to deliver such messages again")
+    trust.add_argument("--remove", action="store_true", help="no longer trust it")
+    dead = add("dead", "list messages that could not be delivered")
+    dead.add_argument("name", metavar="NAME", nargs="?", help="only of this channel")
+    dead.add_argument("--json", action="store_true", help="one JSON object per line")
+    resend = add("resend", "try to deliver these messages again")
     resend.add_argument("id", metavar="ID", nargs="*", type=_count, help="as `everloop channels dead` shows it")
     resend.add_argument("--all", action="store_true", help="all of them")
 
@@ -349,10 +353,11 @@ def _token_actions(token: Parser, common: Parser) -> None:
         "--agent",
         choices=("own", "client"),
         default="",
-        help="whose tools a request without `tools` uses: client never the agent's own (default: as the server says)",
+        help="whose tools a request without `tools` uses: with client, never the agent's own "
+        "(default: the server's setting)",
     )
     token_list = actions.add_parser("list", help="list the tokens", parents=[common], allow_abbrev=False)
-    token_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    token_list.add_argument("--json", action="store_true", help="one JSON object per line")
     revoke = actions.add_parser("revoke", help="revoke a token", parents=[common], allow_abbrev=False)
     revoke.add_argument("name", metavar="NAME", help="the token's name, or the start of its id")
 
@@ -361,14 +366,14 @@ def _model_actions(model: Parser, common: Parser) -> None:
     actions = model.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=Parser)
     model_list = actions.add_parser("list", help="list the models", parents=[common], allow_abbrev=False)
     model_list.add_argument("--check", action="store_true", help="verify every downloaded file again")
-    model_list.add_argument("--json", action="store_true", help="one JSON object a line")
+    model_list.add_argument("--json", action="store_true", help="one JSON object per line")
     for action, text in (
         ("pull", "download a model; an interrupted download is resumed"),
         ("path", "print the path of a model's file"),
         ("remove", "delete a model's file and any partial download"),
     ):
         one = actions.add_parser(action, help=text, parents=[common], allow_abbrev=False)
-        one.add_argument("name", metavar="NAME", help="the model's name, or the path of a GGUF file of yours")
+        one.add_argument("name", metavar="NAME", help="the model's name, or the path of your own GGUF file")
 
 
 def _flags(*, hidden: bool = False, without: str = "") -> Parser:
@@ -379,7 +384,7 @@ def _flags(*, hidden: bool = False, without: str = "") -> Parser:
         ("--workspace", "FOLDER", "the folder it works in"),
         ("--provider", "NAME", "which model API to use"),
         ("--base-url", "URL", "address of the model API"),
-        ("--model", "NAME", "the model to ask"),
+        ("--model", "NAME", "the model to use"),
         ("--store", "FILE", "the database file"),
     ):
         if name != without:
@@ -395,7 +400,7 @@ def _flag_of_trust() -> Parser:
 
 def _flags_of_session() -> Parser:
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    flags.add_argument("--session", metavar="KEY", help="the session to work in")
+    flags.add_argument("--session", metavar="KEY", help="the session, by its key, such as cli:work")
     return flags
 
 

@@ -13,7 +13,7 @@ def command(options: argparse.Namespace) -> int:
     if not is_dsn(options.target):
         raise EverloopError("the target must be the address of a PostgreSQL database: postgresql://USER@HOST/DATABASE")
     if is_dsn(options.source):
-        raise EverloopError("the source must be the file of a SQLite store; it is moved to a PostgreSQL database")
+        raise EverloopError("the source must be the file of a SQLite store; it is copied to a PostgreSQL database")
     from ..store.postgres.import_sqlite import move
 
     target = DSN(options.target)

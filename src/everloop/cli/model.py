@@ -33,7 +33,7 @@ def _list(weights: Weights, options: argparse.Namespace) -> int:
         print(_table(weights, rows))
     if damaged := [card.name for card, state, _ in rows if state == "damaged"]:
         what = " and ".join(f"`everloop model pull {name}`" for name in damaged)
-        raise WeightsError(f"damaged, and not used: {', '.join(damaged)}; {what} gets it again")
+        raise WeightsError(f"damaged, and not used: {', '.join(damaged)}; {what} downloads it again")
     return 0
 
 
@@ -43,7 +43,7 @@ def _pull(weights: Weights, options: argparse.Namespace) -> int:
         path = weights.pull(options.name, Watch(bar.show))
     except KeyboardInterrupt:
         bar.close()
-        print("everloop: stopped; the next pull goes on from here", file=sys.stderr)
+        print("everloop: stopped; the next pull continues from here", file=sys.stderr)
         raise
     finally:
         bar.close()
@@ -53,7 +53,7 @@ def _pull(weights: Weights, options: argparse.Namespace) -> int:
 
 def _path(weights: Weights, options: argparse.Namespace) -> int:
     if (path := weights.find(options.name)) is None:
-        raise WeightsError(f"{weights.missing(options.name)}: `everloop model pull {options.name}` gets it")
+        raise WeightsError(f"{weights.missing(options.name)}: `everloop model pull {options.name}` downloads it")
     print(path)
     return 0
 
@@ -63,10 +63,8 @@ def _remove(weights: Weights, options: argparse.Namespace) -> int:
         print(f"Removed {options.name}.")
         return 0
     if (path := weights.find(options.name)) is not None:
-        raise EverloopError(
-            f"{path} is a file of yours, which EVERLOOP_WEIGHTS names: delete it yourself if you mean to"
-        )
-    raise EverloopError(f"{options.name} is not there: nothing was removed")
+        raise EverloopError(f"{path} is your own file, named by EVERLOOP_WEIGHTS: delete it yourself if you want to")
+    raise EverloopError(f"{options.name} is not downloaded: nothing was removed")
 
 
 ACTIONS = {"list": _list, "pull": _pull, "path": _path, "remove": _remove}

@@ -80,7 +80,7 @@ class Examination:
             )
             return
         yield Check("answers", bool(first.text), one_line(first.text, 60) or "nothing", "try another model")
-        yield Check("streams", first.parts > 1, f"in {first.parts} parts", "the answer comes at once, at its end")
+        yield Check("streams", first.parts > 1, f"in {first.parts} parts", "the whole answer arrives at its end")
         counted = first.raw.usage.get("prompt_tokens", 0) > 0
         yield Check("counts tokens", counted, "yes" if counted else "no", "costs and windows are estimated")
         async for check in self._calls():
@@ -147,7 +147,7 @@ class Examination:
         )
         asked = await self._ask(conversation, [LOOK_UP])
         found = one_line(asked.text, 80) or ("it called again" if asked.calls else "nothing")
-        return Check("reads results", CODE in asked.text, found, "it does not use what a tool says")
+        return Check("reads results", CODE in asked.text, found, "it does not use a tool's result")
 
     async def _two_calls(self) -> Check:
         asked = await self._ask("Use the tool add twice, at once: for 1 + 2 and for 3 + 4.", [ADD])
@@ -158,7 +158,7 @@ class Examination:
         asked = await self._ask("Say hello. Do not use a tool.", [ADD, WRITE])
         fine = not asked.calls and bool(asked.text)
         found = f"it called {asked.calls[0].name}" if asked.calls else one_line(asked.text, 60) or "nothing"
-        return Check("no needless call", fine, found, "it calls tools where none is asked for")
+        return Check("no needless call", fine, found, "it calls tools without being asked")
 
     async def _exact(self) -> Check:
         asked = await self._ask(

@@ -48,7 +48,7 @@ class Renderer:
                 self._think(event.text)
             case events.Restarted():
                 self._shown = self._reasoning = False
-                self.output.line(f"↻ the answer begins again: {one_line(event.reason, 160)}", "bad")
+                self.output.line(f"↻ the answer starts again: {one_line(event.reason, 160)}", "bad")
             case events.ToolStarted():
                 self._start_call(event)
             case events.ToolProgress():
@@ -63,7 +63,7 @@ class Renderer:
                     self._tokens[name] = self._tokens.get(name, 0) + count
             case events.Steered():
                 self._shown = False
-                self.output.line(f"→ handed to the running turn: {one_line(event.text)}", "dim")
+                self.output.line(f"→ passed to the running turn: {one_line(event.text)}", "dim")
             case events.Compacting():
                 self.output.line(f"… the conversation is long: summarising {event.turns} earlier turns", "dim")
             case events.Compacted():
@@ -82,7 +82,7 @@ class Renderer:
             self._tell_resumed()
 
     def _tell_resumed(self) -> None:
-        self.output.line("An earlier turn was cut off. It goes on now.", "bold")
+        self.output.line("Continuing an interrupted turn.", "bold")
 
     def _answer(self, text: str) -> None:
         if not self._text:

@@ -90,7 +90,7 @@ def _piped() -> str:
     if sys.stdin is None:
         return ""
     if _is_piped() and not select.select([0], [], [], PATIENCE)[0]:
-        print("everloop: waiting for the end of standard input; </dev/null is none", file=sys.stderr, flush=True)
+        print("everloop: waiting for the end of standard input; pass </dev/null for none", file=sys.stderr, flush=True)
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -162,7 +162,7 @@ def _tell_of_earlier(event: events.Event) -> None:
     from .. import events
 
     if isinstance(event, events.TurnStarted) and event.resumed:
-        print("everloop: an earlier turn of this session was cut off; it goes on first", file=sys.stderr)
+        print("everloop: an earlier turn of this session was interrupted; it is finished first", file=sys.stderr)
 
 
 def _reason(goal: str, result: TurnResult) -> str:

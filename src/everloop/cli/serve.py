@@ -134,11 +134,15 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
         for address in addresses:
             print(f"everloop: serving on {address}", file=sys.stderr, flush=True)
         try:
-            print(f"everloop: {config.model} answers, in {config.workspace}; Ctrl-C stops", file=sys.stderr, flush=True)
+            print(
+                f"everloop: model {config.model}, workspace {config.workspace}; Ctrl-C stops",
+                file=sys.stderr,
+                flush=True,
+            )
             await _open_page(server, addresses[0], in_browser)
             return await told
         finally:
-            print("everloop: stopping; requests under way may end", file=sys.stderr, flush=True)
+            print("everloop: stopping; running requests may finish", file=sys.stderr, flush=True)
             if databases is None:
                 await server.stop(again)
             else:

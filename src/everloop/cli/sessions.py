@@ -31,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
             _show(asyncio.run(find_session(config, options.key)))
         case "rename":
             session, title = asyncio.run(_rename(config, options.key, one_line(options.title, TITLE)))
-            print(f"{printable(session.info.key)} is now {title!r}" if title else "The title is taken away.")
+            print(f"{printable(session.info.key)} is now {title!r}" if title else "The title is removed.")
         case "export":
             _export(config, options)
         case "delete":
@@ -77,7 +77,7 @@ def _facts(one: Listed, config: Config) -> dict[str, object]:
 def _table(found: list[Listed], config: Config) -> str:
     rows = [("session", "title", "turns", "cost", "updated", "")]
     for one in found:
-        open_turn = "waits for you" if one.info.parked else "cut off or running" if one.info.open_turn else ""
+        open_turn = "waits for you" if one.info.parked else "interrupted or running" if one.info.open_turn else ""
         turns, cost = ("", "") if one.totals is None else (str(one.totals.turns), money(one.totals.cost(config)))
         rows.append((printable(one.info.key), one.title, turns, cost, age(one.info.updated_at), open_turn))
     wide = [max(len(row[column]) for row in rows) for column in range(6)]
@@ -115,7 +115,7 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
     what = f"{key} “{session.title}”" if session.title else key
     if not options.yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise EverloopError(f"{what} would be deleted for good: say --yes")
+            raise EverloopError(f"{what} would be deleted for good: pass --yes")
         question = f"Delete {what} with {counted(len(entries), 'entry', 'entries')}? It cannot be undone. [y/N] "
         if input(question).strip().lower() not in ("y", "yes"):
             print("Nothing is deleted.")
@@ -147,10 +147,10 @@ async def _remove(config: Config, key: str) -> Removed:
             removed = await store.delete_session(OWNER, key)
         except Busy:
             raise EverloopError(
-                f"{printable(key)} is at work just now: stop its turn with /stop, or wait for its end, and try again"
+                f"{printable(key)} is running: stop its turn with /stop, or wait until it ends, and try again"
             ) from None
     if removed is None:
-        raise EverloopError(f"{printable(key)} is gone already")
+        raise EverloopError(f"{printable(key)} is already gone")
     await forget_outputs(config.home, [(OWNER, one) for one in removed.keys])
     await in_thread(SavedTurns(config.home, config.workspace, key).forget)
     return removed

@@ -25,11 +25,11 @@ OLLAMA = "http://127.0.0.1:11434/v1"
 
 PULL = "EVERLOOP_PULL"  # set to 1, the weights are downloaded without a question; `make chat` sets it
 SMALL = (
-    "{} runs on this machine ({}): a small model, good for files, notes and simple commands, that makes mistakes. "
-    "To connect a better one:"
-    "\n  Ollama     EVERLOOP_PROVIDER=ollama EVERLOOP_MODEL=qwen3:8b"
-    "\n  OpenAI     EVERLOOP_PROVIDER=openai EVERLOOP_API_KEY=… EVERLOOP_MODEL=gpt-4.1-mini"
-    "\n  Anthropic  EVERLOOP_PROVIDER=anthropic EVERLOOP_API_KEY=… EVERLOOP_MODEL=claude-sonnet-4-5"
+    "{} runs on this machine ({}). It is a small model: good for files, notes and simple commands, but it makes "
+    "mistakes. To connect a better one, leave and start with one of these:"
+    "\n EVERLOOP_PROVIDER=ollama EVERLOOP_MODEL=qwen3:8b"
+    "\n EVERLOOP_PROVIDER=openai EVERLOOP_API_KEY=… EVERLOOP_MODEL=gpt-4.1-mini"
+    "\n EVERLOOP_PROVIDER=anthropic EVERLOOP_API_KEY=… EVERLOOP_MODEL=claude-sonnet-4-5"
 )
 
 
@@ -47,7 +47,7 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
     model = config.model or default_model(weights).name
     local = dataclasses.replace(config, provider="local", model=model, window=config.window or WINDOW)
     if local.weights and not os.path.exists(os.path.expanduser(local.weights)):
-        raise ConfigError(f"weights: {local.weights} is not there; EVERLOOP_WEIGHTS (or [local] weights) names it")
+        raise ConfigError(f"weights: {local.weights} does not exist; EVERLOOP_WEIGHTS (or [local] weights) names it")
     if not installed():
         if at_terminal and not config.provider:
             return _asked(config)
@@ -59,7 +59,7 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
             if at_terminal:
                 return _asked(config)
             raise ConfigError(
-                f"{weights.missing(local.model)}: `everloop model pull {local.model}` gets it "
+                f"{weights.missing(local.model)}: `everloop model pull {local.model}` downloads it "
                 f"({size_of(local.model)}); or set another model, {EXAMPLE}"
             )
         pull(weights, local.model)
@@ -149,7 +149,7 @@ def remember(path: Path, values: dict[str, str]) -> str:
     try:
         before = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
         if "provider" in tomllib.loads(before):
-            return f"{path} has a [provider] section already, which is left alone: add the lines there yourself."
+            return f"{path} already has a [provider] section, which is not changed: add the lines there yourself."
         append_table(path, before, "provider", {name: value for name, value in values.items() if value})
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}): set EVERLOOP_BASE_URL and EVERLOOP_MODEL instead."
@@ -175,7 +175,7 @@ def _ask(question: str, default: str = "") -> str:
 
 _WINDOW = 5.0  # seconds over which the rate is averaged
 _SECONDS = 15.0  # between two lines without a terminal
-_WIDTH = 20
+_WIDTH = 10
 
 
 class ProgressBar:
@@ -199,7 +199,7 @@ class ProgressBar:
             self._seen.popleft()
         if self._moves:
             columns = shutil.get_terminal_size().columns
-            self._stream.write(f"\r\x1b[K{self._line(now)[: columns - 1]}")
+            self._stream.write(f"\r\x1b[K{self._line(now, columns - 1)[: columns - 1]}")
             self._stream.flush()
             self._drawn = True
         elif what != self._shown or time.monotonic() - self._at >= _SECONDS:
@@ -214,7 +214,8 @@ class ProgressBar:
             self._stream.flush()
             self._drawn = False
 
-    def _line(self, now: Progress) -> str:
+    def _line(self, now: Progress, columns: int | None = None) -> str:
+        """The state of a download. Where that is longer than so many columns, the source is left out, then the bar."""
         from ..providers.local.weights import megabytes
 
         share = now.done / now.total if now.total else 1.0
@@ -223,11 +224,13 @@ class ProgressBar:
             return f"{self._name}: the process {now.holder} is pulling it, {amount}; waiting"
         if now.stage == "check":
             return f"{self._name}: checking, {amount}"
-        parts = [f"{self._name}:", f"{share:4.0%}", amount, *self._rate(now), f"from {now.source}"]
-        if self._moves:
-            full = round(share * _WIDTH)
-            parts.insert(1, f"[{'#' * full}{'.' * (_WIDTH - full)}]")
-        return " ".join(parts)
+        name, done, source = f"{self._name}:", [f"{share:4.0%}", amount, *self._rate(now)], f"from {now.source}"
+        if columns is None:
+            return " ".join([name, *done, source])
+        full = round(share * _WIDTH)
+        bar = f"[{'#' * full}{'.' * (_WIDTH - full)}]"
+        lines = (" ".join(parts) for parts in ([name, bar, *done, source], [name, bar, *done], [name, *done]))
+        return next((line for line in lines if len(line) <= columns), " ".join([name, *done]))
 
     def _rate(self, now: Progress) -> list[str]:
         (start, before), (end, after) = self._seen[0], self._seen[-1]

@@ -80,7 +80,7 @@ class SessionStatus:
     def cost_text(self) -> str:
         """The answer to /cost."""
         if not self.totals.tokens:
-            return "Nothing was asked of a model in this session yet."
+            return "No model was called in this session yet."
         from ..config.prices import AS_OF
 
         lines = []
@@ -91,7 +91,7 @@ class SessionStatus:
         if self._config.provider == "local":
             return "\n".join([*lines, "A model on this machine costs nothing."])
         total = money(self.totals.cost(self._config))
-        about = f"in all {total}, by list prices of {AS_OF} unless a [[price]] in the settings says otherwise"
+        about = f"total {total}, by list prices of {AS_OF}; a [[price]] in the settings overrides them"
         return "\n".join([*lines, about if total else "The price is unknown: add a [[price]] to the settings."])
 
     def context_text(self) -> str:
@@ -100,7 +100,7 @@ class SessionStatus:
         at = self._config.compact_at
         return (
             f"The conversation has about {self.used:,} of {self.window:,} tokens ({share}). "
-            f"From {at:.0%} on older turns are summarised; /compact does it now, /new starts afresh."
+            f"Above {at:.0%}, older turns are summarised; /compact does it now, /new starts afresh."
         )
 
 

@@ -58,7 +58,7 @@ TICK = 0.1  # seconds between two frames of the spinner
 MIN_REDRAW = 0.03  # seconds between two redraws, however quickly words come
 NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no queries
 MOST_SESSIONS = 30  # in the list
-EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object a line"), ("html", "a page"))
+EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object per line"), ("html", "a page"))
 IDLE_SECONDS = 2.0  # after a turn, before the session is named
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
 
@@ -186,7 +186,7 @@ class Chat:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             if self._view.busy_since is not None:
-                self._output.line("The turn is kept and goes on when you come back.", "dim")
+                self._output.line("The turn is kept and continues when you come back.", "dim")
             self._output.fresh()
             await self._output.print()
         return self._reopen
@@ -203,7 +203,7 @@ class Chat:
             if time.monotonic() - self._left_at < TWICE:
                 return False
             self._left_at = time.monotonic()
-            self._output.line("Ctrl-C again, or Ctrl-D, leaves.", "dim")
+            self._output.line("Press Ctrl-C again, or Ctrl-D, to leave.", "dim")
             return True
         if line.strip() in LEAVE:
             return False
@@ -276,7 +276,7 @@ class Chat:
     def _is_busy(self) -> bool:
         if self._view.busy_since is None and not self._asked:
             return False
-        self._output.line("A turn is running: wait for its end, or /stop it.", "bad")
+        self._output.line("A turn is running: wait until it ends, or /stop it.", "bad")
         return True
 
     def _switch_model(self, name: str) -> None:
@@ -300,13 +300,13 @@ class Chat:
             found = [one for one in self._sessions if words.lower() in one.title.lower()]
         if len(found) != 1:
             what = "No session" if not found else f"{len(found)} sessions"
-            self._output.line(f"{what} fits “{one_line(words, 60)}”: /sessions lists them.", "bad")
+            self._output.line(f"{what} matches “{one_line(words, 60)}”: /sessions lists them.", "bad")
         elif not self._is_busy:
             self._reopen = Reopen(self._config, found[0].info.key)
 
     async def _rename(self, title: str) -> None:
         if not title:
-            self._output.line("Say how: /rename TITLE", "bad")
+            self._output.line("Give a title: /rename TITLE", "bad")
             return
         title = one_line(title, TITLE)
         if not await self._agent.store.set_title(OWNER, self._key, title):
@@ -318,7 +318,7 @@ class Chat:
     async def _pair(self, code: str) -> None:
         """Let in a person who was given this code by a channel."""
         if not code:
-            self._output.line("Say which: /pair CODE", "bad")
+            self._output.line("Give the code: /pair CODE", "bad")
             return
         from ..channels.access import confirm_anywhere
 
@@ -344,7 +344,7 @@ class Chat:
         except OSError as error:
             self._output.line(f"{path} cannot be written: {error.strerror}", "bad")
             return
-        self._output.line(f"Written to {written}; secrets are taken out.", "dim")
+        self._output.line(f"Written to {written}; secrets are redacted.", "dim")
 
     async def _list_sessions(self) -> None:
         """List the sessions, and begin the command that goes on in one."""
@@ -391,7 +391,7 @@ class Chat:
             self._output.line(f"✗ not undone: {problem}", "bad")
         if not changes.whole:
             self._output.line("Not all files could be compared: the workspace has too many.", "dim")
-        self._output.line("What a command did outside of the workspace's files stays as it is.", "dim")
+        self._output.line("What a command did outside the workspace's files cannot be undone.", "dim")
         if done:
             said = UserSaid(clean(f"I undid your last changes to these files: {', '.join(done)}"), "user")
             await self._agent.store.note(OWNER, self._key, [said, TurnEnded("answer")])

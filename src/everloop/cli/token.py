@@ -54,7 +54,7 @@ async def _add(config: Config, options: argparse.Namespace) -> int:
         first = not await store.tokens_exist()
         made = await store.add_token(name, owner, hash_of(token), rights, options.agent)
     print(token)
-    whose = "this machine's own person (me)" if owner == "me" else f"the owner {owner}"
+    whose = "the user of this machine (me)" if owner == "me" else f"the owner {owner}"
     print(
         f"everloop: the token is shown only this once. It is for {whose}, with the rights {joined_rights(rights)}; "
         f'`everloop token revoke "{made.name}"` revokes it.',
@@ -96,7 +96,7 @@ ACTIONS = {"add": _add, "create": _add, "list": _list, "revoke": _revoke}
 
 def _owner_of(name: str) -> str:
     if OWNER.fullmatch(name) is None:
-        raise EverloopError(f"{name} cannot be an owner's name too (a-z, 0-9, _ and -, at most 32): say --owner OWNER")
+        raise EverloopError(f"{name} cannot be an owner's name too (a-z, 0-9, _ and -, at most 32): pass --owner OWNER")
     return name
 
 
@@ -112,7 +112,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
         )
     if not by_id:
         if any(name in (token.name, token.id) for token in tokens):
-            raise EverloopError(f'the token "{name}" is revoked already')
+            raise EverloopError(f'the token "{name}" is already revoked')
         raise _unknown(name)
     return by_id[0]
 

@@ -166,7 +166,7 @@ class TurnChanges:
         parent, _, name = change.path.rpartition("/")
         with _opened(self.folder, parent) as folder:
             if not _is_as(folder, name, change.after):
-                return "it was changed since, and is left alone"
+                return "it has changed since, and is left alone"
             if change.before is None:
                 os.unlink(name, dir_fd=folder)
                 return ""

@@ -41,7 +41,7 @@ async def _work(config: Config) -> int:
     ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
         status = await told
-        print("everloop: stopping; turns go on elsewhere, or at the next start", file=sys.stderr, flush=True)
+        print("everloop: stopping; turns continue elsewhere, or at the next start", file=sys.stderr, flush=True)
         return status
 
 

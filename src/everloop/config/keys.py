@@ -99,7 +99,7 @@ KINDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "Span": 'a time like "12h" or "30d", or "" for ever',
+    "Span": 'a time like "12h" or "30d", or "" for forever',
     "Taint": 'true, false or "outside"',
     "tuple[str, ...]": "a list of texts",
     "dict[str, str]": "a table of texts",

@@ -432,6 +432,6 @@ async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
             raise DefinitionError(f"{about} there is no tool {name} ({hint})")
         if why := await loop.refuses(name, EXECUTOR, definition.name):
             raise DefinitionError(
-                f"{about} {name} would need a person's approval for every call, and nobody is there to give it: "
+                f"{about} {name} would need a person's approval for every call, and there is no one to give it: "
                 f"{why}. Take it off the list, or change the policy"
             )

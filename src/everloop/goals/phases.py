@@ -42,7 +42,7 @@ ADVICE = "[Continue with it: tell the user what matters in it, in your own words
 HOW = {
     "answer": "has finished",
     "max_rounds": "was cut short after its last round",
-    "timeout": "was cut short when its time was up",
+    "timeout": "was stopped when its time was up",
     "repeating": "gave up",
     "empty": "gave no answer",
     "budget": "was cut short by the budget",

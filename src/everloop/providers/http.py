@@ -48,7 +48,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
     403: "check the API key (EVERLOOP_API_KEY) and what it may use",
-    404: "check the model's name (EVERLOOP_MODEL) and the base URL (EVERLOOP_BASE_URL, mostly ending in /v1)",
+    404: "check the model's name (EVERLOOP_MODEL) and the base URL (EVERLOOP_BASE_URL, usually ending in /v1)",
 }
 
 _is_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
@@ -88,9 +88,9 @@ def origin_of(url: str) -> Origin:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(ord(letter) > 126 for letter in host + target):
-        raise ValueError("it has characters that no URL may have")
+        raise ValueError("it has characters that are not allowed in a URL")
     if any(not 0 < len(label) < 64 for label in host.removesuffix(".").split(".")) and ":" not in host:
-        raise ValueError("it has no possible host name")
+        raise ValueError("its host name is not valid")
     user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
     return Origin(parts.scheme, host, port, target, user)
 
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserUpgrade:
             self.give_up("the server wants another protocol")
         except httptools.HttpParserError as error:
-            self.give_up(f"what came back is no HTTP ({error})")
+            self.give_up(f"the reply is not HTTP ({error})")
 
     def eof_received(self) -> None:
         self._ended = True
@@ -531,7 +531,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
         if tls is None:
-            raise NoConnection("the connection ended while it was made safe")
+            raise NoConnection("the connection ended during the TLS handshake")
         connection.transport = tls
 
     def _proxy_authorization(self) -> str:
@@ -726,7 +726,7 @@ class Endpoint:
         if 300 <= status < 400:
             target = one_line(headers.get("location", "nowhere"))
             return ProviderError(
-                f"{self.where}: HTTP {status}, moved to {target}: set the base URL (EVERLOOP_BASE_URL) anew",
+                f"{self.where}: HTTP {status}, moved to {target}: change the base URL (EVERLOOP_BASE_URL)",
                 status=status,
             )
         try:
@@ -762,7 +762,7 @@ class Endpoint:
         if isinstance(error, TimeoutError):
             return ProviderError(f"{self.where} {late}", retryable=True)
         if isinstance(error, ssl.SSLError):
-            return ProviderError(f"no safe connection to {self._origin}: {one_line(str(error))}")
+            return ProviderError(f"no secure connection to {self._origin}: {one_line(str(error))}")
         if isinstance(error, ProxyRefused):
             return ProviderError(
                 f"cannot reach {self._origin}: {one_line(str(error))}: check the proxy's address, user and password "
@@ -840,7 +840,7 @@ class Patience:
 
     def _extend(self, now: float) -> None:
         if (due := now + self._timeouts.token) > self._due:
-            self._due, self._late = due, "gave signs of life and no token: nothing came for {0.token:g} s"
+            self._due, self._late = due, "sent keep-alives but no token: nothing came for {0.token:g} s"
 
 
 class EventReader:

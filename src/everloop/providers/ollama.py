@@ -37,7 +37,7 @@ async def _listed(origin: Origin) -> bytes:
         writer.transport.abort()
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.") or head[8:13].strip() != b"200":
-        raise ValueError("it is no Ollama")
+        raise ValueError("it is not Ollama")
     return body
 
 

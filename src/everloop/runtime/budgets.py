@@ -150,10 +150,10 @@ def _words(name: str, limit: str, used: str, needed: str, is_run: bool) -> str:
     if not used:
         return (
             f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "
-            f"settings is {limit}. Raise it, or take it out."
+            f"settings is {limit}. Raise it, or remove it."
         )
     whose = {"turn": f"this {'run' if is_run else 'turn'}, with its sub-agents,", "day": "today"}[name]
-    again = "Another run has a new one" if is_run else "Say “go on” to begin a new one"
+    again = "Another run has a new one" if is_run else "Say “continue” to start a new one"
     then = {"turn": again, "day": "It is renewed at midnight UTC"}[name]
     return (
         f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
 STOP_SECONDS = 10.0  # to wait for another process to stop a turn
-WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and comes right after."
+WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and handled right after that."
 
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
 
@@ -36,7 +36,7 @@ class Stopped(EverloopError):
     """The loop was stopped before the answer came; the turn goes on at the next start."""
 
     def __init__(self) -> None:
-        super().__init__("the loop was stopped; the turn is kept and goes on at the next start")
+        super().__init__("the loop was stopped; the turn is kept and continues at the next start")
 
 
 class HandedOff(EverloopError):

@@ -33,7 +33,7 @@ from ..text_cursor import Position, TextCursor, checksum
 from .session import Session
 
 log = logging.getLogger(__name__)
-MOVED = "the turn goes on in another process"
+MOVED = "the turn continues in another process"
 LONGEST = 500  # characters of a tool's arguments and output in batches for other processes
 WAITING = 2_000  # batches that wait to be shown; of more the oldest are dropped, and read from the log instead
 ASK_SECONDS = 0.5  # between two requests for what was missed

@@ -143,7 +143,7 @@ def refusal(name: str, verdict: Verdict) -> str:
     """Return why a call is not run: it is denied, or needs approval and no person can be asked."""
     if verdict.decision == "deny":
         return f"{name} was not run: {verdict.why}"
-    why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and nobody is there to be asked"
+    why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and there is no one to ask"
     return f"{name} was not run: {why}."
 
 

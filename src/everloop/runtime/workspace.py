@@ -62,7 +62,7 @@ class Workspace:
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
-            what = "is not a folder" if self.path.exists() else f"cannot be made ({error.strerror})"
+            what = "is not a folder" if self.path.exists() else f"cannot be created ({error.strerror})"
             where = os.path.abspath(self.path)
             raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one") from None
 

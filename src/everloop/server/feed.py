@@ -49,7 +49,7 @@ def read_position(request: web.Request) -> Resume | None:
         if given:
             found = _ID.fullmatch(given)
             if found is None:
-                raise bad_request(f"{name}: is no position of a feed; send the id of an event or a number", name)
+                raise bad_request(f"{name}: is not a position in a feed; send the id of an event or a number", name)
             seq, mark, chars, sum = found.groups()
             position = Position(int(seq), int(chars or 0), int(sum, 16) if sum else None)
             return Resume(position, int(mark, 16) if mark else None)

@@ -219,7 +219,7 @@ def _converted(answer: dict[str, Any], type: type[T], what: str) -> T:
     try:
         return msgspec.convert(cleaned(answer), type)
     except msgspec.ValidationError:
-        raise bad_gateway(f"the model's server sent something else than {what}") from None
+        raise bad_gateway(f"the model's server sent something other than {what}") from None
 
 
 def _size(input: str | Sequence[Any]) -> int:

@@ -376,7 +376,7 @@ class PageApi:
         "GET",
         "/api/search",
         "search",
-        "Search everything that was said.",
+        "Search all conversations.",
         FoundList,
         None,
         Parameter("q", "Words to look for.", required=True),

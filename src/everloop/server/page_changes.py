@@ -162,7 +162,7 @@ async def _shown(agent: AgentLoop, path: str, before: bytes | None, after: bytes
         return ChangedFile(clean(path), None, None, refused)
     sides = [side for side in (before, after) if side is not None]
     if any(len(side) > SHOWN or is_binary(side[:BINARY_HEAD]) for side in sides) or not sides:
-        return ChangedFile(clean(path), None, None, "It is no text, or too long to be shown.")
+        return ChangedFile(clean(path), None, None, "It is not text, or too long to show.")
     return ChangedFile(clean(path), _text(before), _text(after), "")
 
 

@@ -293,7 +293,7 @@ class FilesApi:
             reach = dataclasses.replace(reach, readable=(SHIPPED,))
         found = await _in_thread(path, _text_or_nothing, reach, path)
         if found.text is None or found.cut:
-            raise bad_request(f"{path} is no text, or too long to be shown", "path")
+            raise bad_request(f"{path} is not text, or too long to show", "path")
         return json_response(MemoryText(found.text, found.digest))
 
     @operation(
@@ -325,7 +325,7 @@ class FilesApi:
             raise forbidden(f"{clean(body.path)[:200]}: only Markdown files in memory/ and skills/ are edited here")
         reach = _confined(context)
         if await _in_thread(path, _digest, reach, path) != body.digest:
-            raise conflict("the file was changed meanwhile: read it again", code="changed")
+            raise conflict("the file has changed in the meantime: read it again", code="changed")
         result = await agent.tools.run(call, dataclasses.replace(context, restricted=True, approved=False))
         if result.status != "ok":
             raise forbidden(clean(result.content)[:1_000], "not_allowed")

@@ -77,7 +77,7 @@ class SessionsApi:
         "POST",
         "/api/sessions/{key}/fork",
         "fork",
-        "Begin a new session with the first entries of this one; a turn that was under way there is run again.",
+        "Begin a new session with the first entries of this one; an unfinished turn is run again.",
         Forked,
         ForkBody,
     )
@@ -93,7 +93,7 @@ class SessionsApi:
         "GET",
         "/api/sessions/{key}/export",
         "export",
-        "The session as a document, with secrets taken out.",
+        "The session as a document, with secrets redacted.",
         None,
         None,
         Parameter("format", "md, jsonl or html."),

@@ -38,8 +38,8 @@ Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeo
 TURNS = 50
 SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of what opened a turn
-TAKEOVER = "The worker that ran this turn was lost, and another one went on here."
-HANDOVER = "The turn was taken up again here, by this worker."
+TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
+HANDOVER = "This worker continued the turn here."
 IDLE = 0.5  # seconds without a step after which the time is cut out
 
 # ---------------------------------------------------------------------------------------------- responses

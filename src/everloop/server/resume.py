@@ -49,5 +49,7 @@ def position_of(headers: Mapping[str, str]) -> Position | None:
         return None
     found = _POSITION.fullmatch(given)
     if found is None:
-        raise bad_request(f"{HEADER}: is no position of a stream; send the id of the last event that was read", HEADER)
+        raise bad_request(
+            f"{HEADER}: is not a position in a stream; send the id of the last event that was read", HEADER
+        )
     return Position(int(found[1]), int(found[2]), int(found[3], 16) if found[3] else None)

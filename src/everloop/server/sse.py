@@ -15,7 +15,7 @@ from .resume import Place
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
 MANY = 2048  # parts that wait for a client; more are joined, so that a slow one costs no more than the text
-RESTARTED = "\n\n[The answer was cut off and begins again.]\n\n"
+RESTARTED = "\n\n[The answer was interrupted and starts again.]\n\n"
 
 Kind = Literal["text", "reasoning", "comment"]
 KINDS: tuple[Kind, ...] = ("reasoning", "text")

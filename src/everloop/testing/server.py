@@ -275,7 +275,7 @@ def run(kind: type[FakeServer], name: str, description: str, arguments: Sequence
     """Such a server as a program."""
     parser = argparse.ArgumentParser(prog=f"python -m everloop.testing.{name}", description=description)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
-    parser.add_argument("--script", type=Path, help="a file of replies to give first, one JSON object a line")
+    parser.add_argument("--script", type=Path, help="a file of replies to give first, one JSON object per line")
     options = parser.parse_args(arguments)
     script = options.script.read_text() if options.script else ""
     asyncio.run(serve(kind(port=options.port, keep_bodies=False), script))

@@ -23,7 +23,7 @@ async def test_a_server_whose_certificate_is_trusted_is_spoken_to_over_tls(trust
 async def test_an_untrusted_certificate_is_an_error_that_asking_again_does_not_cure():
     async with Server(polite, server_tls()) as server, client(server.url) as provider:
         error = await failure(provider)
-    assert str(error).startswith(f"no safe connection to {server.url}: ")
+    assert str(error).startswith(f"no secure connection to {server.url}: ")
     assert "certificate" in str(error).lower()
     assert not error.retryable
 
@@ -33,7 +33,7 @@ async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_
         monkeypatch.setenv("https_proxy", proxy.url)
         async with client("https://other.example") as provider:
             error = await failure(provider)
-    assert str(error).startswith("no safe connection to https://other.example: ")
+    assert str(error).startswith("no secure connection to https://other.example: ")
     assert "'other.example'" in str(error)
     assert not error.retryable
 
@@ -46,7 +46,7 @@ async def test_tls_to_a_server_that_speaks_plain_http_is_a_clear_error():
 
     async with Server(plain) as server, client(server.url.replace("http", "https")) as provider:
         error = await failure(provider)
-    assert str(error).startswith("no safe connection to https://")
+    assert str(error).startswith("no secure connection to https://")
     assert not error.retryable
 
 

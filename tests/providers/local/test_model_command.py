@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from everloop.cli.setup import ProgressBar
 from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT, role
+from everloop.providers.local.progress import Progress
 from tests.support.commands import Done, environment, everloop, finished, start, terminal, until
 from tests.support.places import DOCS
 
@@ -169,10 +172,19 @@ async def test_a_terminal_gets_a_bar_with_bytes_rate_and_time_left(server):
         await seen.sees("MB/s")
         await seen.sees("left")
         await seen.sees("100%")
-        await seen.sees("[####################]")
+        await seen.sees("[##########]")
         assert await seen.ends() == 0
     assert "[##" in seen.text
     assert f"of {CARD.size / 1e6:.1f} MB" in seen.text
+
+
+def test_the_bar_leaves_out_what_does_not_fit_and_cuts_no_word():
+    now = Progress("download", 500_000_000, 1_117_000_000, "the package registry")
+    bar = ProgressBar("qwen2.5-coder-1.5b", io.StringIO())
+    bar.show(now)
+    assert bar._line(now, 120).endswith("[####......]  45% 500 MB of 1117 MB from the package registry")
+    assert bar._line(now, 75).endswith("[####......]  45% 500 MB of 1117 MB")
+    assert bar._line(now, 50) == "qwen2.5-coder-1.5b:  45% 500 MB of 1117 MB"
 
 
 async def test_ctrl_c_at_a_terminal_stops_it_with_130(server):

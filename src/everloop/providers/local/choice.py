@@ -25,16 +25,16 @@ def default_model(weights: Weights, memory: int | None = None, disk: int | None 
     memory = available_memory() if memory is None else memory
     fits = memory is None or memory >= ROOM
     if fits and weights.find(BETTER) is not None:
-        return Choice(BETTER, "the larger of two, as there is enough memory for it")
+        return Choice(BETTER, "the larger of two, because there is enough memory for it")
     if weights.present(DEFAULT):
         return Choice(
-            DEFAULT, f"the smaller of two, as its file is here; `everloop model pull {BETTER}` gets the larger"
+            DEFAULT, f"the smaller of two, because its file is here; `everloop model pull {BETTER}` gets the larger"
         )
     disk = _free(weights.folder) if disk is None else disk
     if fits and disk >= ROOM:
-        return Choice(BETTER, "the larger of two, as there is enough memory and disk for it")
+        return Choice(BETTER, "the larger of two, because there is enough memory and disk for it")
     short = "disk" if fits else "memory"
-    return Choice(DEFAULT, f"the smaller of two, as less than {ROOM / 1e9:.0f} GB of {short} are free")
+    return Choice(DEFAULT, f"the smaller of two, because less than {ROOM / 1e9:.0f} GB of {short} are free")
 
 
 def _free(folder: Path) -> int:

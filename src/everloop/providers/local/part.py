@@ -112,7 +112,7 @@ def disk_error(error: OSError, folder: Path) -> WeightsError:
             f"no room left in {folder} ({error.strerror}); what is there is kept: make room and pull again, or let "
             "EVERLOOP_MODELS name a folder on another disk"
         )
-    return WeightsError(f"{folder} cannot be written ({error.strerror}); let EVERLOOP_MODELS name another folder")
+    return WeightsError(f"{folder} cannot be written ({error.strerror}); set EVERLOOP_MODELS to another folder")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -267,7 +267,7 @@ def found_weights(config: Config, name: str) -> Path:
     """The model's file. If it is missing, an error names the command that pulls it."""
     weights = Weights.of(config)
     if (path := weights.find(name)) is None:
-        raise ProviderError(f"{weights.missing(name)}: `everloop model pull {name}` gets it")
+        raise ProviderError(f"{weights.missing(name)}: `everloop model pull {name}` downloads it")
     return path
 
 

@@ -80,7 +80,7 @@ class Weights:
         close = difflib.get_close_matches(name, self.catalogue, 1)
         guess = f' (did you mean "{close[0]}"?)' if close else ""
         raise ConfigError(
-            f'there is no model "{name}"{guess}: {", ".join(self.catalogue)}, or the path of a GGUF file of yours'
+            f'there is no model "{name}"{guess}: {", ".join(self.catalogue)}, or the path of your own GGUF file'
         )
 
     def find(self, name: str, watch: Watch | None = None, again: bool = False) -> Path | None:
@@ -102,7 +102,7 @@ class Weights:
         for path in self._places(self.card(name)):
             if path.exists():
                 return f"{name} is damaged: {path} is not the file that was published"
-        return f"{name} is not there yet"
+        return f"{name} is not downloaded yet"
 
     def so_far(self, name: str) -> int:
         """Bytes that a pull has downloaded so far."""
@@ -162,7 +162,7 @@ class Weights:
     def remove(self, name: str) -> bool:
         """Delete the model's file and its partial download. Return whether there was any."""
         if is_path(name):
-            raise ConfigError(f"{name} is a file of yours: delete it yourself if you mean to")
+            raise ConfigError(f"{name} is your own file: delete it yourself if you want to")
         card = self.card(name)
         if not self.folder.is_dir():
             return False
@@ -196,8 +196,8 @@ class Weights:
         finally:
             part.close()
         raise WeightsError(
-            f"{card.name} could not be had: {'; '.join(failures) or 'there is no source for it'}; or get {card.file} "
-            "some other way and let EVERLOOP_WEIGHTS name it"
+            f"{card.name} could not be downloaded: {'; '.join(failures) or 'there is no source for it'}; "
+            f"or get {card.file} some other way and set EVERLOOP_WEIGHTS to it"
         )
 
     def _filled(self, source: Source, card: ModelCard, part: Part, watch: Watch) -> bool:
@@ -217,7 +217,7 @@ class Weights:
         if free < needed:
             raise WeightsError(
                 f"no room in {self.folder}: {megabytes(needed)} are needed and {megabytes(free)} free; make room, or "
-                "let EVERLOOP_MODELS name a folder on another disk"
+                "set EVERLOOP_MODELS to a folder on another disk"
             )
 
     def _install(self, card: ModelCard, part: Part) -> Path:

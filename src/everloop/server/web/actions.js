@@ -77,9 +77,9 @@ export function SessionMenu({ sessionKey, onClose }) {
       <a href=${`#/changes/${encodeURIComponent(sessionKey)}`} onClick=${onClose}>Changes</a></p>
     <h2>Export</h2>
     <p class="row">${FORMATS.map(([form, words]) => html`<button key=${form} type="button" disabled=${isBusy} onClick=${() => save(form)}>${words}</button>`)}</p>
-    <p class="hint">Keys and tokens are taken out.</p>
+    <p class="hint">Keys and tokens are redacted.</p>
     <h2>Archive</h2>
-    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Take out of the archive" : "Archive"}</button></p>
+    <p class="row"><button type="button" disabled=${isBusy} onClick=${archive}>${isArchived ? "Remove from the archive" : "Archive"}</button></p>
     <p class="hint">An archived session is not in the list. Search finds it, and a message brings it back.</p>
     <p class="row"><button type="button" class="danger" disabled=${isBusy} onClick=${remove}>Delete</button>
       <button type="button" onClick=${onClose}>Close</button></p>

@@ -16,7 +16,7 @@ export function View() {
   const known = new Set(agents.map((one) => one.key));
   const roots = [...new Set(agents.filter((one) => !known.has(one.parent)).map((one) => one.parent))];
   return html`<div class="view">
-    <p class="lead">Tasks that the agent has given to others of its kind. Each is a session with a log of its own.</p>
+    <p class="lead">Tasks that the agent has handed to sub-agents. Each is a session with its own log.</p>
     <${Waiting} data=${data} error=${error} />
     ${data && !agents.length && html`<p class="hint">No sub-agent has worked yet.</p>`}
     <ul class="tree" aria-label="Sub-agents">${roots.map((root) => html`<li key=${root}>

@@ -130,7 +130,7 @@ function Loaded({ name, rest }) {
         loadStyle();
         if (!isOver) setView({ name, View, error: "" });
       },
-      () => !isOver && setView({ name, View: null, error: "The view could not be loaded. Is the server there?" }),
+      () => !isOver && setView({ name, View: null, error: "The view could not be loaded. Is the server running?" }),
     );
     return () => {
       isOver = true;

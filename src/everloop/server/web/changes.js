@@ -16,7 +16,7 @@ export function View({ rest: [key] }) {
   return html`<div class="view">
     <p class="row"><a href=${sessionHash(key)}>Back to the chat</a>
       ${files.length > 0 && html`<button type="button" class="small" disabled=${isBusy} onClick=${undo}>Undo these changes</button>`}</p>
-    <p class="lead">The files that the last turn changed. A file that was changed since is left alone by an undo.</p>
+    <p class="lead">The files that the last turn changed. Undo leaves a file alone if it has changed since.</p>
     <${Waiting} data=${data} error=${error} />
     ${failed && html`<p class="notice is-error" role="alert" dir="auto">${failed}</p>`}
     ${done && html`<div role="status">

@@ -61,7 +61,7 @@ export function Chat({ session }) {
         ${!isEmpty && html`<h2 class="hidden">Messages</h2>`}
         ${session.first.value > 0 && html`<button class="quiet earlier" type="button" onClick=${earlier}>Show earlier messages</button>`}
         ${!session.loaded.value && html`<p class="hint" role="status">${session.isAway.value
-          ? "The conversation is shown when the server is back. What you write stays here until then." : "Loading…"}</p>`}
+          ? "The conversation appears when the server is back. What you write is kept until then." : "Loading…"}</p>`}
         ${isEmpty && html`<${Welcome} />`}
         <${Entries} session=${session} entries=${entries} chunks=${chunks} list=${list} isRunning=${isRunning} />
         <${Live} session=${session} isRunning=${isRunning} />

@@ -60,7 +60,7 @@ function File({ file, name }) {
       ${file.text && html`<${CopyButton} text=${file.text} />`}</p>
     ${error && html`<p class="notice is-error" role="alert">${error}</p>`}
     ${file.picture ? html`<${Picture} address=${address} name=${name} />`
-      : file.text === null ? html`<p class="hint">This file is no text. Download it to look at it.</p>`
+      : file.text === null ? html`<p class="hint">This file is not text. Download it to look at it.</p>`
       : html`<pre class="shown" tabindex="0" dir="auto">${file.text}</pre>`}
     ${file.cut && html`<p class="hint">Only the beginning is shown.</p>`}`;
 }

@@ -9,7 +9,7 @@ const EVERY = 5000;
 export function View() {
   const { data, error, reload } = useLoad("jobs", EVERY);
   return html`<div class="view">
-    <p class="lead">Messages that begin a turn at their time. Add one in a chat: “every Monday at 9, look at the garden”.</p>
+    <p class="lead">Messages that start a turn at a set time. Add one in a chat: “every Monday at 9, look at the garden”.</p>
     <${Waiting} data=${data} error=${error} />
     ${data && !data.jobs.length && html`<p class="hint">Nothing is scheduled.</p>`}
     ${data && html`<ul class="cards" aria-label="Jobs">${data.jobs.map((/** @type {any} */ job) =>

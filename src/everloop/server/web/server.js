@@ -10,7 +10,7 @@ export function View() {
   const workers = useLoad("workers", EVERY);
   if (workers.error && !workers.data) {
     return html`<div class="view"><p class="notice is-error" role="alert">${workers.error}</p>
-      <p class="hint">Only an operator sees this: the person of this machine, or a token with the right admin.</p></div>`;
+      <p class="hint">Only an operator sees this: the user of this machine, or a token with the right admin.</p></div>`;
   }
   return html`<div class="view">
     <h2>Health</h2><${Health} />
@@ -62,7 +62,7 @@ function Tokens() {
   return html`
     ${made && html`<div class="card" role="status"><p>The new token is shown only this once:</p>
       <p class="row"><code class="secret">${made}</code> <${CopyButton} text=${made} /></p></div>`}
-    ${!data.tokens.length && html`<p class="hint">There are none. From the first one on, every request to the API needs one, on this machine too.</p>`}
+    ${!data.tokens.length && html`<p class="hint">There are none. Once you make one, every request to the API needs a token, even on this machine.</p>`}
     ${data.tokens.length > 0 && html`<div class="scroll"><table class="data"><caption class="hidden">Tokens</caption>
       <thead><tr><th scope="col">Name</th><th scope="col">Owner</th><th scope="col">Rights</th><th scope="col">Made</th>
         <th scope="col">Last used</th><th scope="col"><span class="hidden">Revoke</span></th></tr></thead>

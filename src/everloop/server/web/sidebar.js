@@ -80,7 +80,7 @@ export function Sidebar({ current, view, isOpen, onClose, onTheme }) {
       <a class="brand" href="#/new" onClick=${onClose}><img src="/web/icon.svg" alt="" width="22" height="22" /> Everloop</a>
       <a class="button" href="#/new" onClick=${onClose}>New chat</a>
     </div>
-    <input type="search" class="search" placeholder="Search everything" aria-label="Search everything that was said"
+    <input type="search" class="search" placeholder="Search everything" aria-label="Search all conversations"
       value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} />
     ${found ? html`<${Found} found=${found} query=${query} onClose=${onClose} />` : html`<${List} current=${current} onClose=${onClose} />`}
     <ul class="views">${LINKS.map(([name, title]) => html`<li key=${name}>

@@ -62,7 +62,7 @@ function Usage({ data, days }) {
     ["Cached", total.input ? `${Math.round((100 * total.cached) / total.input)} %` : "–"],
     ["Tokens out", number(total.output)],
     ["Cost", money(total.cost) || "no price known"],
-    ["Budget of a day", [data.day_tokens && `${number(data.day_tokens)} tokens`, data.day_cost && money(data.day_cost)].filter(Boolean).join(", ") || "none"],
+    ["Daily budget", [data.day_tokens && `${number(data.day_tokens)} tokens`, data.day_cost && money(data.day_cost)].filter(Boolean).join(", ") || "none"],
   ];
   return html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     <${Chart} names=${names} values=${values} budget=${budget} write=${hasMoney ? money : number} what=${hasMoney ? "Cost" : "Tokens"} />

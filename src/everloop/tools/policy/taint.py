@@ -12,6 +12,7 @@ from ..web.urls import BadURL, parse_url
 from .mentions import mentioned, on_a_page, same_site
 
 READ_BEFORE = "untrusted content was read before, and"
+FILE_READ_BEFORE = "a file that the agent did not write was read before, and"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,10 @@ def objection(
     if plan.unconfined and getattr(conversation, "outside", True):
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
+        read = FILE_READ_BEFORE if context.own_files else READ_BEFORE
         return Objection(
-            f"{READ_BEFORE} this changes {plan.steers}, which steers later sessions", (f"steers:{plan.steers}",)
+            f"{read} this changes {plan.steers}, which steers later sessions",
+            (f"steers:{plan.steers}",),
         )
     if plan.writes and (why := steers(plan, context)):
         return Objection(f"{READ_BEFORE} of this file: {why}", tuple(f"steers:{path}" for path in plan.paths))

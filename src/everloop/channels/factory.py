@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from ..config import ChannelConfig
 from ..errors import ConfigError
+from ..store.base import Store
 from .base import Channel, Options
 
 GROUP = "everloop.channels"  # the entry points of other packages
@@ -19,17 +20,20 @@ SHIPPED = {
     "discord": "discord:Discord",
     "xmpp": "xmpp:Xmpp",
     "matrix": "matrix:Matrix",
+    "push": "push:Push",
 }
+KEEP_THINGS = frozenset({"push"})  # networks that are given the store
 
 
-def make_channel(config: ChannelConfig) -> tuple[Channel, Options]:
+def make_channel(config: ChannelConfig, store: Store | None = None) -> tuple[Channel, Options]:
     """A channel and its options; a `ConfigError` in one line if the settings are wrong. Reads files: not for the event
-    loop."""
+    loop. Some networks send only with a store."""
     network = config.network or config.name
     options = Options(config.name, config.options)
     if network in SHIPPED:
         module, _, name = SHIPPED[network].partition(":")
-        made = getattr(import_module(f"{__package__}.{module}"), name)(options)
+        make = getattr(import_module(f"{__package__}.{module}"), name)
+        made = make(options, store) if network in KEEP_THINGS else make(options)
     else:
         made = _plugin(network, options)
     options.check()

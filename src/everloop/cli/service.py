@@ -43,7 +43,7 @@ async def at_work(
     """
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
-        made = await _make_channels(config)
+        made = await _make_channels(config, store)
     except BaseException:
         await store.close()
         raise
@@ -101,7 +101,7 @@ async def at_work(
         told.cancel()
 
 
-async def _make_channels(config: Config) -> list[tuple[ChannelConfig, Channel, Options]]:
+async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConfig, Channel, Options]]:
     """The channels of the settings; their code is imported only if there are any."""
     if not config.channels:
         return []
@@ -111,7 +111,7 @@ async def _make_channels(config: Config) -> list[tuple[ChannelConfig, Channel, O
         return []
     from ..channels.factory import make_channel
 
-    return [(one, *await in_thread(make_channel, one)) for one in config.channels]
+    return [(one, *await in_thread(make_channel, one, store)) for one in config.channels]
 
 
 def _run_channels(

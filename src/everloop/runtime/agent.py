@@ -50,6 +50,7 @@ from .compactor import Compactor
 from .conversations import Conversations
 from .dispatcher import Dispatcher
 from .durable_bus import DurableBus
+from .notices import notices_for
 from .outbox import make_adapter, reply
 from .owners import OWN, Owners, no_other
 from .session import WAITS, HandedOff, Session, Stopped
@@ -177,6 +178,7 @@ class AgentLoop:
             context=self.context,
             workspace=self._places,
             outbox=self._outbox,
+            notices=notices_for(self._owners.config.channels),
             streams=self._streams,
             tasks=self._tasks,
             tracer=self._tracer,

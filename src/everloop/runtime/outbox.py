@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from ..bus import PULLED, InboundMessage, MessageBus, OutboundMessage
+from ..bus import PULLED, WEB, InboundMessage, MessageBus, OutboundMessage
 from ..store.base import Claim, Store
 from ..store.peers import SENDING
 from ..threads import BackgroundTasks
@@ -159,7 +159,7 @@ def make_adapter(
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
     """The message that says this in the chat that asked, if that chat is to be told."""
     channel, chat_id = message.origin
-    if not message.reply or channel in PULLED:
+    if not message.reply or channel in PULLED or channel == WEB:  # the page reads the log
         return []
     repeat = message.restored
     return [OutboundMessage(channel, chat_id, text, message.id, metadata=dict(message.metadata), repeat=repeat)]

@@ -41,6 +41,7 @@ from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall, error_for
+from .notices import Notices
 from .outbox import BusAdapter, reply
 from .session import Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
@@ -150,6 +151,7 @@ class TurnRunner:
     tracer: Tracer | None = None
     meters: Meters | None = None
     transcriber: Transcriber | None = None
+    notices: Notices | None = None
     _histories: Histories = field(init=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +169,7 @@ class TurnRunner:
             lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim), session.chat_told),
             self.outbox.sender,
             lambda ended: _following(spec, ended, turn),
+            self.notices,
         )
         try:
             spec = await self.specs.of(claim, session)
@@ -375,7 +378,9 @@ class SessionLog:
         answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
         sender: str | None,
         follow: Callable[[TurnEnded], Sequence[InboundMessage]],
+        notices: Notices | None = None,
     ) -> None:
+        self._notices = notices
         self._store = store
         self._claim = claim
         self._session = session
@@ -392,6 +397,8 @@ class SessionLog:
         if not isinstance(last := entries[-1], TurnEnded):
             return self._store.append(self._claim, entries, took, flush)
         self._outgoing, self.incoming = self._answer(last), self._follow(last)
+        if self._notices is not None:
+            self._outgoing = [*self._outgoing, *self._notices.of_end(self._claim, last)]
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
         return self._finished
 
@@ -400,6 +407,8 @@ class SessionLog:
         claim = self._claim
         asks = Question(claim.key, claim.next_seq + len(entries) - 1, claim.message.sender_id)
         self._outgoing = [replace(message, question=asks) for message in reply(claim.message, question)]
+        if self._notices is not None:
+            self._outgoing = [*self._outgoing, *self._notices.of_question(claim, question)]
         self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
         return self._finished
 

@@ -28,6 +28,7 @@ from .page_changes import ChangesApi, MakeChanges
 from .page_channels import ChannelsApi
 from .page_files import FileNames, FilesApi, NoFileNames, attached
 from .page_operation import Checks, OperationApi, no_checks
+from .page_push import PushApi
 from .page_routes import (
     EVENTS,
     MAX_KEY,
@@ -182,6 +183,7 @@ class PageApi:
             FilesApi(owners, services.file_names),
             OperationApi(owners, services.checks),
             ChannelsApi(owners),
+            PushApi(owners),
         )
         self._named_files = services.named_files
         self._rate_limit = RateLimit(owners.store, per_minute)
@@ -414,4 +416,5 @@ HANDLERS: tuple[type, ...] = (
     ChangesApi,
     OperationApi,
     ChannelsApi,
+    PushApi,
 )  # of all operations of the page

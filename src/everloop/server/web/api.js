@@ -27,15 +27,17 @@ function headers() {
  * Send a request and read its JSON.
  * @param {string} path
  * @param {unknown} [body] with one it is a POST
+ * @param {boolean} [keepalive] it outlives the page
  * @returns {Promise<any>}
  */
-export async function api(path, body) {
+export async function api(path, body, keepalive = false) {
   const options = body === undefined
     ? { headers: headers() }
     : {
         method: "POST",
         headers: { ...headers(), "Content-Type": "application/json" },
         body: JSON.stringify(body),
+        keepalive,
       };
   const response = await fetch(`/api/${path}`, { ...options, cache: "no-store" });
   const data = await response.json().catch(() => ({}));
@@ -73,6 +75,7 @@ export async function login(proof) {
 }
 
 export async function logout() {
+  if (localStorage.getItem("everloop.push")) await import("./push.js").then((push) => push.unsubscribe()).catch(() => undefined);
   await api("logout", {}).catch(() => undefined);
   localStorage.removeItem(PAGE_KEY);
   loggedIn.value = false;

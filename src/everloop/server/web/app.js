@@ -232,6 +232,7 @@ async function keepOffline() {
   await navigator.serviceWorker?.register(policy?.createScriptURL("") ?? "/web/offline.js", { scope: "/" });
 }
 
+if (localStorage.getItem("everloop.push") && !isLoggedOut.value) import("./push.js").then((push) => push.resume(), () => undefined);
 addEventListener("load", () => keepOffline().catch(() => undefined), { once: true });
 if (document.readyState === "complete") keepOffline().catch(() => undefined);
 render(html`<${App} error=${error} />`, /** @type {HTMLElement} */ (document.getElementById("app")));

@@ -1,6 +1,7 @@
 /** Chat networks: whether each works, who waits to be paired, and what could not be delivered. */
 import { html, useState } from "./lib.js";
 import { api } from "./api.js";
+import { canPush, isWanted, subscribe, unsubscribe } from "./push.js";
 import { Waiting, useAction, useLoad, when } from "./views.js";
 
 const EVERY = 5000;
@@ -12,11 +13,32 @@ export function View() {
   const channels = /** @type {any[]} */ (data?.channels ?? []);
   return html`<div class="view">
     <p class="lead">The chat networks in which your agent answers.</p>
+    <${Notifications} />
     <${Waiting} data=${data} error=${error} />
     ${data && !channels.length && html`<p class="hint">There is none yet. <code>everloop init</code> asks for one, on the server.</p>`}
     ${channels.length > 0 && html`<${Pairing} isOperator=${data.operator} onDone=${reload} />
       <ul class="cards" aria-label="Channels">${channels.map((one) => html`<${Channel} key=${one.name} channel=${one} onDone=${reload} />`)}</ul>`}
   </div>`;
+}
+
+/** Notifications in this browser. The permission is asked for by a click alone. */
+function Notifications() {
+  const { data, error, reload } = useLoad("push");
+  const [isOn, setOn] = useState(isWanted());
+  const action = useAction(reload);
+  if (!data) return error ? html`<p class="notice is-error" role="alert">${error}</p>` : null;
+  const change = () => action.run(async () => {
+    await (isOn ? unsubscribe() : subscribe());
+    setOn(isWanted());
+  });
+  return html`<section class="card" aria-label="Notifications">
+    <p class="top"><span>Notifications in this browser</span> <span class=${`badge ${isOn ? "is-good" : ""}`}>${isOn ? "on" : "off"}</span></p>
+    <p class="hint">When a question waits or a turn has ended, and no page of yours is open before you. ${data.content ? "They show the beginning of what was said." : "They name the session, and nothing that was said."}</p>
+    ${!data.enabled && html`<p class="hint">This server sends none: its settings have no <code>[channels.push]</code>.</p>`}
+    ${data.enabled && !canPush() && html`<p class="hint">This browser has none, or not for this address: they need this machine or https.</p>`}
+    ${data.enabled && canPush() && html`<p class="row"><button type="button" class="small" disabled=${action.isBusy} onClick=${change}>${isOn ? "Turn off" : "Turn on"}</button></p>`}
+    ${action.error && html`<p class="is-error" role="alert">${action.error}</p>`}
+  </section>`;
 }
 
 /** @param {any} channel */

@@ -1,6 +1,6 @@
 /**
- * The service worker: shows the page's own files while the server cannot be reached. What the server answers always comes
- * first, and nothing of the API is kept.
+ * The service worker: shows the page's own files while the server cannot be reached, and notifications. What the server
+ * answers always comes first, and nothing of the API is kept.
  */
 const worker = /** @type {any} */ (globalThis);
 const CACHE = "everloop";
@@ -13,6 +13,33 @@ worker.addEventListener("fetch", (/** @type {any} */ event) => {
   const isOwn = origin === location.origin && (pathname === "/" || pathname.startsWith("/web/"));
   if (isOwn && request.method === "GET") event.respondWith(fromServer(request, pathname));
 });
+
+worker.addEventListener("push", (/** @type {any} */ event) => event.waitUntil(notify(event.data?.json() ?? {})));
+
+worker.addEventListener("notificationclick", (/** @type {any} */ event) => {
+  event.notification.close();
+  event.waitUntil(open(`/#/s/${encodeURIComponent(event.notification.data)}`));
+});
+
+/**
+ * Show a notification, unless the page is seen here.
+ * @param {{title?: string, body?: string, session?: string, tag?: string}} told
+ */
+async function notify({ title = "Everloop", body = "", session = "", tag = "" }) {
+  const pages = await worker.clients.matchAll({ type: "window" });
+  if (pages.some((/** @type {any} */ page) => page.visibilityState === "visible")) return;
+  await worker.registration.showNotification(title, { body, tag, data: session, icon: "/web/icon.svg" });
+}
+
+/** Show an address in a page that is open, or in a new one. @param {string} address */
+async function open(address) {
+  const [page] = await worker.clients.matchAll({ type: "window" });
+  if (page) {
+    await page.focus();
+    if (await page.navigate(address).catch(() => null)) return;
+  }
+  await worker.clients.openWindow(address);
+}
 
 /** Keep the page and what its head names. */
 async function keepFirstLoad() {

@@ -13,10 +13,11 @@ import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._version import __version__
 from ...threads import in_thread
@@ -35,6 +36,7 @@ CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 10.0  # between two pieces of an answer
 MAX_HEADER = 16_384  # bytes of one line; aiohttp takes at most 128 of them
 
+T = TypeVar("T")
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 _is_word = re.compile(r"[a-z0-9.+-]{1,40}(/[a-z0-9.+-]{1,80})?").fullmatch
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -46,6 +48,10 @@ class FetchError(ToolError):
 
     One that was raised after a server had answered quotes that server: a media type, the host of a redirect.
     """
+
+
+class NotPublic(FetchError):
+    """The host is not on the public internet, and not listed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,6 +107,28 @@ class Fetcher:
         except TimeoutError:
             raise FetchError(f"{url.host} did not send the page within {self.timeout:g} seconds.") from None
 
+    async def post(self, url: URL, body: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+        """Send a request to a public or listed host; the status and the headers of the answer. No redirect is followed,
+        and nothing of the answer's body is read."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self._exchange(url, partial(self._posted, url, body, headers))
+        except TimeoutError:
+            raise FetchError(f"{url.host} did not answer within {self.timeout:g} seconds.") from None
+
+    async def _posted(
+        self, url: URL, body: bytes, headers: Mapping[str, str], aiohttp: Any, addresses: list[Address]
+    ) -> tuple[int, dict[str, str]]:
+        async with (
+            self._client(aiohttp, addresses, headers) as client,
+            client.post(_same(url), data=body, allow_redirects=False) as response,
+        ):
+            return response.status, {name.lower(): value for name, value in response.headers.items()}
+
+    def is_listed(self, url: URL) -> bool:
+        """Whether the person has listed this host and port."""
+        return self._is_listed(url)
+
     async def _follow(
         self, url: URL, wanted: Callable[[str], bool], headers: Mapping[str, str], trusted: bool, redirects: int
     ) -> Page:
@@ -135,7 +163,7 @@ class Fetcher:
         """The addresses to connect to; a FetchError if only one of them is out of bounds."""
         if url.port not in self.ports and not listed:
             known = ", ".join(map(str, self.ports))
-            raise FetchError(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
+            raise NotPublic(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
         if url.address is not None:
             found = [url.address]
         else:
@@ -149,18 +177,15 @@ class Fetcher:
             kind = kind_of(address)
             chosen = listed and (kind == "private" or url.address is not None)
             if not chosen and (kind != "public" or (not listed and is_this_machine(address))):
-                raise FetchError(f"{url.host} is not on the public internet. {_HOW_TO_LIST}")
+                raise NotPublic(f"{url.host} is not on the public internet. {_HOW_TO_LIST}")
         return found
 
     async def _hop(
         self, url: URL, listed: bool, wanted: Callable[[str], bool], headers: Mapping[str, str]
     ) -> Page | str:
         """One request: a page, or where it redirects to."""
-        addresses = await self._addresses(url, listed)
-        aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
-        if url.scheme == "https" and self._tls is None:
-            self._tls = await in_thread(certificates)
-        try:
+
+        async def got(aiohttp: Any, addresses: list[Address]) -> Page | str:
             async with (
                 self._client(aiohttp, addresses, headers) as client,
                 client.get(_same(url), allow_redirects=False) as response,
@@ -169,6 +194,19 @@ class Fetcher:
                 if response.status in _REDIRECTS and location is not None:
                     return location.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                 return await self._page(url, response, wanted)
+
+        return await self._exchange(url, got, listed)
+
+    async def _exchange(
+        self, url: URL, exchange: Callable[[Any, list[Address]], Awaitable[T]], listed: bool | None = None
+    ) -> T:
+        """Do something with the addresses of a host that were checked; a FetchError in words if it fails."""
+        addresses = await self._addresses(url, self._is_listed(url) if listed is None else listed)
+        aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
+        if url.scheme == "https" and self._tls is None:
+            self._tls = await in_thread(certificates)
+        try:
+            return await exchange(aiohttp, addresses)
         except aiohttp.ClientConnectorCertificateError as error:
             reason = getattr(error.certificate_error, "verify_message", "") or "it is not valid"
             raise FetchError(f"{url.host}: its certificate is refused ({reason}).", untrusted=True) from None

@@ -1,0 +1,51 @@
+"""Notices of the page's turns for a person who is not looking: a question waits, or a turn has ended.
+
+They are put into the outbox with the write that ends or parks the turn, so that none is lost or made twice, and are
+sent by the channel for web push, which knows who is looking.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..bus import WEB, OutboundMessage
+from ..config import ChannelConfig
+from ..cron.heartbeat import says_nothing
+from ..cron.jobs import HEARTBEAT
+from ..log import TurnEnded
+from ..store.base import Claim
+from ..text import one_line
+
+PUSH = "push"
+LONGEST = 200  # characters of what was said
+OWN_DOING = frozenset({"cancelled", "replaced", "handed", "abandoned"})  # ends that a person or a client has caused
+
+
+@dataclass(slots=True, frozen=True)
+class Notices:
+    """Makes the notices of turns whose answers are read on the page."""
+
+    channel: str
+
+    def of_end(self, claim: Claim, ended: TurnEnded) -> list[OutboundMessage]:
+        cron = claim.message.cron
+        silent = cron is not None and cron.job == HEARTBEAT and says_nothing(ended.text)
+        if silent or ended.reason in OWN_DOING:
+            return []
+        return self._made(claim, "failed" if ended.reason == "error" else "ended", ended.text)
+
+    def of_question(self, claim: Claim, question: str) -> list[OutboundMessage]:
+        return self._made(claim, "question", question)
+
+    def _made(self, claim: Claim, kind: str, text: str) -> list[OutboundMessage]:
+        if claim.message.origin[0] != WEB:
+            return []
+        extra = {"kind": kind, "session": claim.key, "at": f"{time.time():.0f}"}
+        return [OutboundMessage(self.channel, claim.owner, one_line(text, LONGEST) or kind, metadata={"extra": extra})]
+
+
+def notices_for(channels: Sequence[ChannelConfig]) -> Notices | None:
+    """The notices for the channel of web push, if the settings have one."""
+    return next((Notices(one.name) for one in channels if (one.network or one.name) == PUSH), None)

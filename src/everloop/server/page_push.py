@@ -1,0 +1,107 @@
+"""Web push for the page: the browsers that an owner wants to be told in, and whether the page is being looked at."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from ..config import ChannelConfig
+from ..errors import EverloopError, StoreError
+from ..runtime.notices import PUSH
+from ..runtime.owners import Owners
+from .errors import bad_request, conflict
+from .guard import OWNER, TOKEN
+from .page_routes import json_response, operation, read_body
+
+LONGEST_ID = 100
+
+
+class PushState(msgspec.Struct):
+    enabled: bool  # the settings have a [channels.push]
+    key: str  # that a browser subscribes with; "" where it is not enabled
+    subscriptions: int  # browsers of the owner
+    content: bool = False  # notifications have the beginning of what was said in them
+
+
+class SubscriptionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A subscription as a browser gives it, in base64url."""
+
+    endpoint: str
+    p256dh: str
+    auth: str
+
+
+class EndpointBody(msgspec.Struct, forbid_unknown_fields=True):
+    endpoint: str
+
+
+class VisibleBody(msgspec.Struct, forbid_unknown_fields=True):
+    page: str  # a name that the page has made up for itself
+    visible: bool
+
+
+class PushApi:
+    """Subscriptions belong to the owner of the page that made them."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._store = owners.store
+        self._config = next((one for one in owners.config.channels if (one.network or one.name) == PUSH), None)
+
+    @operation("GET", "/api/push", "push", "Whether notifications can be had, and with which key.", PushState)
+    async def state(self, request: web.Request) -> web.Response:
+        return json_response(await self._state(request))
+
+    @operation("POST", "/api/push/subscribe", "subscribe", "Be told in a browser.", PushState, SubscriptionBody)
+    async def subscribe(self, request: web.Request) -> web.Response:
+        from ..channels.base import Options
+        from ..channels.push import Subscriptions, checked, fetcher_of
+
+        body, config, token = await read_body(request, SubscriptionBody), self._needed(), request[TOKEN]
+        fetcher = fetcher_of(Options(config.name, config.options))
+        try:
+            made = checked(request[OWNER], body.endpoint, body.p256dh, body.auth, token.id if token else "", fetcher)
+        except StoreError:
+            raise
+        except EverloopError as error:
+            raise bad_request(str(error)) from None
+        await Subscriptions(self._store, config.name).add(made)
+        return json_response(await self._state(request))
+
+    @operation("POST", "/api/push/unsubscribe", "unsubscribe", "Be told in a browser no more.", PushState, EndpointBody)
+    async def unsubscribe(self, request: web.Request) -> web.Response:
+        from ..channels.push import Subscriptions
+
+        body, config = await read_body(request, EndpointBody), self._needed()
+        subscriptions = Subscriptions(self._store, config.name)
+        for one in await subscriptions.of(request[OWNER]):
+            if one.endpoint == body.endpoint:
+                await subscriptions.remove(one)
+        return json_response(await self._state(request))
+
+    @operation(
+        "POST", "/api/push/visible", "visible", "Tell whether a page is being looked at.", PushState, VisibleBody
+    )
+    async def visible(self, request: web.Request) -> web.Response:
+        from ..channels.push import Subscriptions
+
+        body, config = await read_body(request, VisibleBody), self._needed()
+        if not body.page or len(body.page) > LONGEST_ID:
+            raise bad_request(f"page: must have 1 to {LONGEST_ID} characters", "page")
+        await Subscriptions(self._store, config.name).look(request[OWNER], body.page, body.visible)
+        return json_response(await self._state(request))
+
+    def _needed(self) -> ChannelConfig:
+        if self._config is None:
+            raise conflict("this server sends no notifications: its settings have no [channels.push]", code="no_push")
+        return self._config
+
+    async def _state(self, request: web.Request) -> PushState:
+        if self._config is None:
+            return PushState(False, "", 0)
+        from ..channels.push import MISSING, Subscriptions, is_installed
+
+        if not is_installed():
+            raise conflict(MISSING, code="no_push")
+        subscriptions = Subscriptions(self._store, self._config.name)
+        count, content = len(await subscriptions.of(request[OWNER])), self._config.options.get("content") is True
+        return PushState(True, await subscriptions.public_key(), count, content)

@@ -5,7 +5,8 @@ The tables are those of SQLite. Data is text, not jsonb: messages may hold chara
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
@@ -13,6 +14,7 @@ from ...errors import StoreError
 if TYPE_CHECKING:
     from .connections import Connection
 
+log = logging.getLogger(__name__)
 LOCK = 7_301_188_205_114_006_529  # held by the process that migrates
 
 m001_core = """
@@ -409,27 +411,45 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
+# How many of these a release must know to work on the tables. It is that of the release before, so that a server, a
+# worker or a machine can be upgraded one after another: what was added since must not disturb that release, and what it
+# uses must stay. Whatever cannot be done so waits for the release after, which then raises this number.
+NEEDED = 12
+
+
+class Versions(NamedTuple):
+    """What a database says of its tables."""
+
+    needed: int  # the migrations that a program must know to use them
+    applied: int
+
+
 def migrate(db: Connection, dsn: DSN) -> None:
     """Apply the missing migrations. Several processes may do so at the same time."""
-    if (version := _version(db)) < len(MIGRATIONS):
+    if (found := _versions(db)).applied < len(MIGRATIONS):
         with db.transaction():
             db.execute("SELECT set_config('lock_timeout', '120s', true)")
             db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
             db.execute("CREATE TABLE IF NOT EXISTS everloop_schema (version integer NOT NULL)")
-            version = _version(db)
-            for step in MIGRATIONS[version:]:
+            # Releases before this column compare `version` with what they know, and so do those that know it.
+            db.execute("ALTER TABLE everloop_schema ADD COLUMN IF NOT EXISTS applied integer")
+            found = _versions(db)
+            for step in MIGRATIONS[found.applied :]:
                 db.execute(step)
-            if version < len(MIGRATIONS):
+            if found.applied < len(MIGRATIONS):
                 db.execute("DELETE FROM everloop_schema")
-                db.execute("INSERT INTO everloop_schema (version) VALUES (%s)", (len(MIGRATIONS),))
-    if version > len(MIGRATIONS):
+                values = (max(NEEDED, found.needed), len(MIGRATIONS))
+                db.execute("INSERT INTO everloop_schema (version, applied) VALUES (%s, %s)", values)
+    if found.needed > len(MIGRATIONS):
         raise StoreError(f"{dsn} was written by a newer Everloop: update this one, or choose another store")
+    if found.applied > len(MIGRATIONS):
+        log.warning("%s was upgraded by a newer Everloop; this one works with it, until the release after", dsn)
 
 
-def _version(db: Connection) -> int:
-    """How many migrations were applied; 0 for a database without our tables."""
+def _versions(db: Connection) -> Versions:
+    """What is there; nothing in a database without our tables."""
     there = db.execute("SELECT to_regclass('everloop_schema')").fetchone()
     if there is None or there[0] is None:
-        return 0
-    row = db.execute("SELECT version FROM everloop_schema").fetchone()
-    return int(row[0]) if row else 0
+        return Versions(0, 0)
+    row = db.execute("SELECT version, (to_jsonb(s) ->> 'applied')::integer FROM everloop_schema s").fetchone()
+    return Versions(row[0], row[0] if row[1] is None else row[1]) if row else Versions(0, 0)

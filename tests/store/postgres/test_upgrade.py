@@ -1,0 +1,165 @@
+"""An upgrade of one process after another: the release before and this one side by side on one store.
+
+The release before is its frozen store (`previous.py`) with a worker's loop around it. So what it writes, locks, reads,
+notifies and is refused is shown; what its engine makes of a log that this release wrote is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from everloop.errors import StoreError
+from everloop.store.history_check import check_history
+from everloop.store.postgres import schema
+from everloop.store.postgres.store import PostgresStore
+from everloop.testing.openai_server import FakeOpenAI
+from tests.server.serving import Client, process, text_of, worker
+
+from . import previous
+from .server import Server
+
+# What would disturb a program that knows the tables as they were.
+DISTURBING = re.compile(r"\b(DROP|RENAME|TRUNCATE|DELETE FROM|SET NOT NULL|ALTER COLUMN)\b|NOT NULL(?! DEFAULT)", re.I)
+
+
+@pytest.fixture
+def empty(postgres: Server) -> Iterator[str]:
+    name = f"upgraded_{secrets.token_hex(4)}"
+    postgres.sql(f"CREATE DATABASE {name}")
+    yield postgres.dsn(name)
+    postgres.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    previous.unpack(folder)
+    return folder
+
+
+class Old:
+    """A worker of the release before, and what it has said."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said: list[str] = []
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        while line := (await self.process.stdout.readline()).decode():
+            self.said.append(line.strip())
+
+    async def until(self, word: str, times: int = 1) -> None:
+        async with asyncio.timeout(60):
+            while sum(line.startswith(word) for line in self.said) < times:
+                assert self.process.returncode is None, self.said
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def old_worker(code: Path, dsn: str) -> AsyncIterator[Old]:
+    # -I: neither this release nor the test's own packages are in its path; the dependencies are.
+    start = f"import sys; sys.path.insert(0, {str(code)!r}); sys.argv[1:] = [{dsn!r}]; "
+    start += f"import runpy; runpy.run_path({previous.__file__!r}, run_name='__main__')"
+    pipe = asyncio.subprocess.PIPE
+    made = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", start, stdout=pipe)
+    old = Old(made)
+    reading = asyncio.create_task(old.read())
+    try:
+        await old.until("ready")
+        yield old
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()
+        await reading
+
+
+async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres, empty, release_before, tmp_path):
+    """The old one makes the tables, this one upgrades them under it; then a new server, a new worker and the old one
+    share the work, and what the old one left unfinished is finished by the new one."""
+    name = empty.partition("@/")[2].partition("?")[0]
+    settings = {"EVERLOOP_STORE": empty, "EVERLOOP_MODEL": "tools-0x1"}
+    (tmp_path / "config.toml").write_text("[server]\nturns = false\n")
+    async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, old_worker(release_before, empty) as old:
+        assert old.said[0] == f"ready {schema.NEEDED}"
+        columns = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'everloop_schema'"
+        assert postgres.sql(columns, database=name) == [(1,)]
+        async with process(fake, tmp_path, **settings) as (_, url), worker(fake, tmp_path, **settings):
+            versions = postgres.sql("SELECT version, applied FROM everloop_schema", database=name)
+            assert versions == [(schema.NEEDED, len(schema.MIGRATIONS))]
+            client, number = Client(url, http), 0
+            answers: dict[str, list[str]] = {}
+
+            async def talk(session: str) -> None:
+                nonlocal number
+                while not enough():
+                    number += 1
+                    mine = number
+                    said = f"mark:{mine}"
+                    answer = text_of(await client.ask(said, {"X-Session": session}))
+                    assert answer in (f"old:{said}", f"done:{mine}")
+                    answers.setdefault(session, []).append(answer)
+
+            def enough() -> bool:
+                given = [answer.partition(":")[0] for told in answers.values() for answer in told]
+                return min(given.count("old"), given.count("done")) >= 5
+
+            async with asyncio.timeout(120):
+                await asyncio.gather(*(talk(f"s{n}") for n in range(4)))
+                # A turn that the old one has begun goes on in the new one, when the old one is dead.
+                stalled = asyncio.create_task(client.ask(previous.STALL, {"X-Session": "stalled"}))
+                while "stalls" not in old.said:
+                    await asyncio.sleep(0.02)
+                    if stalled.done() and "stalls" not in old.said:  # the new one took it: once more
+                        stalled = asyncio.create_task(client.ask(previous.STALL, {"X-Session": "stalled"}))
+                old.process.kill()
+                assert text_of(await stalled) == f"old:{previous.STALL}"
+                async with old_worker(release_before, empty):  # one that is started only now works, too
+                    pass
+    checked = check_history(partial(postgres.sql, database=name))
+    assert (checked.violations, checked.under_way) == ([], 0)
+    said = postgres.sql("SELECT data::json ->> 'content' FROM entry WHERE kind = 'user'", database=name)
+    marks = [text for (text,) in said if text != previous.STALL]
+    assert sorted(marks) == sorted(f"mark:{n + 1}" for n in range(number))  # none lost, none doubled
+
+
+async def test_a_store_of_a_newer_release_is_used_if_it_says_so_and_refused_in_one_line_if_not(
+    postgres, database, caplog
+):
+    name = database.partition("@/")[2].partition("?")[0]
+    postgres.sql("UPDATE everloop_schema SET applied = applied + 1", database=name)
+    store = PostgresStore(database)
+    assert await store.sessions("me") == []
+    await store.close()
+    assert "was upgraded by a newer Everloop" in caplog.text
+    postgres.sql("UPDATE everloop_schema SET version = applied", database=name)
+    store = PostgresStore(database)
+    with pytest.raises(StoreError, match="written by a newer Everloop: update this one") as refused:
+        await store.sessions("me")
+    await store.close()
+    assert "\n" not in str(refused.value)
+    assert postgres.sql("SELECT version - applied FROM everloop_schema", database=name) == [(0,)]
+
+
+def test_what_was_added_since_the_release_before_takes_nothing_away():
+    """A new column has a default or may be empty, since the release before does not write it."""
+    for step in schema.MIGRATIONS[schema.NEEDED :]:
+        changed = re.sub(r"CREATE (TABLE|FUNCTION|OR REPLACE FUNCTION).*?(;\n|\$\$;)", "", step, flags=re.S)
+        assert DISTURBING.search(changed) is None, changed
+
+
+def test_the_frozen_store_is_that_of_the_release_before(release_before):
+    text = (release_before / "everloop" / "store" / "postgres" / "schema.py").read_text()
+    listed = text.partition("MIGRATIONS: tuple[str, ...] = (")[2].partition(")")[0]
+    assert listed.count(",") == schema.NEEDED

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..base import ToolCallRequest
 from . import dialects
-from .bodies import NAMED_JSON, read_body, read_python, sniff_name, with_arguments
+from .bodies import NAMED_JSON, PYTHON_LIST, read_body, read_python, sniff_name, with_arguments
 from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
-from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, open_brackets, stop_pattern, value_end
+from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, is_cut_off, stop_pattern, value_end
 
 _OPENING = re.compile("|".join(map(re.escape, dialects.OPENINGS)))
 _BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
@@ -26,7 +26,6 @@ _KEY = re.compile(r"\[?\s*\{\{?\s*([\"'])(\w{1,24})\1\s*:\s*")
 _KEY_MAY = re.compile(r"\[?\s*(?:\{\{?\s*(?:[\"'](?:\w{0,24}(?:[\"']\s*)?)?)?)?\Z")
 _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
 _NAME_MAY = re.compile(r"(?:[\"'][^\"'\n]{0,160})?\Z")
-_CALL = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
 _CALL_MAY = re.compile(r"\[\s*(?:[A-Za-z_][\w.]{0,160}\s*)?\Z")
 
 _CALL_LANGUAGES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "plaintext"})
@@ -40,15 +39,12 @@ _FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last brack
 _FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
 _FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
-_TOOLS_STOP = stop_pattern(r"</tools>")
 
-Extent = tuple[int, int, bool]  # where the body stops, where the block ends, whether a mark ended it
 _LOOKAHEAD = 48  # no closing mark is longer
 _BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
 _SPACE = re.compile(r"\s*")
 
 _HEADER = 240  # characters of a header of harmony, at most
-_HARMONY_STOP = stop_pattern(dialects.HARMONY_END.pattern)
 _TO = re.compile(r"\bto=([\w.:-]{1,160})")
 _TAGS = "<atem:"  # Muse calls with tags in a message to a tool
 
@@ -83,22 +79,18 @@ class CallFinder:
     def _ahead(self, at: int) -> str:
         return self.text[at : at + _LOOKAHEAD]
 
-    # ------------------------------------------------------------------------------------------ marks
-
     def marked(self, at: int) -> CallBlock | None:
         """The calls after a mark at this place."""
         opening = _OPENING.match(self.text, at)
         if opening is None:
             self.wait_if(self._ahead(at).lower() in dialects.BEGINNINGS)
             return None
-        family, end = dialects.BY_OPENING[opening[0]], dialects.ENDS[opening[0]]
+        family = dialects.BY_OPENING[opening[0]]
         first = after(_SPACE, self.text, opening.end() - len(family.body))
         if not self._begins_call(first, family):
             return None
         named = NAMED_JSON.match(self.text, first)
-        values = named.end() if named else first
-        is_json = self.text[values : values + 1] in ("{", "[")
-        stop, last, complete = self._json_extent(values, end) if is_json else self._tagged_extent(values, end)
+        stop, last, complete = self._extent(named.end() if named else first, dialects.ENDS[opening[0]])
         body = self.text[first:stop]
         written = read_body(body, self._json_reader, complete, exact=family.exact)
         return CallBlock(last, [self.offered.request(call) for call in written], body)
@@ -126,10 +118,12 @@ class CallFinder:
         self.wait_if(family.argument.startswith(self._ahead(rest)))
         return text.startswith(family.argument, rest)
 
-    def _json_extent(self, at: int, end: re.Pattern[str]) -> Extent:
-        """One or more JSON values, then perhaps the mark that ends them."""
+    def _extent(self, at: int, end: re.Pattern[str]) -> tuple[int, int, bool]:
+        """Where a body stops, where its block ends, and whether a mark ended it. The body is JSON values, or else
+        everything up to the mark."""
         text, place = self.text, at
-        while closed := value_end(text, place, stop_pattern(end.pattern)):
+        is_json = text[at : at + 1] in ("{", "[")
+        while is_json and (closed := value_end(text, place, stop_pattern(end.pattern))):
             stop, whole = closed
             if not whole:
                 return stop, after(end, text, stop), True
@@ -140,17 +134,12 @@ class CallFinder:
                 return stop, found.end(), True
             if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
                 return stop, stop, True
-        self.wait_if(len(text) - place < LONGEST)
-        return self._tagged_extent(place, end)  # an unbalanced quote: the first mark ends it
-
-    def _tagged_extent(self, at: int, end: re.Pattern[str]) -> Extent:
-        if found := end.search(self.text, at, at + LONGEST):
+        self.wait_if(is_json and len(text) - place < LONGEST)  # an unbalanced quote: the first mark ends it
+        if found := end.search(text, place, place + LONGEST):
             return found.start(), found.end(), True
-        self.wait_if(len(self.text) < at + LONGEST)
-        last = min(len(self.text), at + LONGEST)
+        self.wait_if(len(text) - place < LONGEST)
+        last = min(len(text), place + LONGEST)
         return last, last, False
-
-    # ------------------------------------------------------------------------------------------ messages of harmony
 
     def message(self, at: int) -> Message | None:
         """The message whose header begins here."""
@@ -167,15 +156,10 @@ class CallFinder:
         return Message(start, is_thought, self._message_call(to, start) if is_call and self.offered else None)
 
     def _message_call(self, name: str, at: int) -> CallBlock:
-        text = self.text
-        closed = value_end(text, at, _HARMONY_STOP) if text[at : at + 8].lstrip()[:1] == "{" else None
-        end = dialects.HARMONY_END.search(text, closed[0] if closed else at)
-        self.wait_if(end is None)
-        stop, last = end.span() if end else (len(text), len(text))
-        written = with_arguments(name, text[at:stop], self._json_reader, end is not None)
-        return CallBlock(last, [self.offered.request(written)], text[at:stop])
-
-    # ------------------------------------------------------------------------------------------ plain JSON
+        stop, end, complete = self._extent(after(_SPACE, self.text, at), dialects.HARMONY_END)
+        source = self.text[at:stop]
+        written = with_arguments(name, source, self._json_reader, complete)
+        return CallBlock(end, [self.offered.request(written)], source)
 
     def may_be_call(self, at: int) -> bool:
         """Whether the bracket here may open a call, by its first key."""
@@ -187,7 +171,7 @@ class CallFinder:
                 return name[2] in self.offered
             self.wait_if(_NAME_MAY.match(text, key.end()))
             return text[key.end() : key.end() + 1] in ("{", "[")
-        if call := _CALL.match(text, at):
+        if call := PYTHON_LIST.match(text, at):
             return self._is_offered(call[1])
         self.wait_if(_KEY_MAY.match(text, at) or _CALL_MAY.match(text, at))
         return False
@@ -210,8 +194,7 @@ class CallFinder:
 
     def _cut_off(self, source: str) -> list[ToolCallRequest]:
         """The call of an object that is cut off: one with an error if it was meant for an offered tool."""
-        depth, open_string = open_brackets(source)
-        if depth == 1 and not open_string and source.endswith("}"):  # only the last bracket is missing
+        if not is_cut_off(source):  # only the last bracket is missing
             return self._calls(source)
         name = sniff_name(source)
         if name not in self.offered or not any(f'"{key}"' in source[:4096] for key in ARGUMENTS):
@@ -219,7 +202,7 @@ class CallFinder:
         return [self.offered.request(WrittenCall(name, problem=CUT_OFF))]
 
     def _calls(self, source: str) -> list[ToolCallRequest]:
-        if _CALL.match(source):
+        if PYTHON_LIST.match(source):
             return self._fitting(read_python(source))
         try:
             return self._fitting(calls_of(self._json_reader.read(source), self._json_reader, strict=True))
@@ -230,8 +213,6 @@ class CallFinder:
         """All of them as calls, or none: a list with one item that is not a call is data."""
         calls = [self.offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
         return [call for call in calls if call is not None] if None not in calls else []
-
-    # ------------------------------------------------------------------------------------------ fences
 
     def fence(self, at: int) -> re.Match[str] | None:
         """The first line of a fence that begins here."""
@@ -250,7 +231,7 @@ class CallFinder:
 
     def tools(self, at: int) -> CallBlock | None:
         """The calls behind <tools>, as small models of Qwen's write them."""
-        return self._listed(at, _TOOLS_STOP, _TOOLS_END)
+        return self._listed(at, stop_pattern(_TOOLS_END.pattern), _TOOLS_END)
 
     def _listed(self, at: int, structure: re.Pattern[str], ending: re.Pattern[str]) -> CallBlock | None:
         """The calls that begin here, if nothing else stands before the ending or the end of the answer."""

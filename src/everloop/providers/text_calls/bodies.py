@@ -10,34 +10,28 @@ import html
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from .calls import CUT_OFF, MAX_CALLS, NAMES, UNREADABLE, WrittenCall, calls_of
-from .json_values import BROKEN, UNPARSABLE, JsonReader, literal, open_brackets, parse_python, value_end
+from .json_values import BROKEN, UNPARSABLE, JsonReader, is_cut_off, literal, parse_python, value_end
 
 
-@dataclass(slots=True, frozen=True)
 class Tag:
-    """What begins and ends a part of a body. The first group of `begin` is the part's name."""
+    """Patterns of what begins and ends a part of a body. The first group of `begin` is the part's name."""
 
-    begin: re.Pattern[str]
-    end: re.Pattern[str]
+    def __init__(self, begin: str, end: str = "(?!)") -> None:
+        self.begin, self.end = re.compile(begin), re.compile(end)
 
-    def parts(self, body: str) -> list[tuple[re.Match[str], str, bool]]:
-        """What each of these tags begins, and whether it is ended: by the last end before the next tag, since a value
-        may hold one too."""
-        starts = list(self.begin.finditer(body))
+    def parts(self, body: str, complete: bool = False) -> list[tuple[re.Match[str], str, bool]]:
+        """What each of these tags begins, and whether it or the body is complete. The last end before the next tag
+        counts, since a value may hold one too."""
         found = []
+        starts = list(self.begin.finditer(body))
         for start, stop in zip(starts, [*(one.start() for one in starts[1:]), len(body)], strict=False):
             inner = body[start.end() : stop]
             ends = list(self.end.finditer(inner))
-            found.append((start, inner[: ends[-1].start()] if ends else inner, bool(ends)))
-        return found
-
-
-def _tag(begin: str, end: str = "(?!)") -> Tag:
-    return Tag(re.compile(begin), re.compile(end))
+            found.append((start, inner[: ends[-1].start()] if ends else inner, complete or bool(ends)))
+        return found[:MAX_CALLS]
 
 
 _PREFIX = r"(?:\w{1,20}:|｜DSML｜)?"
@@ -45,26 +39,24 @@ _NAMED = r"[\"']([^\"'\n]{1,200})[\"']"
 _ARG = r"(?:\w{1,20}_)?arg"
 _SEPARATOR = r"<[｜|]tool[▁_]sep[｜|]>|<\|tool_call_argument_begin\|>"
 
-# Around each call, inside the mark around all of them.
+# Around each call, inside the mark around all of them: Hunyuan; DeepSeek, Kimi K2, Step 3.
 _NESTED = (
-    _tag("<tool_call>", "</tool_call>"),  # Hunyuan
-    _tag(
-        r"<[｜|]tool[▁_]call[▁_]begin[｜|]>", r"(?:<[｜|]tool[▁_]calls?[▁_](?:section_)?end[｜|]>\s*)+"
-    ),  # DeepSeek, Kimi
+    Tag("<tool_call>", "</tool_call>"),
+    Tag(r"<[｜|]tool[▁_]call[▁_]begin[｜|]>", r"(?:<[｜|]tool[▁_]calls?[▁_](?:section_)?end[｜|]>\s*)+"),
 )
 _CALLS = (
-    _tag(r"<function=([^>\n]{1,200})>", "</function>"),  # Qwen-coder, Llama
-    _tag(rf"<{_PREFIX}(?:invoke|function) name={_NAMED}[^>\n]{{0,200}}>", rf"</{_PREFIX}(?:function|invoke)>"),
-    _tag(rf"<\|open\|>call tool={_NAMED}[^<\n]{{0,200}}<\|sep\|>", r"<\|close\|>call<\|sep\|>"),  # Kimi K3
-    _tag(rf"\A([^<\s]{{1,200}})\s*(?:<tool_sep>\s*)?(?=<{_ARG}_key>)"),  # GLM, Hunyuan, LongCat
+    Tag(r"<function=([^>\n]{1,200})>", "</function>"),  # Qwen-coder, Llama
+    Tag(rf"<{_PREFIX}(?:invoke|function) name={_NAMED}[^>\n]{{0,200}}>", rf"</{_PREFIX}(?:function|invoke)>"),
+    Tag(rf"<\|open\|>call tool={_NAMED}[^<\n]{{0,200}}<\|sep\|>", r"<\|close\|>call<\|sep\|>"),  # Kimi K3
+    Tag(rf"\A([^<\s]{{1,200}})\s*(?:<tool_sep>\s*)?(?=<{_ARG}_key>)"),  # GLM, Hunyuan, LongCat
 )
 # The second group holds the other attributes.
-_LINES = _tag(r"<parameter=([^>\n]{1,200})>()", r"</parameter>\s*(?=<|\Z)")
-_PAIRS = _tag(rf"<{_ARG}_key>([^<]{{0,200}})</{_ARG}_key>\s*<{_ARG}_value>()", rf"</{_ARG}_value>")
+_LINES = Tag(r"<parameter=([^>\n]{1,200})>()", r"</parameter>\s*(?=<|\Z)")
+_PAIRS = Tag(rf"<{_ARG}_key>([^<]{{0,200}})</{_ARG}_key>\s*<{_ARG}_value>()", rf"</{_ARG}_value>")
 _PARAMETERS = (
     _LINES,
-    _tag(rf"<{_PREFIX}param(?:eter)? name={_NAMED}([^>\n]{{0,200}})>", rf"</{_PREFIX}param(?:eter)?>\s*(?=<|\Z)"),
-    _tag(rf"<\|open\|>argument key={_NAMED}([^<\n]{{0,200}})<\|sep\|>", r"<\|close\|>argument<\|sep\|>"),
+    Tag(rf"<{_PREFIX}param(?:eter)? name={_NAMED}([^>\n]{{0,200}})>", rf"</{_PREFIX}param(?:eter)?>\s*(?=<|\Z)"),
+    Tag(rf"<\|open\|>argument key={_NAMED}([^<\n]{{0,200}})<\|sep\|>", r"<\|close\|>argument<\|sep\|>"),
     _PAIRS,
 )
 # A name and then its arguments as JSON: Mistral, Functionary, ReAct, DeepSeek, Kimi.
@@ -74,9 +66,9 @@ NAMED_JSON = re.compile(
 )
 _INPUT = re.compile(r"\s*([\w.:-]{1,120})\s*(?:Action Input:|<\|content\|>)(.*)", re.DOTALL)
 _ALONE = re.compile(r"([^<\s]{1,200})\s*(?:<tool_sep>\s*)?\Z")
-_TYPE = re.compile(rf"<\|plugin\|>\s*|function\s*(?:{_SEPARATOR})\s*(?!\{{)")  # InternLM; DeepSeek, Step
+_TYPE = re.compile(rf"\A(?:<\|plugin\|>|function\s*(?:{_SEPARATOR})(?!\s*\{{))\s*")  # InternLM; DeepSeek, Step
 _FENCE = re.compile(r"```\w*\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
-_PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]{0,120}\(")
+PYTHON_LIST = re.compile(r"\[\s*([A-Za-z_][\w.]{0,160})\s*\(")
 _ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{1,200}})[\"']")
 
 
@@ -84,7 +76,7 @@ def read_body(body: str, json_reader: JsonReader, complete: bool, *, exact: bool
     """The calls between marks. `complete`: a mark ended them, and not the end of the answer; `exact`: no line break
     around a value is the template's."""
     try:
-        calls = _read_body(_TYPE.sub("", body.strip(), count=1), json_reader, complete, exact)[:MAX_CALLS]
+        calls = _read_body(_TYPE.sub("", body.strip()), json_reader, complete, exact)[:MAX_CALLS]
     except RecursionError:
         calls = []
     return calls or [WrittenCall("unknown", problem=UNREADABLE)]
@@ -97,32 +89,28 @@ def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) 
         return read_gemma(body, json_reader, complete)
     for tag in _NESTED:
         if tag.begin.match(body):
-            inside = ((inner, ended or complete) for _, inner, ended in tag.parts(body)[:MAX_CALLS])
-            return [call for inner, whole in inside for call in read_body(inner, json_reader, whole, exact=exact)]
+            parts = tag.parts(body, complete)
+            return [call for _, inner, whole in parts for call in read_body(inner, json_reader, whole, exact=exact)]
     for tag in _CALLS:
         if tag.begin.match(body):
-            return read_tags(body, tag, json_reader, complete, exact)
+            parts = tag.parts(body, complete)
+            return [_tagged_call(_name(start), inner, json_reader, whole, exact) for start, inner, whole in parts]
     if body.startswith(_NAMESPACE):
         return read_namespaced(body, complete)
     if body[:1] in ("{", "["):
-        return (read_python(body) if _PYTHONIC.match(body) else None) or read_objects(body, json_reader, complete)
+        return (read_python(body) if PYTHON_LIST.match(body) else None) or read_objects(body, json_reader, complete)
     if named := NAMED_JSON.match(body):
         return [with_arguments(named[1], body[named.end() :], json_reader, complete)]
     if given := _INPUT.match(body):
         return [WrittenCall(given[1], positional=[given[2].strip()])]
     alone = _ALONE.match(body)
-    return read_python(body) or ([_whole_or_cut(alone[1], complete)] if alone else [])
-
-
-def _whole_or_cut(name: str, complete: bool) -> WrittenCall:
-    return WrittenCall(name, problem="" if complete else CUT_OFF)
+    return read_python(body) or ([with_arguments(alone[1], "", json_reader, complete)] if alone else [])
 
 
 def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
     """The calls of one or more JSON values. A call that was cut off is never repaired."""
-    depth, open_string = open_brackets(body)
     name = sniff_name(body) or "unknown"
-    if open_string or (depth > 0 and not complete and not (depth == 1 and body.endswith("}"))):
+    if is_cut_off(body, complete):
         return [WrittenCall(name, problem=CUT_OFF)]
     calls: list[WrittenCall] = []
     for value in json_reader.read_all(body):
@@ -147,7 +135,7 @@ def sniff_name(text: str) -> str:
 def with_arguments(name: str, text: str, json_reader: JsonReader, complete: bool) -> WrittenCall:
     """A call whose arguments are the JSON in a text, fenced or not."""
     if not text.strip():
-        return _whole_or_cut(name, complete)
+        return WrittenCall(name, problem="" if complete else CUT_OFF)
     at = text.find("{")
     end = value_end(text, at) if at >= 0 else None
     if end is None and not complete:
@@ -159,23 +147,15 @@ def _with_value(name: str, value: Any) -> WrittenCall:
     return WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, problem=UNREADABLE)
 
 
-# ------------------------------------------------------------------------------------------ tags
-
 _JSON_BLOCK = re.compile(r"<\|(?:open|close)\|>json[^<\n]{0,200}<\|sep\|>")
 _NOT_TEXT = re.compile(r"\bstring=[\"']false|\btype=[\"'](?!string)")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*\Z", re.DOTALL)
 
 
-def read_tags(body: str, tag: Tag, json_reader: JsonReader, complete: bool, exact: bool) -> list[WrittenCall]:
-    """The calls of a text with a tag for each call and each argument; the last is cut off if the text is."""
-    calls = []
-    for start, inner, closed in tag.parts(body)[:MAX_CALLS]:
-        call = WrittenCall(_name(start), problem=CUT_OFF)
-        calls.append(_tagged_call(call.name, inner, json_reader, exact) if closed or complete else call)
-    return calls
-
-
-def _tagged_call(name: str, inner: str, json_reader: JsonReader, exact: bool) -> WrittenCall:
+def _tagged_call(name: str, inner: str, json_reader: JsonReader, complete: bool, exact: bool) -> WrittenCall:
+    """A call whose tag holds a tag for each argument, or JSON."""
+    if not complete:
+        return WrittenCall(name, problem=CUT_OFF)
     used = [(found.start(), tag) for tag in _PARAMETERS if (found := tag.begin.search(inner))]
     if not used:  # JSON inside a tag, as Llama writes it
         inner = _JSON_BLOCK.sub("", inner)
@@ -211,8 +191,10 @@ def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
     for tag in tags:
         if (invoked := _INVOKED.match(tag[3])) and len(calls) < MAX_CALLS:
             value = _namespaced_value(tag, tags)
-            problem = "" if value is not BROKEN else UNREADABLE if complete else CUT_OFF
-            calls.append(WrittenCall(invoked[1], value if isinstance(value, dict) else {}, problem=problem))
+            if isinstance(value, str) and not value.strip():
+                value = {}
+            cut = value is BROKEN and not complete
+            calls.append(WrittenCall(invoked[1], problem=CUT_OFF) if cut else _with_value(invoked[1], value))
     return calls
 
 
@@ -229,8 +211,6 @@ def _namespaced_value(opened: re.Match[str], tags: Iterator[re.Match[str]]) -> A
             return [value for _, value in inside] if inside[0][0] == "item" else dict(inside)
     return BROKEN
 
-
-# ------------------------------------------------------------------------------------------ Python and Gemma
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 
@@ -249,21 +229,18 @@ def read_python(text: str) -> list[WrittenCall] | None:
 def _python_calls(node: ast.expr) -> list[WrittenCall]:
     if isinstance(node, ast.List | ast.Tuple):
         return [call for element in node.elts for call in _python_calls(element)]
-    if not isinstance(node, ast.Call):
-        raise ValueError("no call")
-    if not _DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
-        raise ValueError("no name")
+    if not isinstance(node, ast.Call) or not _DOTTED_NAME.fullmatch(name := ast.unparse(node.func)):
+        raise ValueError("no call of a name")
     if name == "print" and len(node.args) == 1 and not node.keywords:
         return _python_calls(node.args[0])
     positional = [literal(argument) for argument in node.args]
-    named = {keyword.arg: literal(keyword.value) for keyword in node.keywords}
-    if None in named:
+    if not all(keyword.arg for keyword in node.keywords):
         raise ValueError("arguments that are not named")
-    arguments = {str(key): value for key, value in named.items()}
+    arguments = {str(keyword.arg): literal(keyword.value) for keyword in node.keywords}
     return [WrittenCall(name.removesuffix(".call"), arguments, positional)]  # Llama's form for its built-in tools
 
 
-_GEMMA = _tag(r"call:\s*([\w.-]{1,200})\s*\{")
+_GEMMA = Tag(r"call:\s*([\w.-]{1,200})\s*\{")
 _GEMMA_PARTS = re.compile(
     r"<escape>(.*?)<escape>|<\|\"\|>(.*?)<\|\"\|>|([{,]\s*)([A-Za-z_][\w.-]{0,100})\s*:", re.DOTALL
 )
@@ -272,10 +249,9 @@ _GEMMA_PARTS = re.compile(
 def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
     """The calls of FunctionGemma and Gemma 4: JSON with bare keys, and strings in marks of their own."""
     calls = []
-    found = _GEMMA.parts(body)[:MAX_CALLS]
-    for number, (start, inner, _) in enumerate(found, 1):
-        text = _GEMMA_PARTS.sub(_as_json_part, f"{{{inner}".strip())
-        cut = not complete and number == len(found) and not text.endswith("}")
+    for start, inner, _ in _GEMMA.parts(body):
+        text = _GEMMA_PARTS.sub(_as_json_part, f"{{{inner}".strip(" \r\n,;"))
+        cut = not complete and not text.endswith("}")
         calls.append(WrittenCall(start[1], problem=CUT_OFF) if cut else _with_value(start[1], json_reader.read(text)))
     return calls
 

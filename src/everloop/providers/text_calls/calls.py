@@ -53,9 +53,6 @@ class CallBlock:
 CUT_OFF = "the answer ended before the call was complete; make the whole call again"
 UNREADABLE = "the arguments are not valid JSON; make the whole call again, with its arguments as one JSON object"
 
-
-# --------------------------------------------------------------------------- calls as JSON objects
-
 NAMES = ("name", "tool_name", "function_name", "tool", "function", "action", "recipient_name")
 ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "kwargs", "params")
 WRAPPERS = ("tool_calls", "tool_call", "function_call", "function", "calls")
@@ -78,10 +75,10 @@ def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> li
             other = strict and not value.keys() <= {key, *BESIDE}
             return None if other else calls_of(inner, json_reader, strict=strict)
     name_key = next((key for key in NAMES if isinstance(value.get(key), str)), None)
-    key = next((key for key in ARGUMENTS if key in value), "")
-    if name_key is None or (strict and not (key and value.keys() <= {name_key, key, *BESIDE})):
+    given = next((key for key in ARGUMENTS if key in value), None)
+    if name_key is None or (strict and not (given and value.keys() <= {name_key, given, *BESIDE})):
         return None
-    arguments = value.get(key)
+    arguments = value.get(given)
     if isinstance(arguments, str):
         arguments = json_reader.read(arguments) if arguments.strip() else None
     if arguments is None:
@@ -93,10 +90,7 @@ def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> li
     return [WrittenCall(value[name_key], arguments)]
 
 
-# --------------------------------------------------------------------- the tools that were offered
-
-_INDEX = re.compile(r":\d+$")
-_PREFIXES = ("functions.", "function.", "tools.", "default_api.")
+_ADDED = re.compile(r"\A(?:functions?\.|tools\.|default_api\.)+|:\d+\Z")
 
 
 class OfferedTools:
@@ -119,12 +113,7 @@ class OfferedTools:
     def known(self, name: str) -> str:
         """A name without the prefix or index that dialects add."""
         name = name.strip()
-        if name in self._schemas:
-            return name
-        bare = _INDEX.sub("", name)
-        for prefix in _PREFIXES:
-            bare = bare.removeprefix(prefix)
-        return bare
+        return name if name in self._schemas else _ADDED.sub("", name)
 
     def request(self, written: WrittenCall) -> ToolCallRequest:
         """A call in a dialect with marks. An error in it is reported to the model when it is run."""

@@ -68,14 +68,13 @@ FAMILIES = (
 SPECIAL = ("<|", "<｜", "]<")  # begin special tokens, which no model writes into prose
 BY_OPENING = {family.opening: family for family in FAMILIES}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
-ENDS = {one.opening: re.compile(one.ends or f"</{one.opening[1:]}") for one in FAMILIES}
+_TAG_ENDS = {one.opening: f"</{one.opening[1:]}" for one in FAMILIES if not one.ends}
+ENDS = {one.opening: re.compile(one.ends or _TAG_ENDS[one.opening]) for one in FAMILIES}
 
 # What may follow a mark around calls.
 INNER = (
-    "{", "[", "<function=", "<function name=", "<invoke name=", "<｜DSML｜invoke name=", "<steptml:invoke name=",
-    "<atem:invoke name=", "<｜tool▁call▁begin｜>", "<|tool▁call▁begin|>", "<｜tool_call_begin｜>",
-    "<|tool_call_begin|>", "<|open|>call tool=", "]<]minimax[>[<invoke name=", "<tool_call>", "<|plugin|>",
-    "```",
+    "{", "[", *(one.body for one in FAMILIES if one.body), "<atem:invoke name=", "<|tool▁call▁begin|>", "```",
+    "<｜tool_call_begin｜>", "<|open|>call tool=", "]<]minimax[>[<invoke name=", "<tool_call>", "<|plugin|>",
 )  # fmt: skip
 # What may follow a name behind a mark.
 AFTER_NAME = (
@@ -83,16 +82,6 @@ AFTER_NAME = (
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
 CLOSERS = ("</", "<|", "<｜")  # begin what may follow the name of a call without arguments
-# Tokens without meaning between or after calls.
-NOISES = (
-    "</s>", "<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
-    "<end_of_turn>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "<|observation|>",
-    "</tool_call>", "</tool_calls>", "</function_call>", "</function_calls>", "</function>", "<|/tool_call|>",
-    "<|message_sep|>", "<|stop|>", "<|from|>assistant", "<｜tool_calls_end｜>", "<|close|>message<|sep|>",
-    "<|end_of_msg|>", "</answer>", "</response>",
-)  # fmt: skip
-NOISE = re.compile(rf"(?:[\s,;]|{'|'.join(map(re.escape, NOISES))})*")
-
 # The tags between which models write what they think. Many models start inside a thought, since the prompt template
 # opened the tag for them.
 THOUGHT_TAGS = {
@@ -117,17 +106,21 @@ WRAPPER_TOKENS = (
     "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>",
     "<|message_sep|>",
 )  # fmt: skip
-# Messages with a header, which names their channel or recipient: gpt-oss, Muse.
-HARMONY = Family("<|start|>")
-HARMONY_BEGIN = ("<|start|>", "<|channel|>")
-HARMONY_TOKENS = (
-    *HARMONY_BEGIN, "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>", "<|eom|>", "<|eot|>",
+# Tokens without meaning between or after calls.
+NOISES = (
+    "</s>", "<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
+    "<end_of_turn>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "<|observation|>",
+    "<｜tool_calls_end｜>", "<|/tool_call|>", "<|stop|>", "<|from|>assistant", "</tool_call>", "</function_call>",
+    "</function>", "</answer>", "</response>", *WRAPPER_TOKENS, *_TAG_ENDS.values(),
 )  # fmt: skip
-HARMONY_END = re.compile(r"<\|end\|>|<\|return\|>|<\|call\|>|<\|eom\|>|<\|eot\|>|(?=<\|start\|>|<\|channel\|>)")
+NOISE = re.compile(rf"(?:[\s,;]|{'|'.join(map(re.escape, NOISES))})*")
+# Messages with a header, which names their channel or recipient: gpt-oss, Muse.
+HARMONY_BEGIN = ("<|start|>", "<|channel|>")
+HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>")
+HARMONY_TOKENS = (*HARMONY_BEGIN, *HARMONY_ENDS, "<|message|>", "<|constrain|>")
+HARMONY_END = re.compile("|".join(map(re.escape, HARMONY_ENDS)) + r"|(?=<\|start\|>|<\|channel\|>)")
 
-
-# ------------------------------------------------ where something may begin that is more than text
-
+# Where something may begin that is more than text.
 KINDS = {
     **{one: "line_mark" if one[0].isalpha() else "mark" for one in OPENINGS},
     **dict.fromkeys(HARMONY_TOKENS, "harmony"),
@@ -139,11 +132,6 @@ KINDS = {
 LINE_KINDS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
 CALL_KINDS = frozenset({"tools", "line_mark", "mark", "list", "object"})  # that count only if tools were offered
 _QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
-
-
-def kind_of(token: re.Match[str]) -> str:
-    """What a token that was found may begin."""
-    return token.lastgroup or KINDS.get(token[0]) or KINDS[token[0].lower()]
 
 
 def _tokens() -> Iterator[str]:
@@ -168,7 +156,5 @@ _LITERALS = (*KINDS, *NOISES, "```", "<channel|>")
 LONGEST_LITERAL = max(map(len, _LITERALS))
 FIRSTS = re.compile(f"[{re.escape(''.join({one[0] for one in _LITERALS}))}]")
 BEGINNINGS = _beginnings(one.lower() for one in _LITERALS)
-TEXT_BEGINNINGS = _beginnings(one.lower() for one in _LITERALS if KINDS.get(one) != "line_mark")
-LINE_BEGINNINGS = _beginnings(one for one in OPENINGS if KINDS[one] == "line_mark")
 INNER_BEGINNINGS = _beginnings(INNER)
 AFTER_NAME_BEGINNINGS = _beginnings((*AFTER_NAME, *CLOSERS))

@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Literal
 
@@ -59,8 +61,8 @@ def value_end(text: str, at: int, structure: re.Pattern[str] = STRUCTURE) -> tup
     return None
 
 
-def open_brackets(text: str) -> tuple[int, bool]:
-    """How many brackets a text leaves open, and whether it ends inside a string."""
+def is_cut_off(text: str, complete: bool = False) -> bool:
+    """Whether a text ends inside a string or, unless it is `complete`, with more than its last bracket missing."""
     depth = 0
     for found in STRUCTURE.finditer(text):
         token = found[0]
@@ -69,57 +71,8 @@ def open_brackets(text: str) -> tuple[int, bool]:
         elif token[0] in "}]":
             depth = max(0, depth - len(token))
         elif len(token) == 1:
-            return depth, True
-    return depth, False
-
-
-class JsonReader:
-    """Reads JSON and repairs it where needed; one for each answer, with a limit on the work of repairs."""
-
-    def __init__(self) -> None:
-        self._left = ALL_REPAIRS
-
-    def read(self, text: str) -> Any:
-        """The value of a text, or BROKEN; the cheap and reliable ways are tried first."""
-        text = text.strip()
-        for candidate in (text, _UNESCAPED.sub(r"\\\\", text)):
-            try:
-                return _decoder.decode(candidate)
-            except (ValueError, RecursionError):
-                pass
-        if (value := evaluate(text)) is not BROKEN:
-            return value
-        return self._repair(text)
-
-    def _repair(self, text: str) -> Any:
-        if not text or len(text) > min(REPAIRABLE, self._left):
-            return BROKEN
-        self._left -= len(text)
-        from json_repair import repair_json
-
-        try:
-            return _as_json(repair_json(text, return_objects=True, skip_json_loads=True))
-        except Exception:  # the library raises anything on arbitrary input
-            return BROKEN
-
-    def read_all(self, text: str) -> list[Any]:
-        """The consecutive values of a text; one that cannot be read is BROKEN and ends the list."""
-        values: list[Any] = []
-        at = after(BETWEEN, text, 0)
-        while at < len(text) and len(values) <= MAX_VALUES and BROKEN not in values[-1:]:
-            end = value_end(text, at)
-            stop = end[0] if end is not None else len(text)
-            values.append(self.read(text[at:stop]))
-            at = after(BETWEEN, text, stop)
-        return values
-
-
-def evaluate(text: str) -> Any:
-    """The JSON value of a Python literal; BROKEN if the text is not one."""
-    try:
-        return literal(parse_python(text, "eval").body)
-    except UNPARSABLE:
-        return BROKEN
+            return True
+    return depth > 0 and not complete and not (depth == 1 and text.endswith("}"))
 
 
 UNPARSABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
@@ -151,3 +104,43 @@ def literal(node: ast.expr) -> Any:
 
 def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
+
+
+_WAYS: tuple[Callable[[str], Any], ...] = (  # to read a value; the cheap and reliable ones come first
+    _decoder.decode,
+    lambda text: _decoder.decode(_UNESCAPED.sub(r"\\\\", text)),
+    lambda text: literal(parse_python(text, "eval").body),
+)
+
+
+class JsonReader:
+    """Reads JSON and repairs it where needed; one for each answer, with a limit on the work of repairs."""
+
+    def __init__(self) -> None:
+        self._left = ALL_REPAIRS
+
+    def read(self, text: str) -> Any:
+        """The value of a text, or BROKEN."""
+        text = text.strip()
+        for way in _WAYS:
+            with suppress(*UNPARSABLE):
+                return way(text)
+        if not text or len(text) > min(REPAIRABLE, self._left):
+            return BROKEN
+        self._left -= len(text)
+        from json_repair import repair_json
+
+        with suppress(Exception):  # the library raises anything on arbitrary input
+            return _as_json(repair_json(text, return_objects=True, skip_json_loads=True))
+        return BROKEN
+
+    def read_all(self, text: str) -> list[Any]:
+        """The consecutive values of a text; one that cannot be read is BROKEN and ends the list."""
+        values: list[Any] = []
+        at = after(BETWEEN, text, 0)
+        while at < len(text) and len(values) <= MAX_VALUES and BROKEN not in values[-1:]:
+            end = value_end(text, at)
+            stop = end[0] if end is not None else len(text)
+            values.append(self.read(text[at:stop]))
+            at = after(BETWEEN, text, stop)
+        return values

@@ -11,8 +11,6 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-Lead = Literal["intent", "example", "neutral"]
-
 WINDOW = 300  # characters of the prose before a call, and of the line behind it, that are looked at
 
 
@@ -120,7 +118,7 @@ _ONLY_PUNCTUATION = re.compile(r"[\s.!…。]*\Z")
 
 
 @lru_cache(maxsize=8)  # asked again for the same place while more text arrives
-def lead_of(before: str) -> Lead:
+def lead_of(before: str) -> Literal["intent", "example", "neutral"]:
     """What the prose before a call announces: a call, an example, or nothing of the kind.
 
     The last sentence counts most; where it announces nothing, an example in the last paragraph counts too.
@@ -142,7 +140,7 @@ def ends_sentence(before: str) -> bool:
 
 def introduces_call(before: str) -> bool:
     """Whether a call may follow this prose on the same line: "Let me look. {…}", "I will now call {…}"."""
-    return ends_sentence(before) or _CALL_VERB.search(before) is not None
+    return (ends_sentence(before) or _CALL_VERB.search(before) is not None) and lead_of(before) == "intent"
 
 
 def is_made(before: str, behind: str, *, same_line: bool) -> bool:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import ToolCallRequest
 from . import dialects, prose
 from .blocks import MAX_LINE, CallFinder, MoreText
 from .calls import MAX_CALLS, CallBlock, Reading, TextPart
-from .dialects import BY_OPENING, HARMONY_BEGIN, HARMONY_END, Family
+from .dialects import HARMONY_BEGIN, HARMONY_END, KINDS, Family
 from .json_values import after
 
 _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
-_STRUCTURE = re.compile(r"[{}\[\]]")
-_FENCE_MARK = re.compile(r"```")
 _PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
 _INDENT = 80  # characters, at most
-_LINE = re.compile(rf"[^\n]{{0,{prose.WINDOW}}}")
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
 _STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, dialects.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
 _BEHIND_STRAY = re.compile(r"[ \t\r]{0,80}")
@@ -45,7 +43,7 @@ class Reader:
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
         """`quoted` says whether a text is copied from untrusted content: then it is not a call."""
         self._tools = tools
-        self._quoted = quoted
+        self._quoted = quoted or (lambda source: False)
         self._finder = CallFinder(tools)
         self._answer = AnswerText()
         self._text = ""  # not decided yet, with one character before it
@@ -53,18 +51,15 @@ class Reader:
         self._incoming: list[str] = []
         self._size = 0  # of the incoming text
         self._step = self._in_text
-        self._close = HARMONY_END  # ends the open thought
-        self._fence = HARMONY_END  # ends the open fence
+        self._close = HARMONY_END  # ends the open thought or fence
         self._opened = False  # a thought began with a tag
         self._harmony = False
         self._wrapper = ""  # ends the answer
         self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
-        self._blocks: list[CallBlock] = []
-        self._cursor = 0  # the end of the blocks, relative to _at
-        self._family: Family | None = None  # that marked the blocks
         self._calls: list[ToolCallRequest] = []
+        self._cursor = 0  # the end of the calls, relative to _at
+        self._family: Family | None = None  # that marked the calls
         self._cut = False  # prose followed the calls
-        self._outermost = True  # False for the reader of an unfinished thought
 
     @property
     def held(self) -> int:
@@ -83,15 +78,14 @@ class Reader:
     def finish(self) -> Reading:
         """The answer is complete: return the whole reading, with what is still to be shown."""
         self._run(True)
-        if self._finder.offered and self._outermost and (thought := self._answer.unfinished()):
+        if self._finder.offered and (thought := self._answer.unfinished()):
             # Some models call inside a thought and never end it. Only a call at the very end counts.
             inner = Reader(self._tools, self._quoted)
-            inner._outermost = False
             inner.feed(thought)
-            reading = inner.finish()
-            if reading.calls and inner._family is not None and not inner._cut:
-                self._calls = reading.calls
-                self._answer.end_thought(reading.content)
+            inner._run(True)
+            if inner._calls and inner._family is not None and not inner._cut:
+                self._calls = inner._calls
+                self._answer.end_thought(inner._answer.whole(inner._calls).content)
         return self._answer.whole(self._calls)
 
     def _run(self, final: bool) -> None:
@@ -132,10 +126,7 @@ class Reader:
         text = self._text
         for found in dialects.FIRSTS.finditer(text, max(self._at, len(text) - dialects.LONGEST_LITERAL)):
             place = found.start()
-            tail = text[place:]
-            if tail.lower() in dialects.TEXT_BEGINNINGS:
-                return place
-            if tail in dialects.LINE_BEGINNINGS and self._begins_line(place):
+            if text[place:].lower() in dialects.BEGINNINGS and (not found[0].isalpha() or self._begins_line(place)):
                 return place
         return len(text)
 
@@ -149,7 +140,8 @@ class Reader:
 
     def _take(self, found: re.Match[str]) -> bool:
         """Read what begins with a token; False if the token is just text."""
-        kind, at = dialects.kind_of(found), found.start()
+        at, token = found.start(), found[0]
+        kind = found.lastgroup or KINDS.get(token) or KINDS[token.lower()]
         if kind in dialects.CALL_KINDS and not self._finder.offered:
             return False
         inline = kind in dialects.LINE_KINDS and not self._begins_line(at)
@@ -157,7 +149,7 @@ class Reader:
             return False
         match kind:
             case "mark" | "line_mark":
-                return self._take_block(at, self._finder.marked(at), BY_OPENING[found[0]])
+                return self._take_block(at, self._finder.marked(at), dialects.BY_OPENING[token])
             case "tools" | "list" | "object":
                 if self._shows_examples:
                     return False
@@ -165,14 +157,18 @@ class Reader:
                 return self._take_block(at, block)
             case "fence":
                 return self._take_fence(at, inline)
-            case "harmony" if found[0] in HARMONY_BEGIN:
+            case "harmony" if token in HARMONY_BEGIN:
                 return self._take_message(at)
-        if not self._is_meant(kind, found):
-            return False
+            case "harmony" if not self._harmony:  # just mentioned, as below
+                return False
+            case "stray" if not self._is_stray(found):
+                return False
+            case "wrapper" if token in dialects.WRAPPERS and not self._is_wrapper(found):
+                return False
         self._add_text(at)
         self._at = found.end()
         if kind == "thought":
-            self._begin_thought(dialects.THOUGHT_ENDS[found[0].lower()], found[0])
+            self._begin_thought(dialects.THOUGHT_ENDS[token.lower()], token)
         elif kind == "stray":
             self._end_untagged_thought()
         return True
@@ -182,12 +178,9 @@ class Reader:
         if self._shows_examples or not self._finder.offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
-        structure = _FENCE_MARK if kind == "fence" else _STRUCTURE
-        if not before[-1:].isspace() or structure.search(before, max(0, len(before) - _PROSE)):
-            return False
-        if not prose.introduces_call(before) or (kind != "fence" and not self._finder.may_be_call(place)):
-            return False
-        return prose.lead_of(before) == "intent"
+        nearby = before[-_PROSE:]
+        interrupted = "```" in nearby if kind == "fence" else set(nearby) & set("{}[]")
+        return before[-1:].isspace() and not interrupted and prose.introduces_call(before)
 
     def _before(self, place: int) -> str:
         """The end of the answer's text before this place."""
@@ -195,14 +188,6 @@ class Reader:
         return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
 
     # ------------------------------------------------------------------------------------------ thoughts
-
-    def _is_meant(self, kind: str, found: re.Match[str]) -> bool:
-        """Whether a tag or token is one and not just mentioned."""
-        if kind == "harmony":
-            return self._harmony
-        if kind == "stray":
-            return self._is_stray(found)
-        return found[0] not in dialects.WRAPPERS or self._is_wrapper(found)
 
     def _begin_thought(self, close: re.Pattern[str], tag: str = "") -> None:
         self._close = close
@@ -215,11 +200,10 @@ class Reader:
         end = found.start() if found else len(self._text) if final else self._held_from()
         self._answer.think(self._text[self._at : end])
         self._at = found.end() if found else end
-        if found is None:
-            return False
-        self._answer.end_thought()
-        self._step = self._in_text
-        return True
+        if found is not None:
+            self._answer.end_thought()
+            self._step = self._in_text
+        return found is not None
 
     def _is_stray(self, found: re.Match[str]) -> bool:
         """Whether this ends a thought that no tag opened, and is not a mention."""
@@ -257,7 +241,7 @@ class Reader:
             return False
         self._harmony = True
         if message.call is not None:
-            return self._take_block(at, message.call, dialects.HARMONY)
+            return self._take_block(at, message.call, Family("<|start|>"))
         self._add_text(at)
         self._at = message.start
         if message.is_thought:
@@ -277,13 +261,13 @@ class Reader:
             end = self._text.find("\n", at, at + MAX_LINE)
             self._add_text(end if end >= 0 else min(len(self._text), at + MAX_LINE))
             return True
-        self._fence = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
+        self._close = re.compile(rf"^[ \t]*`{{{len(line[1])},}}[ \t\r]*(?:\n|\Z)", re.M)
         self._add_text(line.end())
         self._step = self._in_fence
         return True
 
     def _in_fence(self, final: bool) -> bool:
-        found = self._fence.search(self._text, self._at)
+        found = self._close.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
             self._add_text(found.end())
             self._step = self._in_text
@@ -300,16 +284,13 @@ class Reader:
             return False
         self._add_text(at)
         is_example = family is None and prose.lead_of(self._answer.recent) == "example"
-        if not block.calls or self._is_quoted(block) or is_example:
+        if not block.calls or self._quoted(block.source) or is_example:
             self._add_text(block.end)
             return True
-        self._blocks, self._family = [block], family
+        self._calls, self._family = block.calls, family
         self._cursor = block.end - self._at
         self._step = self._behind_call
         return True
-
-    def _is_quoted(self, block: CallBlock) -> bool:
-        return self._quoted is not None and self._quoted(block.source)
 
     def _behind_call(self, final: bool) -> bool:
         """After a call: another call, the end, or prose, which decides whether the calls were made."""
@@ -319,27 +300,24 @@ class Reader:
         place = after(dialects.NOISE, text, end)
         ahead = text[place : place + dialects.LONGEST_LITERAL]
         self._finder.wait_if(ahead.lower() in dialects.BEGINNINGS)
-        full = sum(len(block.calls) for block in self._blocks) >= MAX_CALLS
-        block = self._next(place) if ahead and not full else None
-        if block and block.calls and not self._is_quoted(block):
-            self._blocks.append(block)
+        block = self._next(place) if ahead and len(self._calls) < MAX_CALLS else None
+        if block and block.calls and not self._quoted(block.source):
+            self._calls = [*self._calls, *block.calls][:MAX_CALLS]
             self._cursor = block.end - self._at
             return True
         same_line = bool(ahead) and "\n" not in text[end:place]
         if self._family is not None:
             counts = self._family.opening.startswith(dialects.SPECIAL) or not (same_line and self._answer.inline)
         else:
-            line = _LINE.match(text, place)
-            whole = line is not None and line.end() < len(text)
-            self._finder.wait_if(not whole and len(text) - place < prose.WINDOW)
-            counts = prose.is_made(self._answer.recent, line[0].strip() if line else "", same_line=same_line)
+            line, newline, _ = text[place : place + prose.WINDOW].partition("\n")
+            self._finder.wait_if(not newline and len(line) < prose.WINDOW)
+            counts = prose.is_made(self._answer.recent, line.strip(), same_line=same_line)
         self._cut = bool(ahead)
         if counts:  # what follows them is invented and dropped
-            self._calls = [call for block in self._blocks for call in block.calls][:MAX_CALLS]
             self._at += self._cursor
             self._step = self._after_calls
         else:  # they were examples: plain text, like everything that looks like them later
-            self._shows_examples = True
+            self._calls, self._shows_examples = [], True
             self._add_text(self._at + self._cursor)
             self._step = self._in_text
         return True
@@ -368,18 +346,18 @@ class Reader:
         return False
 
 
+@dataclass(slots=True)
 class AnswerText:
     """Collects an answer in order: its text, its reasoning, and what is to be shown of them."""
 
-    def __init__(self) -> None:
-        self.spoken = False  # there is text other than white space
-        self.inline = False  # there is text on the current line
-        self.recent = ""  # the end of the text
-        self._pieces: list[TextPart] = []  # to be shown
-        self._said: list[str] = []
-        self._thoughts: list[str] = []  # complete ones
-        self._thinking: list[str] | None = None  # the open one
-        self._tag = ""  # that opened it
+    spoken: bool = False  # there is text other than white space
+    inline: bool = False  # there is text on the current line
+    recent: str = ""  # the end of the text
+    _pieces: list[TextPart] = field(default_factory=list)  # to be shown
+    _said: list[str] = field(default_factory=list)
+    _thoughts: list[str] = field(default_factory=list)  # complete ones
+    _thinking: list[str] | None = None  # the open one
+    _tag: str = ""  # that opened it
 
     def say(self, text: str) -> None:
         if not text:

@@ -258,12 +258,12 @@ def test_a_long_address_is_not_told_in_full():
 def test_the_limits_on_the_context_page_are_those_of_the_code():
     page = (DOCS / "context.md").read_text()
     for text in (
-        f"more than {images.EDGE:,} pixels, or of more than {size(images.MAX_IMAGE_BYTES)},",
-        f"more than {images.MAX_PIXELS // 1_000_000} million pixels or {MAX_FILE_BYTES >> 20} MB",
+        f"higher than {images.EDGE:,} pixels, larger than {size(images.MAX_IMAGE_BYTES)},",
+        f"larger than {images.MAX_PIXELS // 1_000_000} million pixels or {MAX_FILE_BYTES >> 20} MB",
         f"up to {images.MAX_EDGE:,} pixels a side and 10 MB ({size(images.MAX_IMAGE_BYTES)}",
-        f"with {documents.MEGABYTES} MB of memory and {documents.SECONDS:g} seconds",
-        f"room for {MAX_PICTURES} pictures of {size(MAX_BYTES)} in all",
-        f"counts as {UNKNOWN.window:,}.",
+        f"limited to {documents.MEGABYTES} MB of memory and {documents.SECONDS:g} seconds",
+        f"A message can have {MAX_PICTURES} pictures, {size(MAX_BYTES)} in all",
+        f"assumed to have {UNKNOWN.window:,}.",
         f"as {PICTURE // 4:,} tokens",
     ):
         assert text in page, f"docs/context.md must have: {text}"

@@ -46,7 +46,7 @@ from .session import Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .tool_calls import Tools, free_addresses
+from .tool_calls import Tools, free_addresses, paths_of
 from .turn_spec import TurnSpec, request_of, stopping
 from .workspace import Places, Workspace, WorkspaceError
 
@@ -323,7 +323,7 @@ class TurnRunner:
                 real_workspace=own.real_workspace,
                 send=partial(self._send, claim, conversation, f"{claim.turn}/{call.id}"),
             )
-            guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
+            guard = self.policy.guard(made, call.name, call.arguments, partial(paths_of, self.tools, call, made))
             return made if guard is None else replace(made, guard=guard)
 
         grants = partial(self.store.grants, claim.owner, claim.key)
@@ -331,10 +331,6 @@ class TurnRunner:
         if spec.run_calls is not None:
             return SteppedTools(tools, spec.run_calls)
         return tools if spec.ends_at is None else StoppableTools(tools)
-
-    def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
-        planned = self.tools.plan(call, context)
-        return planned[1].paths if planned is not None else ()
 
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
         """Which images an answer may show; None for all: also for a client that brings its own tools, which is the

@@ -36,13 +36,13 @@ from ..tools.context import CallContext
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Mark
-from .api_requests import ABANDONED, ClientTools, is_abandoned, spec_of
+from .api_requests import ClientTools, is_abandoned, spec_of
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall, error_for
 from .outbox import BusAdapter, reply
-from .session import Session
+from .session import ABANDONED, Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager

@@ -108,7 +108,7 @@ async def test_steered_messages_come_where_they_came(tmp_path):
         while not made.model.requests:
             await asyncio.sleep(0.01)
         second = asyncio.create_task(agent.process_direct("two"))
-        session = agent._dispatcher.session("me", KEY)
+        session = agent.dispatcher.session("me", KEY)
         assert session is not None
         await until(lambda: session.steering)
         ready.set()

@@ -70,7 +70,7 @@ async def steers() -> str:
     """Have something said while it runs."""
     agent = running[0]
     said.append(asyncio.create_task(agent.process_direct("and in green")))
-    session = agent._dispatcher.session("me", "cli:direct")
+    session = agent.dispatcher.session("me", "cli:direct")
     assert session is not None
     await until(lambda: bool(session.steering))
     return "steered"

@@ -22,7 +22,7 @@ URL = "https://evil.example/x"
 async def report(loop: AgentLoop, text: str, **metadata: Any) -> str:
     """A message from inside the system, as a sub-agent's report comes."""
     message = InboundMessage("system", "sub:1", "cli:direct", text, metadata=metadata, reply=False, attended=False)
-    return await (await loop._dispatcher.submit(message.addressed()))
+    return await (await loop.dispatcher.submit(message.addressed()))
 
 
 def results(model: Model) -> list[str]:
@@ -93,7 +93,7 @@ async def test_a_message_from_inside_loads_no_skill_even_with_an_attachment(tmp_
     model = ScriptedProvider(["fine"])
     async with agent(tmp_path, model) as loop:
         message = InboundMessage("system", "sub:1", "cli:direct", "use $tea", media=["/no/such"], reply=False)
-        await (await loop._dispatcher.submit(message.addressed()))
+        await (await loop.dispatcher.submit(message.addressed()))
     assert "BOIL WATER" not in str(model.requests[0].messages[1:])
 
 

@@ -88,7 +88,7 @@ class Chat:
         """Wait until it is settled of so many messages what they do to the turn that runs."""
 
         def settled() -> bool:
-            session = self.agent._dispatcher.session("me", "test:1")
+            session = self.agent.dispatcher.session("me", "test:1")
             return session is not None and len(session.steering) + len(session.behind) == count
 
         await until(settled)

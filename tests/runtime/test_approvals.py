@@ -224,7 +224,7 @@ async def test_a_turn_that_waits_can_be_stopped_right_behind_a_message(tmp_path,
     async with agent_of(tmp_path, pad, [*LAUNCH[:1], "next"]) as agent:
         await agent.process_direct("up!", attended=True)
         said = asyncio.create_task(agent.process_direct("and now?", attended=True))
-        while agent._dispatcher.session("me", "cli:direct") is None:
+        while agent.dispatcher.session("me", "cli:direct") is None:
             await asyncio.sleep(0)
         assert "Stopped" in await agent.process_direct("/stop")  # while it is found out that the message has to wait
         assert "still waiting" in await said

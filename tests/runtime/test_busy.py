@@ -109,7 +109,7 @@ async def test_stop_cancels_the_model_call_and_keeps_the_text_that_had_come(star
     await until(lambda: len(words) >= 2)
     await chat.say("/stop")
     assert await chat.hear() == "Stopped. What was done so far is kept."
-    await until(lambda: chat.agent._dispatcher.session("me", "test:1") is None)
+    await until(lambda: chat.agent.dispatcher.session("me", "test:1") is None)
     answered = [entry for entry in await entries(tmp_path) if isinstance(entry, ModelAnswered)]
     assert answered[0].content
     assert answered[0].content.startswith("one two ")
@@ -122,7 +122,7 @@ async def test_stop_right_behind_a_message_stops_its_turn(start):
     await chat.say("work")
     await chat.say("/stop")
     assert await chat.hear() == "Stopped. What was done so far is kept."
-    await until(lambda: chat.agent._dispatcher.session("me", "test:1") is None)
+    await until(lambda: chat.agent.dispatcher.session("me", "test:1") is None)
     assert "running: nothing" in await chat.ask("/status")
 
 

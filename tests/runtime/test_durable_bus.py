@@ -67,7 +67,7 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         await chat.channel.publish_inbound(said("one"))
         await gate.reached.wait()
         await chat.channel.publish_inbound(said("and two"))
-        session = chat.agent._dispatcher.session("me", "test:one")
+        session = chat.agent.dispatcher.session("me", "test:one")
         assert session is not None
         await until(lambda: bool(session.steering))  # the worker has heard of it
         gate.open.set()
@@ -82,7 +82,7 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
         await chat.channel.publish_inbound(said("one"))
         await gates[0].reached.wait()
         await chat.channel.publish_inbound(said("and two"))
-        session = chat.agent._dispatcher.session("me", "test:one")
+        session = chat.agent.dispatcher.session("me", "test:one")
         assert session is not None
         await until(lambda: bool(session.steering))
         waiting, read, passed = chat.store.waiting, asyncio.Event(), asyncio.Event()

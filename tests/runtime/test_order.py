@@ -66,13 +66,13 @@ async def test_whoever_hands_in_a_known_id_gets_the_same_answer(start):
     gate = Gate("the answer")
     chat = start(ScriptedProvider([gate]))
     message = InboundMessage("test", "user", "1", "hi", id="m1", reply=False).addressed()
-    first = await chat.agent._dispatcher.submit(message)
+    first = await chat.agent.dispatcher.submit(message)
     await gate.reached.wait()
-    second = await chat.agent._dispatcher.submit(message)
-    third = await chat.agent._dispatcher.submit(message)
+    second = await chat.agent.dispatcher.submit(message)
+    third = await chat.agent.dispatcher.submit(message)
     gate.open.set()
     assert set(await asyncio.wait_for(asyncio.gather(first, second, third), 20)) == {"the answer"}
-    late = await chat.agent._dispatcher.submit(message)
+    late = await chat.agent.dispatcher.submit(message)
     assert await asyncio.wait_for(late, 20) == "the answer"
 
 

@@ -29,7 +29,7 @@ async def test_what_is_left_out_comes_from_the_config(tmp_path):
     config = Config(model="named", max_iterations=3, busy="steer", restrict_to_workspace=True)
     async with made(tmp_path / "w", "hi", config=config) as agent:
         assert (agent.model, agent.max_iterations, agent.restrict_to_workspace) == ("named", 3, True)
-        assert agent._dispatcher._worker.busy == "steer"
+        assert agent.dispatcher._worker.busy == "steer"
         await agent.process_direct("hello")
         assert agent.provider.requests[0].model == "named"  # type: ignore[attr-defined]
 

@@ -30,7 +30,7 @@ async def test_stop_ends_them_and_nothing_is_reported(house):
     await say(agent, "/stop")
     assert "Stopped" in (await hear(agent))[2]
     (child,) = await house.children()
-    await until(lambda: not agent._dispatcher.session("me", child))
+    await until(lambda: not agent.dispatcher.session("me", child))
     ended = (await house.log(child))[-1]
     assert isinstance(ended, TurnEnded)
     assert ended.reason == "cancelled"
@@ -45,7 +45,7 @@ async def test_stop_ends_one_that_is_waited_for(house):
     await say(agent, "/stop")
     assert "Stopped" in (await hear(agent))[2]
     (child,) = await house.children()
-    await until(lambda: not agent._dispatcher.session("me", child))
+    await until(lambda: not agent.dispatcher.session("me", child))
     assert (await house.log(child))[-1].reason == "cancelled"
 
 
@@ -85,7 +85,7 @@ async def test_a_turn_that_is_replaced_ends_those_that_it_waited_for_and_no_othe
     assert (await hear(agent))[2] == "second"
     gates[1].open.set()
     assert (await hear(agent))[2] == "third"
-    await until(lambda: not agent._dispatcher._sessions)
+    await until(lambda: not agent.dispatcher._sessions)
     logs = [await house.log(child) for child in await house.children()]
     assert sorted(log[-1].reason for log in logs) == ["answer", "cancelled"]
 
@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_ends_those_of_its_turn(house):
     await asyncio.wait([asked])
     agent.requests.withdraw(message)
     (child,) = await house.children()
-    await until(lambda: not agent._dispatcher._sessions)
+    await until(lambda: not agent.dispatcher._sessions)
     assert (await house.log(child))[-1].reason == "cancelled"
 
 
@@ -111,7 +111,7 @@ async def test_one_that_is_just_being_started_when_its_turn_is_stopped_is_not_fo
 
     async def stopped_meanwhile(message: InboundMessage, *kind: Any) -> Any:
         if message.channel == "sub":
-            agent._dispatcher.stop_turn("me", "test:1", reason, "stopped")
+            agent.dispatcher.stop_turn("me", "test:1", reason, "stopped")
         return await accept(message, *kind)
 
     agent.store.accept = stopped_meanwhile
@@ -120,7 +120,7 @@ async def test_one_that_is_just_being_started_when_its_turn_is_stopped_is_not_fo
         assert (await hear(agent))[2] == "stopped"
     for text in heard:
         assert (await hear(agent))[2] == text
-    await until(lambda: not agent._dispatcher._sessions)
+    await until(lambda: not agent.dispatcher._sessions)
     (child,) = await house.children()
     assert (await house.log(child))[-1].reason == ("answer" if heard else "cancelled")
     assert await silent(agent)

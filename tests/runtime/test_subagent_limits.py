@@ -168,7 +168,7 @@ async def test_no_phase_goes_on_after_the_time_of_whoever_started_it(house):
     definition = AgentDefinition.from_markdown(DIGGER)
     id = await agent.subagents.spawn("dig", definition=definition, ends_at=began + 3.0, report=False)
     await asyncio.wait_for(agent.subagents.result(id), 30)
-    await until(lambda: not agent._dispatcher._sessions)
+    await until(lambda: not agent.dispatcher._sessions)
     assert time.time() - began >= 3
     logs = [await house.log(child) for child in await house.children()]
     assert [[entry.reason for entry in log if isinstance(entry, TurnEnded)] for log in logs] == [["timeout"]] * 2

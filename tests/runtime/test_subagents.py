@@ -412,7 +412,7 @@ async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house
 
     async def slow(owner: str, id: str, key: str) -> Any:
         ended = await real(owner, id, key)
-        await until(lambda: agent._dispatcher.session(owner, key) is None)  # it ends between the look and the wait
+        await until(lambda: agent.dispatcher.session(owner, key) is None)  # it ends between the look and the wait
         return ended
 
     monkeypatch.setattr(agent.subagents, "_outcome", slow)

@@ -51,7 +51,7 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
                     server.fake.reply("word " * 20, delay=0.05)
             for first in range(0, 240, 40):
                 await asyncio.gather(*(come_and_go(server, first + number) for number in range(40)))
-            guard, dispatcher = server.server._guard, agent._dispatcher
+            guard, dispatcher = server.server._guard, agent.dispatcher
             assert guard is not None
             await until(lambda guard=guard: not guard.running)
             await until(lambda dispatcher=dispatcher: not dispatcher._sessions)

@@ -14,7 +14,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
@@ -78,6 +79,16 @@ class _Run:
     activities: Activities
     began: float = 0.0
     system: str | None = None  # its system prompt, once it is built
+
+
+@contextmanager
+def _step_of(run: _Run) -> Iterator[None]:
+    """A step of the run: its inputs are those that a subclass sees."""
+    token = _current.set(run)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class AgentExecutor:
@@ -308,27 +319,21 @@ class AgentExecutor:
 
     async def _text(self, run: _Run, build: Callable[[], Any]) -> str:
         """Return the text that a step builds; a subclass's step may be async."""
-        token = _current.set(run)
-        try:
+        with _step_of(run):
             text = build()
             return str(await text if inspect.isawaitable(text) else text)
-        finally:
-            _current.reset(token)
 
     async def _ask_model(
         self, run: _Run, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None
     ) -> LLMResponse:
-        token = _current.set(run)
-        try:
+        with _step_of(run):
             return await self.call_model(conversation, tools, emit)
-        finally:
-            _current.reset(token)
 
     async def _run_calls(self, run: _Run, calls: Sequence[Call], run_call: RunCall) -> Sequence[ToolResult]:
         """Run the step of a subclass. If it fails, each call has an error as its result."""
-        token = _current.set(run)
         try:
-            return list(await self.process_function_calls(calls, run_call))
+            with _step_of(run):
+                return list(await self.process_function_calls(calls, run_call))
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
@@ -337,8 +342,6 @@ class AgentExecutor:
             problem = clean(str(error)) or type(error).__name__
             run.activities.error(problem, "tool")
             return [ToolResult(error_result(f"{call.name} failed: {problem}"), "error") for call in calls]
-        finally:
-            _current.reset(token)
 
     def _follow(
         self, run: _Run, task: SubagentTask, spec: TurnSpec, ended: TurnEnded, untrusted: bool

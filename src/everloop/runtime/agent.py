@@ -25,7 +25,6 @@ from ..cron.heartbeat import Heartbeat
 from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
-from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology, tokens_of
 from ..messages import Message
 from ..providers.base import LLMProvider
@@ -43,7 +42,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import ABANDONED, CLIENT_LEFT, PlainCalls, Requests
+from .api_requests import CLIENT_LEFT, PlainCalls, Requests
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
@@ -142,11 +141,11 @@ class AgentLoop:
         self._transcriber = _transcriber(settings)
         self._tasks = BackgroundTasks()
         self._owners = owners or Owners(settings, self.store, provider, no_other)
-        self._dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
+        self.dispatcher = Dispatcher(self.store, self, busy=busy, owner=self.owner, runs=self._owners.runs)
         networks = frozenset(channel.name for channel in settings.channels)
-        self._outbox = make_adapter(self._owners, self.store, bus, self._dispatcher, self._tasks, networks)
+        self._outbox = make_adapter(self._owners, self.store, bus, self.dispatcher, self._tasks, networks)
         self.subagents = SubagentManager(
-            self.store, self._dispatcher, self.tools, settings, self._places.reach, self._owners.on_subagent
+            self.store, self.dispatcher, self.tools, settings, self._places.reach, self._owners.on_subagent
         )
         if cron_service is None:
             cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
@@ -160,7 +159,7 @@ class AgentLoop:
         self._budgets = Budgets(self.store, settings)
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, self._budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
-        withdraw = partial(self._dispatcher.withdraw, text=CLIENT_LEFT)
+        withdraw = partial(self.dispatcher.withdraw, text=CLIENT_LEFT)
         self._streams = TurnStreams(self.store.relay, withdraw, on_event)
         self._turns = TurnRunner(
             store=self.store,
@@ -214,17 +213,17 @@ class AgentLoop:
 
     @cached_property
     def _commands(self) -> ChatCommands:
-        return ChatCommands(self.store, self._dispatcher, self._turns, self.subagents, str(self._places))
+        return ChatCommands(self.store, self.dispatcher, self._turns, self.subagents, str(self._places))
 
     @cached_property
     def requests(self) -> Requests:
         """The turns of API clients."""
-        return Requests(self.store, self._dispatcher, self._commands, self._streams)
+        return Requests(self.store, self.dispatcher, self._commands, self._streams)
 
     @cached_property
     def conversations(self) -> Conversations:
         """The sessions, for clients that read their logs."""
-        return Conversations(self.store, self._dispatcher, self._commands, self._streams)
+        return Conversations(self.store, self.dispatcher, self._commands, self._streams)
 
     @cached_property
     def plain_calls(self) -> PlainCalls:
@@ -291,15 +290,6 @@ class AgentLoop:
         if self._feed is not None:
             self._feed.cancel()
 
-    def drain(self) -> None:
-        """Hand off turns that have no local waiter after their current step."""
-        self._dispatcher.drain(f"{SUBAGENTS}:")
-
-    async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and hand off those that run after their current step, for which it waits no longer than
-        this. Messages that come in meanwhile are for other processes too."""
-        await self._dispatcher.leave(seconds)
-
     async def close(self) -> None:
         """Close everything: turns under way, the store's file, the provider's connections."""
         await self._owners.close()
@@ -322,7 +312,7 @@ class AgentLoop:
     def _fired(self, owner: str, key: str) -> None:
         """A job has put a message into the inbox of a session."""
         if self.owner in (None, owner):
-            self._dispatcher.kick(owner, key)
+            self.dispatcher.kick(owner, key)
         else:
             self._owners.on_fired(owner)
 
@@ -332,7 +322,7 @@ class AgentLoop:
             serving, self._serving = self._serving, None
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-        await self._dispatcher.stop()
+        await self.dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
         await self._tasks.finish(1.0)
@@ -409,14 +399,14 @@ class AgentLoop:
             if (told := await self._commands.reply(message, show)) is not None:
                 return told
             kind = "message"
-        return await (await self._dispatcher.submit(message, kind, show))
+        return await (await self.dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
         """Go on with a session's open turn, and with what waits behind it, if an earlier process left any; and with its
         sub-agents, beside it."""
         await self.subagents.resume(owner, session_key)
-        self._dispatcher.kick(owner, session_key)
-        session = self._dispatcher.session(owner, session_key)
+        self.dispatcher.kick(owner, session_key)
+        session = self.dispatcher.session(owner, session_key)
         if session is not None and session.task is not None:
             await asyncio.wait([session.task])
 
@@ -428,7 +418,7 @@ class AgentLoop:
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
         """What was said in a chat while no process could send it, such as a job's answer. The store must be told when
         it is sent, and may have more then."""
-        return await self.store.take_outgoing(self._dispatcher.worker, chat=(channel, chat_id))
+        return await self.store.take_outgoing(self.dispatcher.worker, chat=(channel, chat_id))
 
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
         """The question of the session's parked turn; None if no turn is parked."""
@@ -462,31 +452,14 @@ class AgentLoop:
             if await self._answers_question(message):
                 return
             kind = "message"
-        answer = await self._dispatcher.submit(message, kind)
+        answer = await self.dispatcher.submit(message, kind)
         answer.add_done_callback(partial(self._report, message))
-
-    def is_running(self, owner: str, key: str) -> bool:
-        """Whether a turn of the session runs here."""
-        session = self._dispatcher.session(owner, key)
-        return session is not None and session.running
 
     async def look(self, ready: Sequence[tuple[str, str]], urgent: Sequence[Incoming]) -> None:
         """Work on these sessions and answer these commands."""
         for row in urgent:
             await self._answer_urgent(row)
-        await self._dispatcher.take_up(ready)
-
-    def waits(self) -> list[int]:
-        """Inbox rows whose answers are awaited here and given by other processes."""
-        return self._dispatcher.awaited_elsewhere()
-
-    async def stop_abandoned(self) -> None:
-        """Another process may have died: end the turns of requests whose clients were connected to it."""
-        await self._dispatcher.stop_abandoned(ABANDONED)
-
-    async def settle(self, rows: Sequence[int]) -> None:
-        """These inbox rows are done."""
-        await self._dispatcher.settle(rows)
+        await self.dispatcher.take_up(ready)
 
     def _what_it_is(self, name: str) -> str:
         """What a model has taken for a tool. It looks at the disk: call it in a thread."""
@@ -513,7 +486,7 @@ class AgentLoop:
         for id, message in session_log.outgoing():
             await self._outbox.hand_out(id, message)
         for follows in session_log.incoming:
-            self._dispatcher.kick(follows.owner, follows.session_key)
+            self.dispatcher.kick(follows.owner, follows.session_key)
         return ended.question if isinstance(ended, Parked) else ended.text
 
     async def provide_tools(self) -> None:

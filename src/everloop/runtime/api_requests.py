@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
 CLIENT_LEFT = "Stopped: the client went away."
 SPACES = 100  # characters around a text that may have been streamed and are not in the log
-ABANDONED = "Abandoned: the server stopped before the answer, and its client is gone."
 NOT_HERE = "Questions are answered where they were asked, on the web page, or over the API with a token."
 PLAIN = "You are a helpful assistant."
 TOGETHER = "Make it again, together with the corrected one."

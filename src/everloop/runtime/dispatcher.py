@@ -10,9 +10,10 @@ from itertools import chain
 from .. import events
 from ..bus import EXECUTOR, InboundMessage, Kind
 from ..errors import StoreError
+from ..goals.phases import CHANNEL as SUBAGENTS
 from ..log import Reason
 from ..store.base import Claim, SessionInfo, Store
-from .session import Host, Session, Stopped, StopTarget, Submission, Waiters, Worker, fail
+from .session import ABANDONED, Host, Session, Stopped, StopTarget, Submission, Waiters, Worker, fail
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,11 @@ class Dispatcher:
         """The session, if this process works on it."""
         return self._sessions.get((owner, key))
 
+    def is_running(self, owner: str, key: str) -> bool:
+        """Whether a turn of the session runs here."""
+        session = self.session(owner, key)
+        return session is not None and session.running
+
     def stop_turn(
         self,
         owner: str,
@@ -190,26 +196,26 @@ class Dispatcher:
         if session is not None and session.message == message:
             session.stop("cancelled", text)
 
-    async def stop_abandoned(self, text: str) -> None:
+    async def stop_abandoned(self) -> None:
         """Stop the turns whose clients were connected to a server that has died."""
         for session in [session for session in self._sessions.values() if session.server]:
             if not await self._store.is_alive(session.server):
-                session.stop("abandoned", text)
+                session.stop("abandoned", ABANDONED)
 
     # ------------------------------------------------------------------------------------------ shutting down
 
-    def drain(self, except_prefix: str) -> None:
-        """Hand off turns that have no local waiter after their current step, except in sessions whose keys begin with
-        `except_prefix`, which turns that stay may wait for."""
+    def drain(self) -> None:
+        """Hand off turns that have no local waiter after their current step, except those of sub-agents, which turns
+        that stay may wait for."""
         for session in self._sessions.values():
             awaited = session.fresh or self._waiters.in_session(session.owner, session.key)
             coming = session.current is not None and not session.current.answer.done()
-            if not awaited and not coming and not session.key.startswith(except_prefix):
+            if not awaited and not coming and not session.key.startswith(f"{SUBAGENTS}:"):
                 session.leave()
 
     async def leave(self, seconds: float) -> None:
         """Begin no more turns, and hand off each that runs after its current step. Those whose step takes longer than
-        this go on until `stop`."""
+        this go on until `stop`. Messages that come in meanwhile are for other processes too."""
         self._worker.runs = False
         for session in self._sessions.values():
             session.leave()

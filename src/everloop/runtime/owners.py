@@ -230,7 +230,7 @@ class Owners:
         found, self._wake_set = self._wake_set, WakeSet(everything=False)
         if self.runs and not self._drains and (found.everything or found.sessions):
             await self._take_up(None if found.everything else list(found.sessions))
-        waits = {id: agent for agent in self._agents.values() for id in agent.waits()}
+        waits = {id: agent for agent in self._agents.values() for id in agent.dispatcher.awaited_elsewhere()}
         over = {id for id in waits if id in found.rows or id in self._early}
         self._early.update(dict.fromkeys(found.rows - waits.keys()))
         while len(self._early) > EARLY:
@@ -238,10 +238,10 @@ class Owners:
         if found.everything or found.ended:
             over = {*over, *await self.store.over(list(waits))}
         for id in over:
-            await waits[id].settle([id])
+            await waits[id].dispatcher.settle([id])
         if found.everything:
             for agent in list(self._agents.values()):
-                await agent.stop_abandoned()
+                await agent.dispatcher.stop_abandoned()
 
     async def _take_up(self, sessions: Sequence[int] | None) -> None:
         ready, urgent = await self.store.look(self.worker, sessions)
@@ -266,7 +266,8 @@ class Owners:
         """Whether another process asks for something about a turn that runs here, such as to stop it."""
         message = row.message
         agent = self._living(message.owner)
-        return not message.reply and agent is not None and agent.is_running(message.owner, message.session_key)
+        where = (message.owner, message.session_key)
+        return not message.reply and agent is not None and agent.dispatcher.is_running(*where)
 
     def _retry(self, owner: str) -> None:
         self._failed.discard(owner)
@@ -281,7 +282,7 @@ class Owners:
             self._drains = True
             self._resting = asyncio.create_task(self._rest_cron())
             for agent in self._agents.values():
-                agent.drain()
+                agent.dispatcher.drain()
 
     async def _rest_cron(self) -> None:
         try:
@@ -299,7 +300,7 @@ class Owners:
         self.runs = False
         if self._resting is not None:
             await self._resting
-        await asyncio.gather(*(agent.leave(seconds) for agent in self._agents.values()))
+        await asyncio.gather(*(agent.dispatcher.leave(seconds) for agent in self._agents.values()))
 
     async def rest(self) -> None:
         """Stop all work, and close the store until it is used again. Turns under way stay open on disk; the next start

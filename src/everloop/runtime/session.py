@@ -24,6 +24,7 @@ from ..store.peers import WORK
 
 log = logging.getLogger(__name__)
 
+ABANDONED = "Abandoned: the server stopped before the answer, and its client is gone."
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
 STOP_SECONDS = 10.0  # to wait for another process to stop a turn

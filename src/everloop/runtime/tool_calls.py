@@ -126,6 +126,12 @@ def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:
     return lambda url: is_free(url, conversation, policy.addresses)
 
 
+def paths_of(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
+    """The files that a call says it will touch."""
+    planned = registry.plan(call, context)
+    return planned[1].paths if planned is not None else ()
+
+
 async def judged(
     policy: Policy,
     name: str,
@@ -180,7 +186,7 @@ class AgentCalls:
         """Return the context that a call runs in; a `ToolError` if the policy does not allow it, or the error that
         kept the call from being planned."""
         context = replace(outer, approved=False) if outer is not None else await self._context(call)
-        guard = self._policy.guard(context, call.name, call.arguments, partial(_paths, registry, call, context))
+        guard = self._policy.guard(context, call.name, call.arguments, partial(paths_of, registry, call, context))
         context = replace(context, guard=guard)
         planned = registry.plan(call, context)
         if planned is None:  # the registry says that there is no such tool
@@ -232,11 +238,6 @@ class AgentCalls:
             frozen=places.frozen,
             real_workspace=places.real_workspace,
         )
-
-
-def _paths(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
-    planned = registry.plan(call, context)
-    return planned[1].paths if planned is not None else ()
 
 
 def _concerns(rule: Rule, name: str, origin: str) -> bool:

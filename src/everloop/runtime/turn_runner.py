@@ -36,18 +36,18 @@ from ..tools.context import CallContext
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Mark
-from .api_requests import ABANDONED, ClientTools, is_abandoned, spec_of
+from .api_requests import ClientTools, is_abandoned, spec_of
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall, error_for
 from .notices import Notices
 from .outbox import BusAdapter, reply
-from .session import Session
+from .session import ABANDONED, Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager
-from .tool_calls import Tools, free_addresses
+from .tool_calls import Tools, free_addresses, paths_of
 from .turn_spec import TurnSpec, request_of, stopping
 from .workspace import Places, Workspace, WorkspaceError
 
@@ -337,7 +337,7 @@ class TurnRunner:
                 real_workspace=own.real_workspace,
                 send=partial(self._send, claim, conversation, f"{claim.turn}/{call.id}"),
             )
-            guard = self.policy.guard(made, call.name, call.arguments, partial(self._paths, call, made))
+            guard = self.policy.guard(made, call.name, call.arguments, partial(paths_of, self.tools, call, made))
             return made if guard is None else replace(made, guard=guard)
 
         grants = partial(self.store.grants, claim.owner, claim.key)
@@ -345,10 +345,6 @@ class TurnRunner:
         if spec.run_calls is not None:
             return SteppedTools(tools, spec.run_calls)
         return tools if spec.ends_at is None else StoppableTools(tools)
-
-    def _paths(self, call: Call, context: CallContext) -> Sequence[str]:
-        planned = self.tools.plan(call, context)
-        return planned[1].paths if planned is not None else ()
 
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
         """Which images an answer may show; None for all: also for a client that brings its own tools, which is the

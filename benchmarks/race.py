@@ -176,7 +176,7 @@ def after_kill(requests: list[Seen]) -> str:
     messages = (with_it[0].body or {})["messages"]
     results = sum(1 for one in messages if one.get("role") == "tool" and "k1/" in json.dumps(one.get("content")))
     goes_on = any(seen.marker == "k1" and seen.round == 2 for seen in requests)
-    return f"message kept, {results} of 2 results, {'goes on' if goes_on else 'not finished'}"
+    return f"message kept, {results} of 2 results, {'continues' if goes_on else 'not finished'}"
 
 
 # ------------------------------------------------------------------------------------------------ the race

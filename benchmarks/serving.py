@@ -272,7 +272,7 @@ async def sse(rounds: int) -> Row:
     ours, base = statistics.median(our[0] for _, our in pairs), statistics.median(its[0] for its, _ in pairs)
     ratio = statistics.median(its[0] / our[0] for its, our in pairs)
     cpu = statistics.median(our[1] / its[1] for its, our in pairs)
-    what = f"streamed chunks a second, bare relay against the server (CPU a chunk: {cpu:.2f}× of the relay's)"
+    what = f"streamed chunks per second, bare relay against the server (CPU per chunk: {cpu:.2f}× of the relay's)"
     return Row(what, f"{ours:,.0f}/s", f"{base:,.0f}/s", ratio, 1.43)
 
 

@@ -264,7 +264,7 @@ async def more_workers(rounds: int) -> Row:
     for load in (many, alone):
         assert load.counted is not None
         costs.append((load.worker_cpu + load.counted.cpu) / load.turns * 1e3)
-    what = "CPU of a turn with workers that have nothing to do beside: 4 workers against 1, PostgreSQL and all"
+    what = "CPU of a turn beside idle workers: 4 workers against 1, including PostgreSQL"
     return Row(what, f"{costs[0]:.1f} ms", f"{costs[1]:.1f} ms", costs[0] / costs[1], 4)
 
 
@@ -298,7 +298,7 @@ async def death(rounds: int) -> Row:
     with postgres() as server:
         ours = statistics.median(await taken_over(server, signal.SIGKILL, rounds)) * 1e3
         base = statistics.median(await taken_over(None, signal.SIGKILL, rounds)) * 1e3
-    what = "a turn goes on in another worker after SIGKILL, PostgreSQL (against SQLite)"
+    what = "a turn continues in another worker after SIGKILL, PostgreSQL (against SQLite)"
     return Row(what, f"{ours:.0f} ms", f"{base:.0f} ms", ours, 1000, " ms")
 
 
@@ -307,7 +307,7 @@ async def notify(rounds: int) -> Row:
     with postgres() as server:
         base = statistics.median((await streamed(server, False, rounds)).ways) * 1e3
         ours = statistics.median((await streamed(server, True, rounds)).ways) * 1e3
-    what = "a token's way from a worker through PostgreSQL to the client, added"
+    what = "a token's path from a worker through PostgreSQL to the client, added"
     return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", ours - base, 60, " ms")
 
 

@@ -40,21 +40,34 @@ make_venv() {
 }
 
 pip_install() {
-    "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
+    PYTHONUNBUFFERED=1 "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
+}
+
+# Not awk: some read a pipe in blocks, and the line would stand still.
+count_packages() {
+    count=0
+    if [ -n "$live" ]; then printf '%s' "$1"; else echo "$1"; fi
+    while IFS= read -r line; do
+        [ -n "$live" ] || continue
+        case $line in
+        Collecting* | "Requirement already satisfied"*)
+            count=$((count + 1))
+            if [ "$count" -le "$2" ]; then printf '\r\033[K%s: %d of %d' "$1" "$count" "$2"; fi
+            ;;
+        "Installing collected packages"*) printf '\r\033[K%s: unpacking %d' "$1" "$2" ;;
+        esac
+    done
+    if [ -n "$live" ]; then printf '\r\033[K%s: done\n' "$1"; fi
 }
 
 # One line counts the packages; pip's own words are shown only if it fails.
 # What must be built is built with the pinned tools of requirements.lock, so nothing unpinned is fetched.
 install_pinned() {
-    all=$(grep -c '^[a-zA-Z0-9]' "$1")
+    live=
+    if [ -t 1 ]; then live=1; fi
     rm -f "$venv/.failed"
-    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" 2>"$venv/.pip-errors" || touch "$venv/.failed"; } |
-        awk -v all="$all" -v name="$1" -v live="$([ -t 1 ] && echo 1)" '
-            BEGIN { text = "Installing the packages of " name; if (live) printf "%s", text; else print text }
-            /^(Collecting|Requirement already satisfied)/ {
-                if (++count <= all && live) { printf "\r\033[K%s: %d of %d", text, count, all; fflush() }
-            }
-            END { if (live) printf "\r\033[K%s: done\n", text }'
+    { pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1" 2>"$venv/.pip-errors" ||
+        touch "$venv/.failed"; } | count_packages "Installing the packages of $1" "$(grep -c '^[a-zA-Z0-9]' "$1")"
     if [ -e "$venv/.failed" ]; then
         cat "$venv/.pip-errors" >&2
         fail "the packages could not be installed; see pip's message above (is the network there?)"

@@ -246,7 +246,7 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[acp.text_block("slowly")]))
         while not server.heard:  # within the limit of the connection
             await asyncio.sleep(0.05)
-        with pytest.raises(acp.RequestError, match="at work"):
+        with pytest.raises(acp.RequestError, match="is running"):
             await agent.fork_session(cwd=str(folder), session_id=key, mcp_servers=[])
         await agent.cancel(session_id=key)
         assert (await asking).stop_reason == "cancelled"

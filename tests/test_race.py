@@ -24,7 +24,7 @@ async def test_everloop_and_the_bare_loop_are_measured_and_written_to_a_page(tmp
     assert status == 0, out
     rows = {cells[1].strip(): cells[2:-1] for line in out.splitlines() if len(cells := line.split("|")) > 5}
     assert rows["bare aiohttp loop"][-1].strip() == "keeps nothing"
-    assert rows["**Everloop**"][-1].strip() == "message kept, 2 of 2 results, goes on"
+    assert rows["**Everloop**"][-1].strip() == "message kept, 2 of 2 results, continues"
     assert not any(cell.strip() == "–" for name in ("bare aiohttp loop", "**Everloop**") for cell in rows[name])
     assert "everloop 0." in out
     assert page.read_text() == f"before\n<!-- race:begin -->\n{out}<!-- race:end -->\nafter\n"

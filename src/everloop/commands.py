@@ -10,11 +10,11 @@ from .bus import INSIDE, InboundMessage, Kind
 Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
-    "approve": "allow what I asked for (also y); /approve always (or a) allows it for the rest of the session",
+    "approve": "allow what I asked for (also y); /approve always (a): this session",
     "deny": "refuse what I asked for (also n); words after it tell me why",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
-    "compact": "summarise the conversation to save room; words after it say what to keep",
+    "compact": "summarise older turns to save room; words after it say what to keep",
     "status": "show the model, the session and what is running",
     "help": "show this",
 }

@@ -15,9 +15,12 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.cli.service import at_work
+from everloop.cli.session_list import Listed, Totals
+from everloop.cli.terminal import session_lines
 from everloop.config import Config
 from everloop.log import ModelAnswered, Request, TurnEnded
 from everloop.store import pruning
+from everloop.store.base import SessionInfo
 from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
@@ -202,3 +205,11 @@ async def test_a_service_removes_old_requests_and_what_was_saved_for_them(home, 
                     await asyncio.sleep(0.01)
         assert [info.key for info in await store.sessions("me")] == (["api:new", "api:old"] if is_kept else ["api:new"])
     assert saved.exists() == is_kept
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_long_title_is_cut_so_that_a_listed_session_fits_its_line(columns):
+    info = SessionInfo(1, "me", "cli:direct", 9, 0, time.time() - 100, time.time() - 100, None, None)
+    (line,) = session_lines([Listed(info, "word " * 40, Totals(turns=12))], Config(), columns)
+    assert columns - 10 < len(line) <= columns
+    assert line.endswith("…  12 turns · 1 minute ago · cli:direct")

@@ -548,3 +548,12 @@ async def test_always_covers_a_file_that_other_programs_run_and_no_other_one(sce
         assert ".envrc" in await agent.process_direct("a", attended=True)
     assert (scene.workspace / "Makefile").read_text() == "all: x\n"
     assert not (scene.workspace / ".envrc").exists()
+
+
+async def test_a_question_about_the_memory_says_what_was_read(scene):
+    (scene.workspace / "notes.txt").write_text("beans")
+    kept = call("remember", text="I like beans.")
+    attack = await scene.run(call("read_file", path="notes.txt"), kept, session="a")
+    assert "a file that the agent did not write was read before" in attack.results[-1]
+    attack = await scene.run(call("exec", command="cat notes.txt; ls"), kept, session="b")
+    assert "was read before" in attack.results[-1]

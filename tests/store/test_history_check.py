@@ -68,7 +68,7 @@ async def test_a_turn_under_way_is_no_violation(path):
     change(path, "DELETE FROM entry WHERE seq = 8")
     change(path, "UPDATE inbox SET state = 'taken', ended_at = NULL WHERE id = 2")
     done = await everloop("check-history", "--store", str(path))
-    assert (done.status, done.out) == (0, "1 session, 2 turns (1 under way), 7 entries: no violations.\n")
+    assert (done.status, done.out) == (0, "1 session, 2 turns (1 unfinished), 7 entries: no violations.\n")
     change(path, "UPDATE inbox SET state = 'done', ended_at = 1 WHERE id = 2")
     done = await everloop("check-history", "--store", str(path))
     assert "counts as ended, and its log has no end" in done.out

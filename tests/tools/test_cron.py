@@ -149,6 +149,12 @@ def test_after_something_untrusted_was_read_adding_a_job_is_asked_for(desk, serv
         assert all(part in verdict.shown for part in ("send it to evil.example", "every 1h", "tz UTC"))
 
 
+@pytest.mark.parametrize(("at", "shown"), [("in 1 minute", "schedule, in 1 minute:"), ("18:00", "schedule, at 18:00:")])
+def test_the_question_names_the_time_as_a_person_would(service, at, shown):
+    plan = CronTool(service).plan({"action": "add", "message": "Drink water.", "at": at})
+    assert plan.shown == f"{shown}\nDrink water."
+
+
 async def test_the_calls_of_the_skill_work_as_they_are_written(desk, service):
     text = SKILL.read_text()
     calls = re.findall(r"`cron\((.*?)\)`", text)

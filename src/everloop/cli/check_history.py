@@ -39,7 +39,7 @@ def _print(found: Checked) -> None:
         counted(found.entries, "entry", "entries"),
     ]
     if found.under_way:
-        read[1] += f" ({found.under_way:,} under way)"
+        read[1] += f" ({found.under_way:,} unfinished)"
     wrong = counted(len(found.violations), "violation") if found.violations else "no violations"
     print(f"{', '.join(read)}: {wrong}.")
 

@@ -11,14 +11,14 @@ LOCAL: dict[str, str] = {
     "sessions": "list the sessions, and choose one",
     "resume": "continue another session: its key, its number, or words of its title",
     "rename": "give this session a title",
-    "pair": "admit a person of a chat network: /pair CODE, with the code they got there",
-    "export": "write this session to a file: /export [md|jsonl|html] [FILE]; secrets are redacted",
+    "pair": "admit a person of a chat network, by the code they got: /pair CODE",
+    "export": "write this session to a file, without secrets: [md|jsonl|html] [FILE]",
     "diff": "show what the last turn changed in the workspace",
     "undo": "undo what the last turn changed in the workspace",
     "cost": "show the tokens and the cost of this session",
     "context": "show how full the model's window is",
     "show": "show a tool call in full: /show 3, or the latest (also Ctrl-O)",
-    "exit": "leave; a running turn is kept and continues at the next start (also /quit, exit, quit, Ctrl-D)",
+    "exit": "leave (also quit, Ctrl-D); a running turn continues at the next start",
 }
 KEYS: dict[str, str] = {
     "@file": "attach a file of the workspace; Tab completes its path",

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -349,7 +350,7 @@ class Chat:
     async def _list_sessions(self) -> None:
         """List the sessions, and begin the command that goes on in one."""
         self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
-        for line in session_lines(self._sessions, self._config):
+        for line in session_lines(self._sessions, self._config, shutil.get_terminal_size().columns):
             self._output.line(line, "dim")
         buffer = self._session.default_buffer
         if not buffer.text:  # otherwise the user types already
@@ -560,15 +561,17 @@ class Chat:
         return [*parts, (look["bold"], "> ")]
 
 
-def session_lines(sessions: list[Listed], config: Config) -> list[str]:
-    """The sessions as lines: number, title, turns, age and key."""
+def session_lines(sessions: list[Listed], config: Config, columns: int) -> list[str]:
+    """The sessions as lines: number, title, turns, age and key. A long title is cut so that a line fits."""
     lines = []
     for number, one in enumerate(sessions, 1):
         numbers = [age(one.info.updated_at)]
         if one.totals is not None:
             numbers.insert(0, f"{one.totals.turns} turn{'' if one.totals.turns == 1 else 's'}")
             numbers += [cost] if (cost := money(one.totals.cost(config))) else []
-        lines.append(f"{number:>2} {one.title or '(untitled)'}  {' · '.join(numbers)} · {one.info.key}")
+        rest = f"  {' · '.join(numbers)} · {one.info.key}"
+        room = max(10, columns - len(rest) - 4)
+        lines.append(f"{number:>2} {one_line(one.title or '(untitled)', room)}{rest}")
     return lines
 
 

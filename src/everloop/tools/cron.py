@@ -71,7 +71,8 @@ class CronTool(Tool):
             return Plan()
         when = [f"{name} {arguments[name]}" for name in ("at", "every", "cron", "tz") if arguments.get(name)]
         # It acts later, without a person watching: after something untrusted was read, a person is asked.
-        return Plan(shown=f"schedule, {', '.join(when)}:\n{arguments.get('message', '')}", steers="what is scheduled")
+        shown = ", ".join(when).replace("at in ", "in ", 1)  # such as "at in 20 minutes"
+        return Plan(shown=f"schedule, {shown}:\n{arguments.get('message', '')}", steers="what is scheduled")
 
     async def execute(
         self,

@@ -12,6 +12,7 @@ from ..web.urls import BadURL, parse_url
 from .mentions import mentioned, on_a_page, same_site
 
 READ_BEFORE = "untrusted content was read before, and"
+PAGE_READ_BEFORE = "untrusted content was read before, such as a web page or a command's output, and"
 FILE_READ_BEFORE = "a file that the agent did not write was read before, and"
 
 
@@ -44,7 +45,7 @@ def objection(
     if plan.unconfined and getattr(conversation, "outside", True):
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
-        read = FILE_READ_BEFORE if context.own_files else READ_BEFORE
+        read = FILE_READ_BEFORE if context.own_files else PAGE_READ_BEFORE
         return Objection(
             f"{read} this changes {plan.steers}, which steers later sessions",
             (f"steers:{plan.steers}",),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from everloop.cli.page_changes import Snapshots
 from everloop.config import Rule
 
 from .feeds import PageClient, page_client, said
@@ -88,3 +90,39 @@ async def test_files_are_completed_within_the_own_workspace_and_named_ones_obey_
     await server.ended("web:2", "ada")
     assert "canary-word" not in str(server.seen()[-1])
     assert server.seen()[-1]["content"].endswith("and @../../me\n[attachment: beds/roses.md]")
+
+
+def rewritten(path: Path, text: str) -> None:
+    """Change a file so that nothing but its content tells it."""
+    before = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+async def test_files_that_have_not_changed_are_not_read_again_for_the_next_message(server: Serving):
+    ada = await page_client(server, "ada")
+    workspace = server.workspace("ada")
+    workspace.mkdir(parents=True, exist_ok=True)
+    for name in ("same.md", "other.md"):
+        (workspace / name).write_text("first")
+    server.fake.reply("hello")
+    await said(ada, "web:1", "hi")
+    rewritten(workspace / "same.md", "later")  # were it read again, this would be seen
+    (workspace / "other.md").write_text("later, and longer")
+    server.fake.calls(call("exec", command="echo end > same.md; echo end > other.md"))
+    server.fake.reply("done")
+    await said(ada, "web:2", "change them")
+    files = {one["path"]: one["before"] for one in (await ada.api("GET", "sessions/web:2/changes"))[1]["files"]}
+    assert files == {"same.md": "first", "other.md": "later, and longer"}
+
+
+def test_what_is_kept_of_workspaces_is_bounded(tmp_path: Path):
+    snapshots = Snapshots(most=10)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("12345678")
+        snapshots.take(tmp_path / name)
+    for name in ("b", "a"):
+        rewritten(tmp_path / name / "file", "87654321")
+    kept = {name: snapshots.take(tmp_path / name).files["file"].content for name in ("b", "a")}
+    assert kept == {"b": b"12345678", "a": b"87654321"}  # the older one was forgotten, and is read again

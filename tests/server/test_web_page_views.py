@@ -299,6 +299,8 @@ async def test_channels_show_their_state_pair_people_and_send_again(browser: Bro
         dead = [await bury(store, "slack", "ada", text) for text in ("The beans are wet.", "<i>The fence stands.</i>")]
         await one.page.get_by_role("link", name="Channels").click()
         telegram, slack = (one.page.get_by_role("list", name="Channels").locator("> li").nth(at) for at in (0, 1))
+        await expect(one.page.get_by_text("This server sends none")).to_be_visible()
+        await expect(one.page.get_by_role("button", name="Turn on")).to_be_hidden()
         await expect(telegram.get_by_text("connected")).to_be_visible()
         await expect(slack.get_by_text("not working")).to_be_visible()
         await expect(slack.get_by_text("HTTP 401: <b>invalid_auth</b>")).to_be_visible()

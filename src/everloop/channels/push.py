@@ -40,6 +40,7 @@ TOKEN_SECONDS = 12 * 3600  # of a signature; push services take at most 24 hours
 REMEMBERED = 200  # messages whose subscriptions were told
 LONGEST_TEXT = 200  # characters of a question or an answer, where they are sent at all
 MISSING = "web push needs the package pywebpush: pip install 'everloop[push]'"
+UNTITLED = "A session without a title"
 TITLES = {"question": "A question waits for you", "failed": "A turn has failed", "ended": "A turn has ended"}
 _SUBSCRIPTION, _SEEN, _VAPID = "subscription:", "seen:", "vapid"
 
@@ -209,7 +210,7 @@ class Push:
         assert self._store is not None
         session = part.extra.get("session", "")
         info = await self._store.session(part.chat, session)
-        body = one_line((info.title if info is not None else "") or session, 100)
+        body = one_line((info.title if info is not None else "") or UNTITLED, 100)
         if self._content and part.plain.strip():
             body = f"{body}: {one_line(part.plain, LONGEST_TEXT)}"
         return encode_json(Payload(TITLES.get(part.extra.get("kind", ""), TITLES["ended"]), body, session, key))

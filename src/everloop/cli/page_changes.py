@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from ..log import CallEnded, Logged, ModelAnswered
 from ..sandbox.reach import normalized
 from ..threads import in_thread
-from .turn_changes import Activity, FileState, SavedTurns, Snapshot, TurnChanges, take_snapshot
+from .turn_changes import MOST_IN_ALL, Activity, FileState, SavedTurns, Snapshot, TurnChanges, take_snapshot
+
+
+class Snapshots:
+    """The latest snapshots of workspaces, shared by the turns in them: files that have not changed since are not read
+    again. The contents of all of them are bounded."""
+
+    def __init__(self, most: int = MOST_IN_ALL) -> None:
+        self._most = most
+        self._known: dict[Path, Snapshot] = {}  # the latest last
+        self._lock = threading.Lock()
+
+    def take(self, folder: Path) -> Snapshot:
+        """Read what has changed in a folder. Looks at the disk: call it in a thread."""
+        with self._lock:
+            known = self._known.get(folder)
+        found = take_snapshot(folder, known)
+        with self._lock:
+            self._known.pop(folder, None)
+            self._known[folder] = found
+            sizes = {path: _size(snapshot) for path, snapshot in self._known.items()}
+            while sum(sizes.values()) > self._most:
+                oldest = next(iter(self._known))
+                del self._known[oldest], sizes[oldest]
+        return found
 
 
 class PageChanges:
     """Follows the turns of one session by their entries."""
 
-    def __init__(self, home: Path, folder: Path, session: str) -> None:
+    def __init__(self, home: Path, snapshots: Snapshots, folder: Path, session: str) -> None:
+        self._snapshots = snapshots
         self._folder = folder
         self._saved = SavedTurns(home, folder, session)
         self._before: Snapshot | None = None
@@ -22,7 +48,7 @@ class PageChanges:
 
     async def begin(self) -> None:
         """Read the workspace before a turn."""
-        self._before = await in_thread(take_snapshot, self._folder, self._before)
+        self._before = await in_thread(self._snapshots.take, self._folder)
         self._began, self._activity = {}, Activity()
 
     def note(self, one: Logged) -> None:
@@ -42,7 +68,7 @@ class PageChanges:
         """Compare the workspace after a turn with what it was before."""
         if self._before is None or not (self._activity.written or self._activity.commands):
             return
-        after = await in_thread(take_snapshot, self._folder, self._before)
+        after = await in_thread(self._snapshots.take, self._folder)
         found = TurnChanges.between(self._folder, self._before, after, self._activity)
         self._before = after
         if found.changes:
@@ -67,6 +93,10 @@ class PageChanges:
         found = turns[-1].undo()
         self._saved.save(turns[:-1])
         return found
+
+
+def _size(snapshot: Snapshot) -> int:
+    return sum(len(state.content or b"") for state in snapshot.files.values())
 
 
 def _content(state: FileState | None) -> bytes | None:

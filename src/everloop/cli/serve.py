@@ -92,7 +92,7 @@ def page_services(config: Config, store: Store) -> Services:
     from ..server.page_api import Services
     from .doctor import checks_of
     from .export import exported, redactor
-    from .page_changes import PageChanges
+    from .page_changes import PageChanges, Snapshots
     from .prompt import WorkspaceFiles, attachments
 
     redact = redactor(config)
@@ -101,7 +101,7 @@ def page_services(config: Config, store: Store) -> Services:
         lambda entries, title, form: exported(entries, title, form, redact),
         WorkspaceFiles,
         attachments,
-        partial(PageChanges, config.home),
+        partial(PageChanges, config.home, Snapshots()),
     )
 
 

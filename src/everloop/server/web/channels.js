@@ -16,7 +16,8 @@ export function View() {
     <${Notifications} />
     <${Waiting} data=${data} error=${error} />
     ${data && !channels.length && html`<p class="hint">There is none yet. <code>everloop init</code> asks for one, on the server.</p>`}
-    ${channels.length > 0 && html`<${Pairing} isOperator=${data.operator} onDone=${reload} />
+    ${channels.some(hasPeople) && html`<${Pairing} isOperator=${data.operator} onDone=${reload} />`}
+    ${channels.length > 0 && html`
       <ul class="cards" aria-label="Channels">${channels.map((one) => html`<${Channel} key=${one.name} channel=${one} onDone=${reload} />`)}</ul>`}
   </div>`;
 }
@@ -41,6 +42,9 @@ function Notifications() {
   </section>`;
 }
 
+/** Whether people write to a channel. @param {any} channel */
+const hasPeople = (channel) => channel.network !== "push";
+
 /** @param {any} channel */
 function stateOf(channel) {
   if (channel.error) return ["is-bad", "not working"];
@@ -61,8 +65,8 @@ function Channel({ channel, onDone }) {
     <p class="top"><span>${channel.name}</span> <span class=${`badge ${kind}`}>${words}</span></p>
     <dl class="facts">
       ${channel.network !== channel.name && html`<div><dt>Network</dt><dd>${channel.network}</dd></div>`}
-      <div><dt>Owner</dt><dd dir="auto">${channel.owner}</dd></div>
-      <div><dt>Paired</dt><dd dir="auto">${channel.paired.join(", ") || "nobody"}</dd></div>
+      ${hasPeople(channel) && html`<div><dt>Owner</dt><dd dir="auto">${channel.owner}</dd></div>
+        <div><dt>Paired</dt><dd dir="auto">${channel.paired.join(", ") || "nobody"}</dd></div>`}
       ${channel.at !== null && html`<div><dt>Since</dt><dd>${when(channel.at)}</dd></div>`}
     </dl>
     ${channel.error && html`<p class="notice is-error" dir="auto">${channel.error}</p>`}

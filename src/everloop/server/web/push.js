@@ -46,14 +46,11 @@ export function tellVisibility() {
   if (timer) return;
   const tell = () => {
     if (!isWanted()) return;
-    api("push/visible", { page, visible: !document.hidden }).catch(() => undefined);
+    api("push/visible", { page, visible: !document.hidden }, true).catch(() => undefined); // also of a page that is closed
   };
   tell();
   timer = setInterval(() => !document.hidden && tell(), EVERY);
   document.addEventListener("visibilitychange", tell);
-  addEventListener("pagehide", () => {
-    if (isWanted()) api("push/visible", { page, visible: false }, true).catch(() => undefined);
-  });
 }
 
 /** Go on in a browser in which notifications were asked for before. */

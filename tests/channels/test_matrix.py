@@ -219,7 +219,32 @@ async def test_a_message_whose_key_is_missing_is_kept_and_its_key_is_asked_for(
         await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
         await told(encrypted, room, 2)
         await found(lambda: _is_empty(store, "matrix:waiting"))
-    assert says.asked == ["read me later", "and me"]
+        await encrypted.say("1", "thanks")
+        await told(encrypted, room, 3)
+    assert says.asked == ["read me later", "and me", "thanks"]
+    assert "a new session is made" not in caplog.text  # the key came twice, and was handled once
+
+
+async def test_a_session_that_one_side_has_lost_is_made_anew(
+    encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    says, room, anna = Says("ok"), encrypted.rooms["1"], encrypted.anna["device_id"]
+    async with running(encrypted.settings, tmp_path, says) as store:
+        await encrypted.say("1", "first")
+        await told(encrypted, room, 1)
+        await asyncio.to_thread(encrypted.people.ask, "lose_keys", anna, encrypted.bot["user_id"])
+        await encrypted.say("1", "I cannot read that")
+        assert (await told(encrypted, room, 2))[1]["body"] == "ok"
+        for key in await store.channel_state("matrix:keys"):
+            if key.startswith("olm:"):
+                await store.set_channel_state("matrix:keys", key, None)
+    await asyncio.to_thread(encrypted.people.ask, "rotate", anna, room)
+    async with running(encrypted.settings, tmp_path, says):
+        await encrypted.say("1", "and now you")
+        await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
+        await told(encrypted, room, 3)
+    assert "a new session is made" in caplog.text
+    assert says.asked == ["first", "I cannot read that", "and now you"]
 
 
 async def test_with_trust_confirmed_a_device_gets_and_says_nothing_before_the_owner_confirms_it(

@@ -394,6 +394,8 @@ class Crypto:
             own = payload.recipient_keys.get("ed25519") == self._account.ed25519_key.to_base64()
             if payload.sender != sender or payload.recipient != self._me.user or not own:
                 return []
+            if payload.type == "m.dummy":  # it could not read something: let it have the keys of rooms again
+                self._share_again(sender, sender_key)
             forwarded = payload.type == "m.forwarded_room_key"
             if payload.type != "m.room_key" and not forwarded:
                 return []
@@ -424,6 +426,11 @@ class Crypto:
         fingerprint = payload.keys.get("ed25519", "")
         saved = SavedGroup(session.pickle(PICKLE_KEY), sender, sender_key, fingerprint)
         return [(space, SESSION, _json(saved))]
+
+    def _share_again(self, sender: str, curve25519: str) -> None:
+        if (found := self._devices.by_key(sender, curve25519)) is not None:
+            for session in self._rooms.values():
+                session.shared.discard(found[0])
 
     async def _repair(self, sender: str, curve25519: str) -> None:
         """Make a new Olm session with a device whose messages cannot be read, so that the next ones can."""

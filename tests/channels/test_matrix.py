@@ -17,7 +17,7 @@ import pytest
 
 from everloop.channels.base import Later, Part, Received, StateRow
 from everloop.channels.factory import make_channel
-from everloop.channels.matrix_devices import encryption_facts, grouped
+from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
@@ -416,3 +416,21 @@ async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
     done = await everloop("channels", "list", "--store", str(folder / "store.db"))
     assert done.status == 0, done.err
     return done.out
+
+
+def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgotten() -> None:
+    first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
+    devices = Devices({})
+    rows, _ = devices.see("@anna:example.org", first)
+    assert len(rows) == MOST_DEVICES
+    del first["D7"]
+    rows, changed = devices.see("@anna:example.org", {**first, "D8": ("other", "c8"), "new": ("e", "c")})
+    kept = Devices({key: value for _, key, value in rows if value is not None})
+    assert changed == ["D8"]
+    assert ("devices", "device:@anna:example.org D7", None) in rows
+    assert devices.by_key("@anna:example.org", "c7") is None
+    assert devices.by_key("@anna:example.org", "c8") is not None  # what it wrote before can still be read
+    assert [name.id for name in kept.of("@anna:example.org")] == ["new"]
+    assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
+    devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
+    assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()

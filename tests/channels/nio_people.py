@@ -116,8 +116,17 @@ class Person:
         key = olm.inbound_group_store.get(asked.room_id, olm.account.identity_keys["curve25519"], asked.session_id)
         session = olm.session_store.get(device.curve25519)
         message = olm._encrypt_forwarding_key(asked.room_id, key, session, device)
-        await self.client.to_device(message)
+        for _ in range(2):  # as a server may do
+            await self.client.to_device(message)
         return str(asked.session_id)
+
+    async def lose_keys(self, user: str) -> None:
+        """Lose the keys of rooms, and say so to a person's devices, as clients do."""
+        olm = self.client.olm
+        olm.inbound_group_store._entries.clear()
+        for device in olm.device_store.active_user_devices(user):
+            olm._queue_dummy_message(olm.session_store.get(device.curve25519), device)
+        await self.client.send_to_device_messages()
 
     async def upload(self, text: str) -> dict[str, Any]:
         """Upload a file, encrypted. Return the `file` of an event about it."""

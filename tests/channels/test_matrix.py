@@ -17,7 +17,7 @@ import pytest
 
 from everloop.channels.base import Later, Part, Received, StateRow
 from everloop.channels.factory import make_channel
-from everloop.channels.matrix_devices import encryption_facts, grouped
+from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
@@ -219,7 +219,32 @@ async def test_a_message_whose_key_is_missing_is_kept_and_its_key_is_asked_for(
         await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
         await told(encrypted, room, 2)
         await found(lambda: _is_empty(store, "matrix:waiting"))
-    assert says.asked == ["read me later", "and me"]
+        await encrypted.say("1", "thanks")
+        await told(encrypted, room, 3)
+    assert says.asked == ["read me later", "and me", "thanks"]
+    assert "a new session is made" not in caplog.text  # the key came twice, and was handled once
+
+
+async def test_a_session_that_one_side_has_lost_is_made_anew(
+    encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    says, room, anna = Says("ok"), encrypted.rooms["1"], encrypted.anna["device_id"]
+    async with running(encrypted.settings, tmp_path, says) as store:
+        await encrypted.say("1", "first")
+        await told(encrypted, room, 1)
+        await asyncio.to_thread(encrypted.people.ask, "lose_keys", anna, encrypted.bot["user_id"])
+        await encrypted.say("1", "I cannot read that")
+        assert (await told(encrypted, room, 2))[1]["body"] == "ok"
+        for key in await store.channel_state("matrix:keys"):
+            if key.startswith("olm:"):
+                await store.set_channel_state("matrix:keys", key, None)
+    await asyncio.to_thread(encrypted.people.ask, "rotate", anna, room)
+    async with running(encrypted.settings, tmp_path, says):
+        await encrypted.say("1", "and now you")
+        await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
+        await told(encrypted, room, 3)
+    assert "a new session is made" in caplog.text
+    assert says.asked == ["first", "I cannot read that", "and now you"]
 
 
 async def test_with_trust_confirmed_a_device_gets_and_says_nothing_before_the_owner_confirms_it(
@@ -391,3 +416,21 @@ async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
     done = await everloop("channels", "list", "--store", str(folder / "store.db"))
     assert done.status == 0, done.err
     return done.out
+
+
+def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgotten() -> None:
+    first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
+    devices = Devices({})
+    rows, _ = devices.see("@anna:example.org", first)
+    assert len(rows) == MOST_DEVICES
+    del first["D7"]
+    rows, changed = devices.see("@anna:example.org", {**first, "D8": ("other", "c8"), "new": ("e", "c")})
+    kept = Devices({key: value for _, key, value in rows if value is not None})
+    assert changed == ["D8"]
+    assert ("devices", "device:@anna:example.org D7", None) in rows
+    assert devices.by_key("@anna:example.org", "c7") is None
+    assert devices.by_key("@anna:example.org", "c8") is not None  # what it wrote before can still be read
+    assert [name.id for name in kept.of("@anna:example.org")] == ["new"]
+    assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
+    devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
+    assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()

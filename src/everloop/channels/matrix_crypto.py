@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 OLM = "m.olm.v1.curve25519-aes-sha2"
 MEGOLM = "m.megolm.v1.aes-sha2"
 ONE_TIME_KEYS = 50  # that the server should have
-# The keys are beside the conversations, which are in plain text: whoever reads one file reads both.
+# The store has the conversations in plain text, too: a password beside them would protect nothing.
 PICKLE_KEY = bytes(32)
 MOST_SESSIONS = 8  # Olm sessions with one device
 MOST_HANDLED = 500  # digests of Olm messages
@@ -57,7 +57,7 @@ MOST_WAITING = 500  # messages that cannot be read yet
 MOST_MESSAGES = 100  # that a room's session encrypts, unless the room says fewer
 LONGEST_AGE = 7 * 24 * 3600.0  # of a room's session
 REPAIR_SECONDS = 3600.0  # between two new Olm sessions with a device whose messages cannot be read
-NOBODY_SECONDS = 30.0  # until an answer is tried again that no device may read
+NO_READER_SECONDS = 30.0  # until an answer is tried again that no device may read
 SERVER_MILLISECONDS = 10_000  # that a server may wait for others
 EPOCH, ACCOUNT, HANDLED, OLM_SESSIONS = "epoch", "account", "handled", "olm:"
 SESSION, INDEX = "session", "index:"
@@ -394,6 +394,8 @@ class Crypto:
             own = payload.recipient_keys.get("ed25519") == self._account.ed25519_key.to_base64()
             if payload.sender != sender or payload.recipient != self._me.user or not own:
                 return []
+            if payload.type == "m.dummy":  # it could not read something: let it have the keys of rooms again
+                self._share_again(sender, sender_key)
             forwarded = payload.type == "m.forwarded_room_key"
             if payload.type != "m.room_key" and not forwarded:
                 return []
@@ -424,6 +426,11 @@ class Crypto:
         fingerprint = payload.keys.get("ed25519", "")
         saved = SavedGroup(session.pickle(PICKLE_KEY), sender, sender_key, fingerprint)
         return [(space, SESSION, _json(saved))]
+
+    def _share_again(self, sender: str, curve25519: str) -> None:
+        if (found := self._devices.by_key(sender, curve25519)) is not None:
+            for session in self._rooms.values():
+                session.shared.discard(found[0])
 
     async def _repair(self, sender: str, curve25519: str) -> None:
         """Make a new Olm session with a device whose messages cannot be read, so that the next ones can."""
@@ -610,7 +617,7 @@ class Crypto:
         readers = await self._readers(room)
         if not readers:
             who = "confirmed device" if self._strict else "device"
-            raise Later(NOBODY_SECONDS, f"no {who} in {one_line(room, 80)} can read an encrypted answer")
+            raise Later(NO_READER_SECONDS, f"no {who} in {one_line(room, 80)} can read an encrypted answer")
         session = self._rooms.get(room)
         if (
             session is None
@@ -629,7 +636,7 @@ class Crypto:
             }
             session.shared |= await self._send_to(missing, "m.room_key", key)
         if not session.shared:
-            raise Later(NOBODY_SECONDS, f"no device in {one_line(room, 80)} has a key to begin with")
+            raise Later(NO_READER_SECONDS, f"no device in {one_line(room, 80)} has a key to begin with")
         return session
 
     async def _readers(self, room: str) -> dict[Name, Device]:

@@ -25,7 +25,7 @@ FIRST_USE, STRICT = "first-use", "confirmed"  # how devices are trusted
 SEEN, CONFIRMED = "device:", "confirmed:"
 OWN = "own"  # this device, for people: its id and fingerprint
 LONGEST_NAME = 255
-MOST_DEVICES = 100  # of one person; a server that names more is not believed
+MOST_DEVICES = 100  # of one person; those that are gone are forgotten first
 
 
 class ToDevice(msgspec.Struct):
@@ -84,20 +84,29 @@ class Devices:
         now = dict(known)
         for id, keys in found.items():
             device = known.get(id)
-            if device is None and len(now) < MOST_DEVICES:
+            if device is None:
                 now[id] = Device(*keys, since=time.time())
-            elif device is not None and (device.ed25519, device.curve25519) != keys:
-                changed.append(id)
-                now[id] = msgspec.structs.replace(device, gone=True)
-            elif device is not None:
-                now[id] = msgspec.structs.replace(device, gone=False)
+            else:
+                is_other = (device.ed25519, device.curve25519) != keys
+                now[id] = msgspec.structs.replace(device, gone=is_other)
+                changed += [id] if is_other else []
         for id in known.keys() - found.keys():
             now[id] = msgspec.structs.replace(known[id], gone=True)
+        for id in _least_wanted(now)[: max(len(now) - MOST_DEVICES, 0)]:
+            del now[id]
+            rows.append((DEVICES, f"{SEEN}{user} {id}", None))
         for id, device in now.items():
             if known.get(id) != device:
                 rows.append((DEVICES, f"{SEEN}{user} {id}", msgspec.json.encode(device).decode()))
         self._known[user] = now
         return rows, changed
+
+
+def _least_wanted(devices: Mapping[str, Device]) -> list[str]:
+    """Ids of devices in the order in which they are forgotten: those that are gone, then the newest."""
+    gone = sorted((device.since, id) for id, device in devices.items() if device.gone)
+    there = sorted(((device.since, id) for id, device in devices.items() if not device.gone), reverse=True)
+    return [id for _, id in (*gone, *there)]
 
 
 def confirmed_in(state: Mapping[str, str]) -> dict[Name, str]:

@@ -70,7 +70,8 @@ service stats {{
 class MailNetwork:
     """The agent's mailbox, and a person who writes to it and gets its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, people: Sequence[str] = ("anna@example.org", "bert@example.org")) -> None:
+        self._people = list(people)
         self.settings: dict[str, Any] = {}
         self.mails: list[EmailMessage] = []  # that the agent sent
         self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
@@ -121,7 +122,7 @@ class MailNetwork:
             "smtp_port": smtp.sockets[0].getsockname()[1],
             "smtp_tls": "none",
             "auth_server": "mx.home.test",
-            "allow": ["anna@example.org", "bert@example.org"],
+            "allow": self._people,
             "start": "all",
         }
         try:

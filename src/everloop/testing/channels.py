@@ -540,7 +540,10 @@ def _read_line() -> bytes:
 
 def _reap(children: set[int], tell: Callable[..., None]) -> None:
     for pid in list(children):
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # a signal came meanwhile, and its handler has told of this one
+            continue
         if ended:
             children.discard(pid)
             tell(None, pid, os.waitstatus_to_exitcode(status))

@@ -245,6 +245,11 @@ def many(rounds: int, figure: str, *options: bool) -> Figure:
     return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
 
 
+def chats(rounds: int, figure: str) -> Figure:
+    row = asyncio.run(getattr(import_module("channels"), figure)(rounds))
+    return Figure(row.what, row.ours, row.base, row.figure, row.bound, row.unit)
+
+
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -299,6 +304,9 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),
         ("workers_pool", lambda: many(rounds, "pooled")),
+        ("channel_memory", lambda: chats(1, "memory")),
+        ("channel_cpu", lambda: chats(1, "processor")),
+        ("channel_message", lambda: chats(rounds, "message")),
     ]
     results = []
     for name, figure in figures:

@@ -28,6 +28,7 @@ MotdPhrase = hello
 {global_more}
 [Limits]
 MaxNickLength = 30
+MaxConnectionsIP = 0
 MaxPenaltyTime = 0
 [Options]
 DNS = no
@@ -71,6 +72,7 @@ class IrcNetwork:
             "tls": False,
             "nick": "everbot",
             "allow": ["*"],
+            "lines_per_second": 200,
         }
         if self._tls is not None:
             self.settings |= {"tls": True, "port": self._tls_port}

@@ -69,7 +69,8 @@ service stats {{
 class MailNetwork:
     """The agent's mailbox, and a person who writes to it and gets its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, people: Sequence[str] = ("anna@example.org", "bert@example.org")) -> None:
+        self._people = list(people)
         self.settings: dict[str, Any] = {}
         self.mails: list[EmailMessage] = []  # that the agent sent
         self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
@@ -115,7 +116,7 @@ class MailNetwork:
             "smtp_port": smtp.sockets[0].getsockname()[1],
             "smtp_tls": "none",
             "auth_server": "mx.home.test",
-            "allow": ["anna@example.org", "bert@example.org"],
+            "allow": self._people,
             "start": "all",
         }
         command = (DOVECOT, "-F", "-c", str(self._folder / "dovecot.conf"))

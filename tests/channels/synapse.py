@@ -60,6 +60,7 @@ def config_of(folder: Path, port: int) -> str:
             **limits,
             "rc_login": {"address": fast, "account": fast, "failed_attempts": fast},
             "rc_joins": {"local": fast, "remote": fast},
+            "rc_room_creation": fast,
             "rc_invites": {"per_room": fast, "per_user": fast, "per_issuer": fast},
         }
     )

@@ -41,7 +41,7 @@ PEOPLE = {
 @pytest.mark.chaos
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_channel_is_killed_before_and_after_every_write(network: str, tmp_path: Path) -> None:
-    report = await conform(NETWORKS[network], tmp_path, chats=PEOPLE.get(network, ("1", "2")))
+    report = await conform(NETWORKS[network], tmp_path, chats=PEOPLE.get(network, ("1", "2")), files=True)
     assert report.problems == []
     assert report.kills >= 10
 
@@ -54,6 +54,20 @@ async def test_matrix_is_killed_before_and_after_every_write(tmp_path: Path) -> 
     assert report.kills >= 10
 
 
+CHATS = {
+    "slack": [f"D{number}" for number in range(101, 151)],
+    "slack-events": [f"D{number}" for number in range(101, 151)],
+    "xmpp": [f"p{number}@localhost" for number in range(101, 151)],
+    "irc": [f"p{number}" for number in range(101, 151)],
+    "email": [f"p{number}@example.org" for number in range(101, 151)],
+}
+MANY = {
+    **NETWORKS,
+    "xmpp": lambda: XmppNetwork(people=[chat.partition("@")[0] for chat in CHATS["xmpp"]]).running(),
+    "email": lambda: MailNetwork(people=CHATS["email"]).running(),
+}
+
+
 @pytest.mark.chaos
 async def test_matrix_is_killed_before_and_after_every_write_in_encrypted_rooms(tmp_path: Path) -> None:
     with synapse() as server, people() as clients:
@@ -63,9 +77,28 @@ async def test_matrix_is_killed_before_and_after_every_write_in_encrypted_rooms(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("network", ["webhook", "telegram", "slack", "discord"])
+@pytest.mark.parametrize("network", MANY)
 async def test_a_thousand_messages_in_fifty_chats_and_twenty_kills(network: str, tmp_path: Path) -> None:
-    chats = [f"{'D' if network == 'slack' else ''}{number}" for number in range(101, 151)]
-    report = await storm(NETWORKS[network], tmp_path, chats=chats, each=20, kills=20)
+    chats = CHATS.get(network, [str(number) for number in range(101, 151)])
+    report = await storm(MANY[network], tmp_path, chats=chats, each=20, kills=20)
+    assert report.problems == []
+    assert (report.messages, report.kills) == (1000, 20)
+
+
+class ManyRooms(MatrixNetwork):
+    """A person with fifty rooms."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        for number in range(3, 51):
+            self.rooms[str(number)] = self.make_room(self.anna, [self.bot])
+            self.join(self.bot, self.rooms[str(number)])
+
+
+@pytest.mark.chaos
+async def test_a_thousand_messages_in_fifty_rooms_of_matrix_and_twenty_kills(tmp_path: Path) -> None:
+    with synapse() as server:
+        chats = [str(number) for number in range(1, 51)]
+        report = await storm(lambda: ManyRooms(server).running(), tmp_path, chats=chats, each=20, kills=20)
     assert report.problems == []
     assert (report.messages, report.kills) == (1000, 20)

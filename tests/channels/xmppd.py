@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,11 @@ Component "rooms.localhost" "muc"
 class XmppNetwork:
     """A server, with a bot's account, and people who write to it."""
 
-    def __init__(self, *, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, *, tls: tuple[Path, Path] | None = None, people: Sequence[str] = ("anna", "bert")) -> None:
         self.settings: dict[str, Any] = {}
         self.port = free_port()
         self._tls = tls
+        self._names = tuple(people)
         self._heard: defaultdict[str, list[str]] = defaultdict(list)
         self._people: dict[str, XmppPerson] = {}
 
@@ -62,7 +63,7 @@ class XmppNetwork:
         folder = Path(tempfile.mkdtemp(prefix="xmpp"))
         accounts = folder / "data" / "localhost" / "accounts"
         accounts.mkdir(parents=True)
-        for name in ("ever", "anna", "bert", "eve"):
+        for name in ("ever", *self._names, "eve"):
             (accounts / f"{name}.dat").write_text(f'return {{ ["password"] = "{PASSWORD}"; }};\n')
         tls = ""
         if self._tls is not None:
@@ -79,7 +80,7 @@ class XmppNetwork:
             "port": self.port,
             "tls": "none" if self._tls is None else "starttls",
             "start": "all",
-            "allow": ["anna@localhost", "bert@localhost"],
+            "allow": [f"{name}@localhost" for name in self._names],
         }
         async with server_process(PROSODY, "--config", str(folder / "prosody.cfg.lua"), port=self.port, folder=folder):
             try:

@@ -20,7 +20,7 @@ from .base import Can, Inbox, Later, Never, Options, Part, Received
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # after which the server is asked whether it is there
-BURST, LINE_SECONDS = 5, 1.0  # lines sent at once, and the time for each further one: servers drop those who flood
+BURST = 5  # lines sent at once; the further ones have a pace, since servers drop those who flood
 LONGEST_LINE = 8191 + 512  # tags and message
 CAPABILITIES = ("account-tag", "message-tags")
 REFUSED = {"401", "402", "403", "404", "405", "407", "411", "412", "437", "439", "477", "482", "486", "489"}
@@ -73,10 +73,13 @@ class Irc:
         self._ca_file = options.text("ca_file", "")
         self._nick = options.text("nick")
         self._join = options.texts("join")
+        self._lines_per_second = options.number("lines_per_second", 1)
         self._account = options.text("account", "")
         self._password = options.secret("password", "")
         if self._account and not self._password:
             raise options.problem("account needs a password, for SASL")
+        if not self._lines_per_second:
+            raise options.problem("lines_per_second must be at least 1")
         for word in (self._nick, *self._join):
             if not word or re.search(r"[\s,:\0\x07]", word) or not word.isprintable():
                 raise options.problem(f"{word!r} can be neither a nick nor a channel")
@@ -275,10 +278,10 @@ class Irc:
 
     async def _pace(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._allowance = min(float(BURST), self._allowance + (now - self._paid_at) / LINE_SECONDS)
+        self._allowance = min(float(BURST), self._allowance + (now - self._paid_at) * self._lines_per_second)
         self._paid_at = now
         if self._allowance < 1:
-            await asyncio.sleep((1 - self._allowance) * LINE_SECONDS)
+            await asyncio.sleep((1 - self._allowance) / self._lines_per_second)
         self._allowance -= 1
 
     async def show(self, chat: str, key: str, text: str) -> None:

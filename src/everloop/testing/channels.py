@@ -117,7 +117,18 @@ async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: in
     share = max(2 * len(said) // max(kills, 1), 4)
     async with Forker() as forker:
         dies = [(chance.randrange(2, share), chance.choice(("before", "after"))) for _ in range(kills)]
-        return await Scene(forker, new, folder / "storm", said).run(dies)
+        return await Scene(forker, new, folder / "storm", said, paced=True).run(dies)
+
+
+async def take_over(
+    new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), forker: Forker | None = None
+) -> Report:
+    """Two workers of one account: kill the one that polls, and see the other go on."""
+    if forker is None:
+        async with Forker() as forker:
+            return await take_over(new, folder, chats=chats, forker=forker)
+    said = [(chats[0], "first"), (chats[-1], "second")]
+    return await Scene(forker, new, folder, said).run_two()
 
 
 # ------------------------------------------------------------------------------------------------------- one scene
@@ -133,7 +144,12 @@ class Scene:
         folder: Path,
         said: Sequence[tuple[str, str]],
         patience: float = PATIENCE,
+        *,
+        paced: bool = False,
     ) -> None:
+        """`paced`: what a network without ids would lose, because no process is there, is not said until one is."""
+        self._paced = paced
+        self._shares: list[asyncio.Event] = []  # of what is said: each is said when its event is set
         self._patience = patience + len(said) / 5
         self._forker = forker
         self._new = new
@@ -148,10 +164,14 @@ class Scene:
         await asyncio.to_thread(self._folder.mkdir, parents=True)
         report = Report(len(self._said))
         async with self._new() as network:
+            if self._paced and not make_can(network.settings).ids:
+                self._shares = [asyncio.Event() for _ in range(len(dies) + 1)]
+                dies = [(2 + number % 20, when) for number, when in dies]  # early, while its share comes in
             talk = asyncio.create_task(self._talk(network))
             try:
-                for die_at in dies:
+                for number, die_at in enumerate(dies):
                     child = await self._start(network, die_at)
+                    await self._say_share(number, child)
                     if await self._until(child, talk):  # everything was done before the write came
                         await child.stop()
                     elif child.status == -signal.SIGKILL:
@@ -161,6 +181,7 @@ class Scene:
                     else:
                         raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
                 child = await self._start(network, None)
+                await self._say_share(-1, child)
                 self._settled = time.monotonic() + SETTLE_SECONDS
                 if not await self._until(child, talk):
                     raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
@@ -172,6 +193,59 @@ class Scene:
                 await asyncio.gather(talk, return_exceptions=True)
         return report
 
+    async def run_two(self) -> Report:
+        """Start two processes, and kill the one that polls between two messages."""
+        await asyncio.to_thread(self._folder.mkdir, parents=True)
+        report = Report(len(self._said))
+        everything = self._said
+        async with self._new() as network:
+            polling = await self._start(network, None)
+            if not await self._holds(polling):
+                raise AssertionError(f"{self._folder.name}: the process does not poll")
+            waiting = await self._start(network, None)
+            try:
+                for number, (chat, text) in enumerate(everything, 1):
+                    self._said = everything[:number]
+                    talk = asyncio.create_task(network.say(chat, text))
+                    if not await self._until(waiting, talk):
+                        raise AssertionError(f"{self._folder.name}: the process ended with {waiting.status}")
+                    if number == 1 and await asyncio.to_thread(self._holder) != polling.pid:
+                        report.problems.append(f"{self._folder.name}: the second process polls beside the first")
+                    if number == 1:
+                        polling.kill()
+                        report.kills += 1
+                        if not make_can(network.settings).ids:  # what is said to a dead process is lost
+                            await self._holds(waiting)
+                if await asyncio.to_thread(self._holder) != waiting.pid:
+                    report.problems.append(f"{self._folder.name}: the second process has not taken over")
+                await asyncio.to_thread(self._check, network, report)
+            finally:
+                polling.kill()
+                await waiting.stop()
+        return report
+
+    async def _say_share(self, number: int, child: Child) -> None:
+        """Let people say what is to be said while this process runs."""
+        if self._shares:
+            await self._holds(child)
+            self._shares[number].set()
+
+    async def _holds(self, child: Child) -> bool:
+        """Wait until a process polls; return False if it has ended before."""
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline and not child.ended.is_set():
+            if await asyncio.to_thread(self._holder) == child.pid:
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    def _holder(self) -> int:
+        """The process that holds the lease; 0 if none does."""
+        with closing(sqlite3.connect(self._folder / "store.db")) as db, contextlib.suppress(sqlite3.OperationalError):
+            found = db.execute("SELECT worker FROM channel_lease WHERE name LIKE 'channel:%'").fetchall()
+            return int(found[0][0].split(".")[2]) if found else 0
+        return 0
+
     async def _start(self, network: Network, die_at: tuple[int, str] | None) -> Child:
         child = await asyncio.to_thread(self._forker.start, network.settings, self._folder, die_at)
         return child
@@ -182,8 +256,10 @@ class Scene:
                 tasks.create_task(self._talk_in(network, chat))
 
     async def _talk_in(self, network: Network, chat: str) -> None:
-        for where, text in self._said:
+        for number, (where, text) in enumerate(self._said):
             if where == chat:
+                if self._shares:
+                    await self._shares[number * len(self._shares) // len(self._said)].wait()
                 await network.say(chat, text)
 
     async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
@@ -346,7 +422,7 @@ class Child:
     """A process of the kit."""
 
     def __init__(self, pid: int, folder: Path) -> None:
-        self._pid = pid
+        self.pid = pid
         self._folder = folder
         self.ended = threading.Event()
         self.status = 0
@@ -359,10 +435,15 @@ class Child:
     async def stop(self) -> None:
         if not self.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGTERM)
         if not await asyncio.to_thread(self.ended.wait, PATIENCE):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             raise AssertionError(f"{self._folder.name}: the process did not end")
+
+    def kill(self) -> None:
+        if not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class Forker:
@@ -459,7 +540,10 @@ def _read_line() -> bytes:
 
 def _reap(children: set[int], tell: Callable[..., None]) -> None:
     for pid in list(children):
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # a signal came meanwhile, and its handler has told of this one
+            continue
         if ended:
             children.discard(pid)
             tell(None, pid, os.waitstatus_to_exitcode(status))

@@ -57,6 +57,19 @@ class DSN:
         return hash(self.secret)
 
     @property
+    def hosts(self) -> int:
+        """How many servers it names."""
+        if (found := _SHAPE.fullmatch(self.secret)) is None:
+            return 1
+        named = re.findall(r"(?:^|&)host(?:addr)?=([^&]*)", found["options"] or "")
+        return max(len(re.split(",|%2C", hosts, flags=re.IGNORECASE)) for hosts in (found["hosts"], *named))
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether it names more than one server, of which the primary is wanted."""
+        return self.hosts > 1
+
+    @property
     def without_password(self) -> str:
         """The whole address but for the password, for other programs to connect with. "" if it is not well formed."""
         if (found := _SHAPE.fullmatch(self.secret)) is None:

@@ -91,6 +91,20 @@ class Server:
         (self._data / "postmaster.pid").unlink()  # its process may be there still, as a zombie
         (self.folder / ".s.PGSQL.5432.lock").unlink()
 
+    def freeze(self) -> None:
+        """Stop all of its processes; the kernel keeps its connections."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, number)  # first: it starts no others then
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
     def processes(self) -> list[int]:
         """The processes that its first one has started."""
         postmaster = int((self._data / "postmaster.pid").read_text().split()[0])

@@ -14,11 +14,13 @@ from everloop.bus import InboundMessage
 from everloop.observability.metrics import Meters
 from everloop.observability.metrics_page import Page
 from everloop.store.peers import new_worker, retire
+from everloop.store.postgres import heartbeat
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop, until
 
-from .failover_load import load
+from .failover_load import Load, load
 from .pgbouncer import pgbouncer
+from .silence import lines
 from .standby import Pair, pair
 
 LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])
@@ -72,6 +74,104 @@ async def test_nothing_is_lost_or_doubled_and_no_fence_comes_twice_over_failover
         if times > 2:
             figures = f"{times} failovers: {len(work.said)} messages, {len(work.fences)} fences"
             print(f"{figures}, longest wait {work.longest:.1f} s")
+
+
+MANY = pytest.param(10, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])
+
+
+@pytest.mark.parametrize("times", [1, MANY])
+async def test_a_frozen_primary_that_returns_has_lost_and_doubled_nothing(servers, name, times, capsys, monkeypatch):
+    """All of its processes stop, and its connections stay. The standby is promoted; then the old primary goes on, with
+    whatever it had read, and is fenced only after a while."""
+    if times == 1:
+        monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2.0)
+    async with load(servers.dsn(name)) as work:
+        for number in range(times):
+            await work.until(20)
+            old = servers.primary
+            await asyncio.to_thread(old.freeze)
+            await asyncio.to_thread(servers.promote)
+            await work.until(10)
+            await asyncio.to_thread(old.thaw)
+            await work.until(30)  # nothing is fenced yet
+            await asyncio.to_thread(old.crash)
+            await work.until(10)
+            if number + 1 < times:
+                await asyncio.to_thread(servers.add_standby)
+    assert await asyncio.to_thread(work.problems, servers.primary, name) == []
+    report(capsys, f"{times} primaries frozen and back", work, times)
+
+
+@pytest.mark.parametrize("times", [1, MANY])
+async def test_a_primary_behind_a_cut_network_is_given_up_and_passed_over_when_it_is_back(
+    servers, name, times, capsys, monkeypatch
+):
+    """Packets between the workers and the primary are lost without a word. The standby is promoted. When the network is
+    mended, the old primary, which comes first in the address, is not used."""
+    if times == 1:
+        monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2.0)
+    both = sorted((servers.primary.folder, servers.standby.folder))
+    async with lines(both, name) as (ways, dsn), load(dsn) as work:
+        for number in range(times):
+            await work.until(20)
+            old = servers.primary
+            way = next(one for one in ways if one.server == old.folder)
+            way.cut()
+            await asyncio.to_thread(servers.promote)
+            await work.until(10)
+            way.mend()
+            for store in work.stores:
+                store.connections.break_all()  # all connect anew, while there are two primaries
+            await work.until(30)
+            await asyncio.to_thread(old.crash)
+            await work.until(10)
+            if number + 1 < times:
+                await asyncio.to_thread(servers.add_standby)
+    assert await asyncio.to_thread(work.problems, servers.primary, name) == []
+    report(capsys, f"{times} networks cut", work, times)
+
+
+@pytest.mark.parametrize("times", [1, MANY])
+async def test_nothing_is_lost_or_doubled_while_the_standby_or_the_pooler_is_lost(servers, name, times, capsys):
+    with pgbouncer(servers.primary.folder) as pooler:
+        async with load(servers.dsn(name), pooler.dsn(name)) as work:
+            for _ in range(times):
+                await work.until(20)
+                await asyncio.to_thread(pooler.kill)
+                await asyncio.to_thread(pooler.start)
+                await work.until(10)
+                await asyncio.to_thread(servers.standby.crash)
+                said = len(work.said)
+                await asyncio.to_thread(servers.standby.start)
+                await asyncio.to_thread(servers.wait_for_standby)
+                await work.until(10)
+                assert len(work.said) > said
+    assert await asyncio.to_thread(work.problems, servers.primary, name) == []
+    assert work.errors == []
+    report(capsys, f"{times} poolers and {times} standbys lost", work, times)
+
+
+async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_new_one(servers, name):
+    """Nothing has broken its connections. Its writes wait for a standby that is a primary now."""
+    store, worker, old = PostgresStore(servers.dsn(name)), new_worker(), servers.primary
+    peer = store.peer(worker, lambda _: None)
+    await peer.join()
+    await store.accept(said("before"))
+    await asyncio.to_thread(servers.promote)
+    async with asyncio.timeout(60):
+        row = await store.accept(said("after"))
+    found = servers.primary.sql("SELECT id FROM inbox WHERE message_id = 'after'", database=name)
+    assert found == [(row.id,)]
+    await asyncio.to_thread(old.crash)
+    await peer.leave()
+    await store.close()
+    retire(worker)
+
+
+def report(capsys: pytest.CaptureFixture[str], what: str, work: Load, times: int) -> None:
+    with capsys.disabled():
+        if times > 1:
+            print(f"{what}: {len(work.said)} messages, longest wait {work.longest:.1f} s")
 
 
 async def test_an_address_of_two_servers_leads_to_the_primary_in_either_order(servers, name):

@@ -17,12 +17,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import os
 import re
 import secrets
+import socket
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -33,6 +36,7 @@ from ...errors import EverloopError, OwnerMoved, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from . import prepared
 from .lone_writes import LoneWrite, MustTransact
+from .replication import TIMELINE
 from .transactions import NOW
 
 if TYPE_CHECKING:
@@ -98,11 +102,11 @@ class Unreachable(StoreError):
     """There is no connection now; there may be one later."""
 
 
-def connect(dsn: DSN, *, pooled: bool = False) -> Connection:
+def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Connection:
     """Open a connection in autocommit mode, or raise a StoreError in one line.
 
-    One that is `pooled` leads through a pooler, which may run each transaction in another server process: no statement
-    is prepared on it.
+    With a `number`, only that one of the address's servers is tried. One that is `pooled` leads through a pooler, which
+    may run each transaction in another server process: no statement is prepared on it.
     """
     try:
         import psycopg
@@ -120,9 +124,11 @@ def connect(dsn: DSN, *, pooled: bool = False) -> Connection:
             "special characters as in web addresses (@ is %40)"
         )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
-    if "," in str(given.get("host", "")) + str(given.get("hostaddr", "")):
+    if dsn.has_several_hosts:
         defaults |= FAILOVER
     options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
+    if number is not None:
+        options |= _only(given, number)
     try:
         connection = psycopg.connect(dsn.secret, autocommit=True, **options)
         if pooled:
@@ -139,6 +145,83 @@ def connect(dsn: DSN, *, pooled: bool = False) -> Connection:
         connection.close()
         raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None
     return connection
+
+
+def _only(given: Mapping[str, Any], number: int) -> dict[str, str]:
+    """The part of an address that names one of its servers. A single port is that of all."""
+    found = {}
+    for name in ("host", "hostaddr", "port"):
+        values = str(given.get(name) or "").split(",")
+        if values != [""]:
+            found[name] = values[number if len(values) > 1 else 0]
+    return found
+
+
+class Primary:
+    """Connects to the primary of several servers.
+
+    A primary that was frozen or cut off does not know of a failover when it comes back: it takes connections, and
+    commits there wait for a standby that it no longer has. Each failover raises the timeline. So a server with an
+    earlier one than the latest that was seen is passed over, and `break_all` is called when a later one is seen: what
+    was connected before may be connected to the old primary.
+    """
+
+    def __init__(self, dsn: DSN, break_all: Callable[[], None]) -> None:
+        self.break_all = break_all
+        self._dsn = dsn
+        self._latest = ""
+        self._lock = threading.Lock()
+
+    def connect(self) -> Connection:
+        """Open a connection, or raise a StoreError in one line."""
+        connection = connect(self._dsn)
+        number = 0
+        while not self._is_latest(connection):
+            connection.close()
+            while True:
+                if number == self._dsn.hosts:
+                    raise Unreachable(
+                        f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, "
+                        "and the primary cannot be reached; stop the old one"
+                    )
+                number += 1
+                with contextlib.suppress(Unreachable):
+                    connection = connect(self._dsn, number=number - 1)
+                    break
+        return connection
+
+    def _is_latest(self, connection: Connection) -> bool:
+        timeline = _timeline(connection)
+        with self._lock:
+            latest, self._latest = self._latest, max(self._latest, timeline)
+        if latest and timeline > latest:
+            self.break_all()
+        return timeline >= latest
+
+    def has_changed(self) -> bool:
+        """Look at each server whether one of them is a later primary."""
+        before = self._latest
+        for number in range(self._dsn.hosts):
+            with contextlib.suppress(Unreachable), contextlib.closing(connect(self._dsn, number=number)) as connection:
+                self._is_latest(connection)
+        return self._latest > before
+
+
+def _timeline(connection: Connection) -> str:
+    import psycopg
+
+    try:
+        row = connection.execute(TIMELINE).fetchone()
+    except psycopg.Error as error:
+        connection.close()
+        raise Unreachable(f"the primary cannot be asked for its timeline ({error})") from None
+    return str(row[0]) if row is not None else ""
+
+
+def break_off(connection: Connection) -> None:
+    """Break a connection that another thread may be waiting for: that one gets an error at once."""
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)  # unless it is closed already
 
 
 def explain(dsn: DSN, error: Exception) -> Exception:
@@ -303,6 +386,7 @@ class Connections:
         self._ending: Threads | None = None  # the previous ones, while they finish their jobs
         self._wakers = Wakers()
         self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._hurried = self._away = False  # the process is ending; and the server was unreachable since
         self._reached = False  # the server was reachable before, so it is waited for when it is not
 
@@ -337,6 +421,11 @@ class Connections:
     def hurry(self) -> None:
         """Stop waiting for an unreachable server: the process is ending."""
         self._hurried = True
+
+    def break_all(self) -> None:
+        """Break all connections, to a server that does not answer: what waits for it looks for the primary."""
+        for connection in list(self._open):
+            break_off(connection)
 
     def _put(self, job: Job, key: Hashable) -> None:
         with self._lock:
@@ -376,7 +465,9 @@ class Connections:
         if self._away:
             raise Unreachable("the store is away, and the process is to end")
         try:
-            return self._connect()
+            connection = self._connect()
+            self._open.add(connection)
+            return connection
         except Unreachable:
             self._away = self._hurried  # in a hurry, there is no second try
             raise

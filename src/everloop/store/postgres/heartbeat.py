@@ -2,6 +2,9 @@
 
 It is one thread with its own connection, so that neither a busy event loop nor a queue of writes lets a lease expire.
 Nor does it wait for a synchronous standby: while one is missing, all other writes wait, and the heartbeat says so.
+
+A server may keep its connections and answer nothing: its processes are frozen, or packets are dropped behind a proxy.
+Where there is another server to go to, the heartbeat's own queries tell, and all connections are broken off.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
 from . import replication
+from .connections import Unreachable, break_off
 from .transactions import NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connections import Connection, Primary
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
@@ -31,6 +35,8 @@ LOG_CHANNEL = "everloop_log"  # notified of entries while there are workers that
 BROADCASTS = ("relay", CHANNEL)  # the key of jobs that notify all processes, which must stay in order
 RENEWALS = 3  # of a lease before it would expire
 RETRY_SECONDS = 0.5
+WATCH_SECONDS = 0.5  # between two looks for a server that is silent
+SILENT_SECONDS = 5.0  # without an answer to the heartbeat, after which a server is given up
 STANDBY_SECONDS = 1.5  # between two looks for commits that wait for a standby, on a server that has a synchronous one
 STANDBY_WAIT = 1.0  # seconds after which such a wait is reported
 
@@ -60,8 +66,13 @@ class Heartbeat:
     """Runs from the first worker or listener on until it is closed."""
 
     def __init__(
-        self, connect: Callable[[], Connection], explain: Callable[[Exception], Exception], lease: float
+        self,
+        connect: Callable[[], Connection],
+        explain: Callable[[Exception], Exception],
+        lease: float,
+        primary: Primary | None = None,
     ) -> None:
+        """With a `primary` there are several servers: one that does not answer is given up."""
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
@@ -74,6 +85,9 @@ class Heartbeat:
         self._connect = connect
         self._explain = explain
         self._lease = lease
+        self._primary = primary
+        self._asked_at = 0.0  # when the server was asked something that it has not answered yet; 0: nothing
+        self._connection: Connection | None = None
         self._workers: dict[str, str | None] = {}  # of this process; with an address if it has joined
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver, str]] = {}
         self._log_listener: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
@@ -148,6 +162,20 @@ class Heartbeat:
                 target=self._run, args=(self._stop,), name="everloop-heartbeat", daemon=True
             )
             self._thread.start()
+            if self._primary is not None:
+                watching = (self._stop, self._primary)
+                threading.Thread(target=self._watch, args=watching, name="everloop-silence", daemon=True).start()
+
+    def _watch(self, stop: Stop, primary: Primary) -> None:
+        """Break off all connections to a server that is silent."""
+        while not stop.is_set:
+            if (asked_at := self._asked_at) and time.monotonic() - asked_at > SILENT_SECONDS:
+                self._asked_at = 0.0
+                log.warning("the store has not answered for %.0f s: the primary is looked for", SILENT_SECONDS)
+                if (connection := self._connection) is not None:
+                    break_off(connection)
+                primary.break_all()
+            time.sleep(WATCH_SECONDS)
 
     def _run(self, stop: Stop) -> None:
         connection: Connection | None = None
@@ -156,7 +184,8 @@ class Heartbeat:
             while not stop.is_set:
                 try:
                     if connection is None:
-                        connection = self._connect()
+                        connection = self._connection = self._connect()
+                        self._asked_at = time.monotonic()
                         connection.execute("SET synchronous_commit = local")
                         self._notice_failover(connection)
                         connection.execute(f"LISTEN {CHANNEL}")
@@ -170,13 +199,15 @@ class Heartbeat:
                         if is_reported:
                             log.warning("the heartbeat is back")
                         is_reported = False
+                    self._asked_at = time.monotonic()
                     self._renew_and_remove(connection)
+                    self._asked_at = 0.0
                     self._receive(connection, stop, time.monotonic() + self._lease / RENEWALS)
                 except Exception as error:
                     if not is_reported:
                         log.warning("no heartbeat: %s", self._explain(error))
                     is_reported = True
-                    self.standby_wait = 0.0
+                    self.standby_wait = self._asked_at = 0.0
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -225,7 +256,9 @@ class Heartbeat:
 
     def _look_for_standby(self, connection: Connection) -> None:
         """Report commits that wait for a synchronous standby, once, and the end of that."""
+        self._asked_at = time.monotonic()
         row = connection.execute(replication.WAITING).fetchone()
+        self._asked_at = 0.0
         count, seconds = row if row is not None else (0, 0.0)
         waited, self.standby_wait = self.standby_wait, seconds if seconds > STANDBY_WAIT else 0.0
         if self.standby_wait and not waited:
@@ -235,7 +268,9 @@ class Heartbeat:
                 count,
                 seconds,
             )
-        elif waited and not self.standby_wait:
+        if self.standby_wait and self._primary is not None and self._primary.has_changed():
+            raise Unreachable("this server was the primary before a failover")
+        if waited and not self.standby_wait:
             log.warning("the store's writes no longer wait for a synchronous standby")
 
     def _receive(self, connection: Connection, stop: Stop, until: float) -> None:

@@ -47,7 +47,7 @@ from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deleting, prepared, queries, replication
 from . import search as searching
 from . import transactions as tx
-from .connections import Connections, connect, explain
+from .connections import Connections, Primary, connect, explain
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
@@ -95,7 +95,8 @@ class PostgresStore:
             connections,
             patience,
         )
-        self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds)
+        self._primary = Primary(self.dsn, self.connections.break_all) if self.dsn.has_several_hosts else None
+        self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds, self._primary)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
         self._lease = lease_seconds
@@ -617,7 +618,7 @@ class PostgresStore:
 
     def _connect(self) -> Connection:
         """A connection to the server itself."""
-        connection = connect(self.dsn)
+        connection = self._primary.connect() if self._primary is not None else connect(self.dsn)
         try:
             with self._migrating:
                 if not self._migrated:

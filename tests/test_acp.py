@@ -14,6 +14,7 @@ import pytest
 from acp import (
     PROTOCOL_VERSION,
     RequestError,
+    embedded_blob_resource,
     embedded_text_resource,
     image_block,
     resource_block,
@@ -26,9 +27,12 @@ from acp.schema import (
     ClientCapabilities,
     DeniedOutcome,
     FileSystemCapabilities,
+    HttpHeader,
+    HttpMcpServer,
     McpServerStdio,
     ReadTextFileResponse,
     RequestPermissionResponse,
+    SseMcpServer,
     WriteTextFileResponse,
 )
 
@@ -41,6 +45,7 @@ from .support.commands import COMMAND, environment
 from .support.drawing import drawn
 from .support.held import HeldOpenAI
 from .support.settings import ASK_BEFORE_WRITING, home_with
+from .tools.mcp.test_http import WebServer
 
 pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
 SECONDS = 140
@@ -68,7 +73,7 @@ class Editor:
         self.updates: list[Any] = []
         self.questions: list[Any] = []
         self.answers: list[str] = []
-        self.asked = asyncio.Event()
+        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
         self.buffers: dict[str, str] = {}  # what it has open, saved or not
         self.reads: list[str] = []
         self.writes: list[tuple[str, str]] = []
@@ -83,9 +88,14 @@ class Editor:
         self.questions.append((tool_call, options))
         self.asked.set()
         answer = self.answers.pop(0)
-        if answer == "cancelled":
+        if answer == "later":
+            await self.cancelled.wait()
+        if answer in ("cancelled", "later"):
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
+
+    async def create_terminal(self, **_: Any) -> Any:
+        raise AssertionError("commands run in the sandbox of the agent")
 
     async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
         self.reads.append(path)
@@ -101,9 +111,6 @@ class Editor:
         self.writes.append((path, content))
         self.buffers[path] = content
         return WriteTextFileResponse()
-
-    def kinds(self) -> list[str]:
-        return [update.session_update for update in self.updates]
 
     def said(self, kind: str = "agent_message_chunk") -> str:
         return "".join(update.content.text for update in self.updates if update.session_update == kind)
@@ -268,6 +275,93 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         offered = [tool["function"]["name"] for tool in server.requests[-1].body["tools"]]
         assert "mcp_clock_get_current_time" in offered
         assert "Europe/Berlin" in str(server.requests[-1].body["messages"][-1])
+
+
+async def test_a_command_is_shown_while_it_runs_and_its_whole_output_when_it_has_ended(server, folder):
+    command = "echo first; echo second; until test -e go; do sleep 0.05; done; echo third"
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        server.calls(call("exec", command=command))
+        server.reply("Done.")
+        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("run it")]))
+        while not any("second" in str(update.content) for update in editor.of("tool_call_update")):
+            assert not asking.done()
+            await asyncio.sleep(0.05)
+        (folder / "go").touch()
+        assert (await asking).stop_reason == "end_turn"
+        *running, ended = editor.of("tool_call_update")
+        assert {update.status for update in running} == {"in_progress"}
+        assert ended.status == "completed"
+        output = ended.content[0].content.text
+        assert [word for word in output.split() if word in ("first", "second", "third")] == ["first", "second", "third"]
+
+    async with connected(server) as (agent, editor):
+        await agent.load_session(cwd=str(folder), session_id=key, mcp_servers=[])
+        assert editor.of("tool_call_update")[-1].content[0].content.text == output
+
+
+async def test_a_question_can_be_cancelled_answered_for_the_session_and_thoughts_and_files_are_passed_on(
+    server, folder
+):
+    picture = base64.b64encode(drawn()).decode()
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        editor.answers.append("later")
+        server.calls(call("write_file", path="plan.txt", content="beans"))
+        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("plan")]))
+        await editor.asked.wait()
+        await agent.cancel(session_id=key)
+        editor.cancelled.set()
+        assert (await asking).stop_reason == "cancelled"
+        assert not (folder / "plan.txt").exists()
+
+        editor.answers.append("always")
+        server.calls(call("write_file", path="plan.txt", content="beans"))
+        server.calls(call("write_file", path="plan.txt", content="peas"))
+        server.replies.append(Reply("It says peas.", reasoning="So be it."))
+        files = [
+            resource_block(embedded_blob_resource("file:///drawn.png", picture, mime_type="image/png")),
+            resource_block(embedded_blob_resource((folder / "plan.zip").as_uri(), "UEsFBg==")),
+        ]
+        await agent.prompt(session_id=key, prompt=[text_block("plan again"), *files])
+        assert (folder / "plan.txt").read_text() == "peas"
+        assert len(editor.questions) == 2  # one was enough for both files
+        sent = str([said for request in server.requests for said in request.body["messages"] if said["role"] == "user"])
+        assert f"data:image/png;base64,{picture}" in sent
+        assert f"[file {folder}/plan.zip]" in sent
+        assert editor.said("agent_thought_chunk") == "So be it."
+
+        copies = [
+            (await agent.fork_session(cwd=str(folder), session_id=key, mcp_servers=[])).session_id for _ in range(50)
+        ]
+        first = await agent.list_sessions(cwd=str(folder))
+        rest = await agent.list_sessions(cwd=str(folder), cursor=first.next_cursor)
+        assert (len(first.sessions), len(rest.sessions), rest.next_cursor) == (50, 1, None)
+        assert {one.session_id for one in (*first.sessions, *rest.sessions)} == {key, *copies}
+
+        await agent.ext_notification("of_another_editor", {})
+        with pytest.raises(RequestError, match="not found"):
+            await agent.ext_method("of_another_editor", {})
+
+
+async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by_sse_is_refused(server, folder):
+    web = WebServer()
+    await web.start()
+    headers = [HttpHeader(name="X-Key", value="canary")]
+    async with connected(server) as (agent, editor):
+        sse = SseMcpServer(name="old", url=web.url, headers=[], type="sse")
+        with pytest.raises(RequestError, match="stdio and HTTP"):
+            await agent.new_session(cwd=str(folder), mcp_servers=[sse])
+        assert web.requests == []
+        by_http = HttpMcpServer(name="web", url=web.url, headers=headers, type="http")
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[by_http])).session_id
+        server.calls(call("mcp_web_echo", text="from the web"))
+        server.reply("Done.")
+        editor.answers.append("once")
+        await agent.prompt(session_id=key, prompt=[text_block("say it")])
+        assert "from the web" in str(server.requests[-1].body["messages"][-1])
+        assert {headers.get("X-Key") for _, headers, _ in web.requests} == {"canary"}
+    await web.stop()
 
 
 async def results(server: HeldOpenAI, agent: Any, key: str, *calls: Any) -> list[str]:

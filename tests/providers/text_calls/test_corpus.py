@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop.providers.text_calls import read
+from everloop.providers.text_calls.dialects import OPENINGS
 
 from ...support.cases import each
 from .tools import TOOLS, fed, plain
@@ -54,6 +55,17 @@ def test_what_only_looks_like_a_call_stays_text_byte_for_byte(case):
         reading, said, thought = fed(pieces)
         assert (reading.content, reading.calls, reading.reasoning) == (text, [], "")
         assert (said, thought) == (text, "")
+
+
+def test_each_mark_opens_a_call_of_the_corpus_and_is_text_where_it_is_only_mentioned():
+    calls = [case["text"] for case in cases("call")]
+    assert [opening for opening in OPENINGS if not any(opening in text for text in calls)] == []
+    for opening in OPENINGS:
+        mark = opening.removesuffix("{")
+        text = f"The mark {mark} comes first.\n{mark} comes first, and\n{mark}"
+        for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+            reading, said, _ = fed(pieces)
+            assert (reading.content, reading.calls, said) == (text, [], text)
 
 
 def test_each_dialect_has_calls_and_texts_that_only_look_like_them():

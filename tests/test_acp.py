@@ -1,7 +1,4 @@
-"""`everloop acp`: a client of the ACP SDK drives every method against the real program, as an editor does.
-
-The SDK is loaded when a test needs it: every process of the suite collects this module, and few run it.
-"""
+"""`everloop acp`: a client of the ACP SDK drives every method against the real program, as an editor does."""
 
 from __future__ import annotations
 
@@ -14,8 +11,33 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from acp import (
+    PROTOCOL_VERSION,
+    RequestError,
+    embedded_blob_resource,
+    embedded_text_resource,
+    image_block,
+    resource_block,
+    resource_link_block,
+    spawn_agent_process,
+    text_block,
+)
+from acp.schema import (
+    AllowedOutcome,
+    ClientCapabilities,
+    DeniedOutcome,
+    FileSystemCapabilities,
+    HttpHeader,
+    HttpMcpServer,
+    McpServerStdio,
+    ReadTextFileResponse,
+    RequestPermissionResponse,
+    SseMcpServer,
+    WriteTextFileResponse,
+)
 
 from everloop import events
+from everloop.acp.updates import TurnPlan
 from everloop.testing import FakeOpenAI, call
 from everloop.testing.openai_server import Reply
 
@@ -23,6 +45,7 @@ from .support.commands import COMMAND, environment
 from .support.drawing import drawn
 from .support.held import HeldOpenAI
 from .support.settings import ASK_BEFORE_WRITING, home_with
+from .tools.mcp.test_http import WebServer
 
 pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
 SECONDS = 140
@@ -50,7 +73,7 @@ class Editor:
         self.updates: list[Any] = []
         self.questions: list[Any] = []
         self.answers: list[str] = []
-        self.asked = asyncio.Event()
+        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
         self.buffers: dict[str, str] = {}  # what it has open, saved or not
         self.reads: list[str] = []
         self.writes: list[tuple[str, str]] = []
@@ -62,38 +85,32 @@ class Editor:
         self.updates.append(update)
 
     async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
-        import acp
-
         self.questions.append((tool_call, options))
         self.asked.set()
         answer = self.answers.pop(0)
-        if answer == "cancelled":
-            return acp.schema.RequestPermissionResponse(outcome=acp.schema.DeniedOutcome(outcome="cancelled"))
-        return acp.schema.RequestPermissionResponse(
-            outcome=acp.schema.AllowedOutcome(outcome="selected", option_id=answer)
-        )
+        if answer == "later":
+            await self.cancelled.wait()
+        if answer in ("cancelled", "later"):
+            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+        return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
 
-    async def read_text_file(self, session_id: str, path: str, **_: Any) -> Any:
-        import acp
+    async def create_terminal(self, **_: Any) -> Any:
+        raise AssertionError("commands run in the sandbox of the agent")
 
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
         self.reads.append(path)
         if path.endswith("hidden.txt"):
-            raise acp.RequestError(-32603, "hidden by its person")
+            raise RequestError(-32603, "hidden by its person")
         if path not in self.buffers:
-            raise acp.RequestError(-32002, "not open")
-        return acp.schema.ReadTextFileResponse(content=self.buffers[path])
+            raise RequestError(-32002, "not open")
+        return ReadTextFileResponse(content=self.buffers[path])
 
-    async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> Any:
-        import acp
-
+    async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> WriteTextFileResponse:
         if path.endswith("locked.txt"):
-            raise acp.RequestError(-32603, "locked by its person")
+            raise RequestError(-32603, "locked by its person")
         self.writes.append((path, content))
         self.buffers[path] = content
-        return acp.schema.WriteTextFileResponse()
-
-    def kinds(self) -> list[str]:
-        return [update.session_update for update in self.updates]
+        return WriteTextFileResponse()
 
     def said(self, kind: str = "agent_message_chunk") -> str:
         return "".join(update.content.text for update in self.updates if update.session_update == kind)
@@ -108,19 +125,15 @@ class Editor:
 @asynccontextmanager
 async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any, Editor]]:
     """An editor that offers these requests of its own file system."""
-    import acp
-
     editor = Editor()
-    offered = acp.schema.ClientCapabilities(
-        fs=acp.schema.FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True
-    )
+    offered = ClientCapabilities(fs=FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True)
     # The SDK fails where a process ends just when it would be terminated: it gets enough time to end by itself.
-    process = acp.spawn_agent_process(
+    process = spawn_agent_process(
         cast("Any", editor), *COMMAND, "acp", env=environment(server), transport_kwargs={"shutdown_timeout": 60.0}
     )
     async with asyncio.timeout(SECONDS), process as (agent, _):
-        start = await agent.initialize(protocol_version=acp.PROTOCOL_VERSION, client_capabilities=offered)
-        assert start.protocol_version == acp.PROTOCOL_VERSION
+        start = await agent.initialize(protocol_version=PROTOCOL_VERSION, client_capabilities=offered)
+        assert start.protocol_version == PROTOCOL_VERSION
         facts = start.model_dump()
         assert facts["agent_info"]["name"] == "everloop"
         assert facts["agent_capabilities"]["load_session"]
@@ -129,8 +142,6 @@ async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any,
 
 
 async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(server, folder):
-    import acp
-
     (folder / "plan.txt").write_text("beans\n")
     server.calls(
         call("read_file", path="plan.txt", offset=1),
@@ -145,10 +156,10 @@ async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(serve
         ended = await agent.prompt(
             session_id=session.session_id,
             prompt=[
-                acp.text_block("look at "),
-                acp.resource_link_block("notes", (folder / "notes.md").as_uri()),
-                acp.resource_block(acp.embedded_text_resource((folder / "a b.py").as_uri(), "print(1)")),
-                acp.image_block(picture, "image/png"),
+                text_block("look at "),
+                resource_link_block("notes", (folder / "notes.md").as_uri()),
+                resource_block(embedded_text_resource((folder / "a b.py").as_uri(), "print(1)")),
+                image_block(picture, "image/png"),
             ],
         )
         assert ended.stop_reason == "end_turn"
@@ -172,60 +183,58 @@ async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(serve
         server.reply("By the second.")
         chosen = await agent.set_config_option(session_id=session.session_id, config_id="model", value="second")
         assert chosen.config_options[0].current_value == "second"
-        await agent.prompt(session_id=session.session_id, prompt=[acp.text_block("who are you?")])
+        await agent.prompt(session_id=session.session_id, prompt=[text_block("who are you?")])
         assert server.requests[-1].body["model"] == "second"
-        with pytest.raises(acp.RequestError):
+        with pytest.raises(RequestError):
             await agent.set_config_option(session_id=session.session_id, config_id="model", value="third")
         for wrong in ("relative", str(folder / "plan.txt")):
-            with pytest.raises(acp.RequestError):
+            with pytest.raises(RequestError):
                 await agent.new_session(cwd=wrong, mcp_servers=[])
 
     async with connected(server) as (agent, editor):
         listed = (await agent.list_sessions(cwd=str(folder))).sessions
         assert [(one.session_id, one.cwd) for one in listed] == [(session.session_id, str(folder))]
         assert listed[0].title.startswith("look at")
-        with pytest.raises(acp.RequestError):
-            await agent.prompt(session_id=session.session_id, prompt=[acp.text_block("not open")])
-        with pytest.raises(acp.RequestError):
+        with pytest.raises(RequestError):
+            await agent.prompt(session_id=session.session_id, prompt=[text_block("not open")])
+        with pytest.raises(RequestError):
             await agent.load_session(cwd=str(folder), session_id="acp:none", mcp_servers=[])
         await agent.load_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
         assert "look at" in editor.said("user_message_chunk")
         assert editor.said() == "It says peas now.By the second."
         assert len(editor.of("tool_call")) == 2
         server.reply("Peas.")
-        await agent.prompt(session_id=session.session_id, prompt=[acp.text_block("what does it say?")])
+        await agent.prompt(session_id=session.session_id, prompt=[text_block("what does it say?")])
         assert "It says peas now." in str(server.requests[-1].body["messages"])
 
         shown = len(editor.updates)
         copy = await agent.fork_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
         server.reply("Peas, in a copy.")
-        await agent.prompt(session_id=copy.session_id, prompt=[acp.text_block("and here?")])
+        await agent.prompt(session_id=copy.session_id, prompt=[text_block("and here?")])
         assert "what does it say?" in str(server.requests[-1].body["messages"])
         await agent.close_session(session_id=session.session_id)
-        with pytest.raises(acp.RequestError):
-            await agent.prompt(session_id=session.session_id, prompt=[acp.text_block("closed")])
+        with pytest.raises(RequestError):
+            await agent.prompt(session_id=session.session_id, prompt=[text_block("closed")])
         await agent.resume_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
         assert "what does it say?" not in str(editor.updates[shown:])  # nothing is shown again
         server.reply("Still peas.")
-        await agent.prompt(session_id=session.session_id, prompt=[acp.text_block("still?")])
+        await agent.prompt(session_id=session.session_id, prompt=[text_block("still?")])
         assert "and here?" not in str(server.requests[-1].body["messages"])
         for method in (agent.fork_session, agent.resume_session):
-            with pytest.raises(acp.RequestError):
+            with pytest.raises(RequestError):
                 await method(cwd=str(folder), session_id="acp:none", mcp_servers=[])
         listed = (await agent.list_sessions(cwd=str(folder))).sessions
         assert {one.session_id for one in listed} == {session.session_id, copy.session_id}
 
 
 async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp_server_is_used(server, folder):
-    import acp
-
     async with connected(server) as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
         for number, answer in enumerate(("once", "refuse", "cancelled")):
             server.calls(call("write_file", path=f"plan{number}.txt", content="beans"))
             server.reply("Done.")
             editor.answers.append(answer)
-            assert (await agent.prompt(session_id=key, prompt=[acp.text_block("plan")])).stop_reason == "end_turn"
+            assert (await agent.prompt(session_id=key, prompt=[text_block("plan")])).stop_reason == "end_turn"
         assert [path.name for path in sorted(folder.glob("plan*"))] == ["plan0.txt"]
         question, options = editor.questions[0]
         assert "plan0.txt" in str(question.content)
@@ -236,23 +245,23 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         await agent.set_session_mode(session_id=key, mode_id="refuse")
         server.calls(call("write_file", path="plan9.txt", content="beans"))
         server.reply("I may not.")
-        await agent.prompt(session_id=key, prompt=[acp.text_block("plan")])
+        await agent.prompt(session_id=key, prompt=[text_block("plan")])
         assert len(editor.questions) == 3
         assert not (folder / "plan9.txt").exists()
-        with pytest.raises(acp.RequestError):
+        with pytest.raises(RequestError):
             await agent.set_session_mode(session_id=key, mode_id="none")
 
         server.hold(Reply("never heard"))
-        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[acp.text_block("slowly")]))
+        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("slowly")]))
         while not server.heard:  # within the limit of the connection
             await asyncio.sleep(0.05)
-        with pytest.raises(acp.RequestError, match="is running"):
+        with pytest.raises(RequestError, match="is running"):
             await agent.fork_session(cwd=str(folder), session_id=key, mcp_servers=[])
         await agent.cancel(session_id=key)
         assert (await asking).stop_reason == "cancelled"
         server.go.set()
 
-        clock = acp.schema.McpServerStdio(
+        clock = McpServerStdio(
             name="clock",
             command=sys.executable,
             args=["-m", "mcp_server_time", "--local-timezone", "Europe/Berlin"],
@@ -262,19 +271,104 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         server.reply("Late.")
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[clock])).session_id
         editor.answers.append("once")
-        await agent.prompt(session_id=key, prompt=[acp.text_block("what time is it?")])
+        await agent.prompt(session_id=key, prompt=[text_block("what time is it?")])
         offered = [tool["function"]["name"] for tool in server.requests[-1].body["tools"]]
         assert "mcp_clock_get_current_time" in offered
         assert "Europe/Berlin" in str(server.requests[-1].body["messages"][-1])
 
 
+async def test_a_command_is_shown_while_it_runs_and_its_whole_output_when_it_has_ended(server, folder):
+    command = "echo first; echo second; until test -e go; do sleep 0.05; done; echo third"
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        server.calls(call("exec", command=command))
+        server.reply("Done.")
+        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("run it")]))
+        while not any("second" in str(update.content) for update in editor.of("tool_call_update")):
+            assert not asking.done()
+            await asyncio.sleep(0.05)
+        (folder / "go").touch()
+        assert (await asking).stop_reason == "end_turn"
+        *running, ended = editor.of("tool_call_update")
+        assert {update.status for update in running} == {"in_progress"}
+        assert ended.status == "completed"
+        output = ended.content[0].content.text
+        assert [word for word in output.split() if word in ("first", "second", "third")] == ["first", "second", "third"]
+
+    async with connected(server) as (agent, editor):
+        await agent.load_session(cwd=str(folder), session_id=key, mcp_servers=[])
+        assert editor.of("tool_call_update")[-1].content[0].content.text == output
+
+
+async def test_a_question_can_be_cancelled_answered_for_the_session_and_thoughts_and_files_are_passed_on(
+    server, folder
+):
+    picture = base64.b64encode(drawn()).decode()
+    async with connected(server) as (agent, editor):
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        editor.answers.append("later")
+        server.calls(call("write_file", path="plan.txt", content="beans"))
+        asking = asyncio.create_task(agent.prompt(session_id=key, prompt=[text_block("plan")]))
+        await editor.asked.wait()
+        await agent.cancel(session_id=key)
+        editor.cancelled.set()
+        assert (await asking).stop_reason == "cancelled"
+        assert not (folder / "plan.txt").exists()
+
+        editor.answers.append("always")
+        server.calls(call("write_file", path="plan.txt", content="beans"))
+        server.calls(call("write_file", path="plan.txt", content="peas"))
+        server.replies.append(Reply("It says peas.", reasoning="So be it."))
+        files = [
+            resource_block(embedded_blob_resource("file:///drawn.png", picture, mime_type="image/png")),
+            resource_block(embedded_blob_resource((folder / "plan.zip").as_uri(), "UEsFBg==")),
+        ]
+        await agent.prompt(session_id=key, prompt=[text_block("plan again"), *files])
+        assert (folder / "plan.txt").read_text() == "peas"
+        assert len(editor.questions) == 2  # one was enough for both files
+        sent = str([said for request in server.requests for said in request.body["messages"] if said["role"] == "user"])
+        assert f"data:image/png;base64,{picture}" in sent
+        assert f"[file {folder}/plan.zip]" in sent
+        assert editor.said("agent_thought_chunk") == "So be it."
+
+        copies = [
+            (await agent.fork_session(cwd=str(folder), session_id=key, mcp_servers=[])).session_id for _ in range(50)
+        ]
+        first = await agent.list_sessions(cwd=str(folder))
+        rest = await agent.list_sessions(cwd=str(folder), cursor=first.next_cursor)
+        assert (len(first.sessions), len(rest.sessions), rest.next_cursor) == (50, 1, None)
+        assert {one.session_id for one in (*first.sessions, *rest.sessions)} == {key, *copies}
+
+        await agent.ext_notification("of_another_editor", {})
+        with pytest.raises(RequestError, match="not found"):
+            await agent.ext_method("of_another_editor", {})
+
+
+async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by_sse_is_refused(server, folder):
+    web = WebServer()
+    await web.start()
+    headers = [HttpHeader(name="X-Key", value="canary")]
+    async with connected(server) as (agent, editor):
+        sse = SseMcpServer(name="old", url=web.url, headers=[], type="sse")
+        with pytest.raises(RequestError, match="stdio and HTTP"):
+            await agent.new_session(cwd=str(folder), mcp_servers=[sse])
+        assert web.requests == []
+        by_http = HttpMcpServer(name="web", url=web.url, headers=headers, type="http")
+        key = (await agent.new_session(cwd=str(folder), mcp_servers=[by_http])).session_id
+        server.calls(call("mcp_web_echo", text="from the web"))
+        server.reply("Done.")
+        editor.answers.append("once")
+        await agent.prompt(session_id=key, prompt=[text_block("say it")])
+        assert "from the web" in str(server.requests[-1].body["messages"][-1])
+        assert {headers.get("X-Key") for _, headers, _ in web.requests} == {"canary"}
+    await web.stop()
+
+
 async def results(server: HeldOpenAI, agent: Any, key: str, *calls: Any) -> list[str]:
     """What the model is told of its calls."""
-    import acp
-
     server.calls(*calls)
     server.reply("Done.")
-    await agent.prompt(session_id=key, prompt=[acp.text_block("go on")])
+    await agent.prompt(session_id=key, prompt=[text_block("go on")])
     body = server.requests[-1].body
     assert body is not None
     return [said["content"] for said in body["messages"][-len(calls) :]]
@@ -345,14 +439,12 @@ async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folde
 
 
 async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_session_is_loaded(server, folder):
-    import acp
-
     async with connected(server) as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
         server.calls(call("spawn", task="Count the beans"))
         server.reply("Seven beans.")
         server.reply("There are seven.")
-        await agent.prompt(session_id=key, prompt=[acp.text_block("how many?")])
+        await agent.prompt(session_id=key, prompt=[text_block("how many?")])
         assert editor.said() == "There are seven."
         assert "Seven beans." in str(server.requests[-1].body["messages"][-1])
         shown = [[("Count the beans", "in_progress")], [("Count the beans", "completed")]]
@@ -360,7 +452,7 @@ async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_
         server.calls(call("spawn", task="Count the peas"))
         server.reply("Nine peas.")
         server.reply("And nine.")
-        await agent.prompt(session_id=key, prompt=[acp.text_block("and peas?")])
+        await agent.prompt(session_id=key, prompt=[text_block("and peas?")])
         shown += [[("Count the peas", "in_progress")], [("Count the peas", "completed")]]  # a turn has its own plan
         assert editor.plans() == shown
 
@@ -371,8 +463,6 @@ async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_
 
 
 def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_taken_it():
-    from everloop.acp.updates import TurnPlan
-
     plan = TurnPlan()
     todos = [
         {"content": "dig", "status": "completed"},

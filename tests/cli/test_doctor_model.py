@@ -10,6 +10,7 @@ from everloop.cli.model_checks import CODE, LINES
 from everloop.testing import FakeOpenAI, call
 
 from ..support.commands import Done, everloop
+from ..support.places import DOCS
 
 NAMES = [
     "answers", "streams", "counts tokens", "calls a tool", "right arguments", "reads results", "two calls",
@@ -47,6 +48,11 @@ async def test_a_good_model_passes_all_and_each_line_says_so(server):
     assert {request.model for request in server.requests} == {"scripted"}
     result = server.requests[2].body["messages"][-1]
     assert (result["role"], CODE in result["content"]) == ("tool", True)
+
+
+def test_the_page_of_models_explains_each_of_the_ten_checks():
+    table = (DOCS / "models.md").read_text().partition("| check |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in table] == NAMES
 
 
 async def test_a_model_that_calls_in_its_text_passes_and_the_dialect_is_named(server):

@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
     "process": "execute",
     "web_fetch": "fetch",
 }
+CHANGES = ("edit_file", "write_file")  # are shown as a diff
 
 
 # --------------------------------------------------------------------------------------- what happens in a turn
@@ -81,8 +82,8 @@ def of_event(event: events.Event, folder: Path) -> Update | None:
             return ToolCallProgress(
                 session_update="tool_call_update", tool_call_id=call, status="in_progress", content=_shown(text)
             )
-        case events.ToolEnded(call=call, content=content, status=status):
-            return tool_ended(call, content, status)
+        case events.ToolEnded():
+            return tool_ended(event)
     return None
 
 
@@ -107,7 +108,7 @@ def change_of(name: str, arguments: dict[str, Any], place: str | None) -> list[A
     """What a call would change, as a diff."""
     new = arguments.get("new_text") if name == "edit_file" else arguments.get("content")
     old = arguments.get("old_text") if name == "edit_file" else None
-    if name not in ("edit_file", "write_file") or place is None or not isinstance(new, str):
+    if name not in CHANGES or place is None or not isinstance(new, str):
         return None
     return [tool_diff_content(place, clean(new), clean(old) if isinstance(old, str) else None)]
 
@@ -116,14 +117,15 @@ def _is_short(value: object) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool) and "\n" not in str(value)
 
 
-def tool_ended(call: str, content: str, status: str) -> ToolCallProgress:
+def tool_ended(event: events.ToolEnded) -> ToolCallProgress:
     """The end of a call. An editor keeps the diff of one that succeeded: its result says no more."""
+    keeps_diff = event.status == "ok" and event.name in CHANGES
     return ToolCallProgress(
         session_update="tool_call_update",
-        tool_call_id=call,
-        status="completed" if status == "ok" else "failed",
-        raw_output=clean(content[:MOST_SHOWN]),
-        content=None if status == "ok" else _shown(content),
+        tool_call_id=event.call,
+        status="completed" if event.status == "ok" else "failed",
+        raw_output=clean(event.content[:MOST_SHOWN]),
+        content=None if keeps_diff else _shown(event.content),
     )
 
 

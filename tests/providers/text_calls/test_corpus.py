@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from everloop.providers.text_calls import read
+from everloop.providers.text_calls.dialects import OPENINGS
 
 from ...support.cases import each
+from ...support.places import DOCS
 from .tools import TOOLS, fed, plain
 
 FILES = sorted((Path(__file__).parent / "corpus").glob("*.toml"))
@@ -54,6 +57,28 @@ def test_what_only_looks_like_a_call_stays_text_byte_for_byte(case):
         reading, said, thought = fed(pieces)
         assert (reading.content, reading.calls, reading.reasoning) == (text, [], "")
         assert (said, thought) == (text, "")
+
+
+def test_each_mark_opens_a_call_of_the_corpus_and_is_text_where_it_is_only_mentioned():
+    calls = [case["text"] for case in cases("call")]
+    assert [opening for opening in OPENINGS if not any(opening in text for text in calls)] == []
+    for opening in OPENINGS:
+        mark = opening.removesuffix("{")
+        text = f"The mark {mark} comes first.\n{mark} comes first, and\n{mark}"
+        for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+            reading, said, _ = fed(pieces)
+            assert (reading.content, reading.calls, said) == (text, [], text)
+
+
+def test_the_page_of_models_says_for_each_family_what_was_tried_and_which_templates_could_not_be_had():
+    page = (DOCS / "models.md").read_text()
+    table = page.partition("| family |")[2].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table if line.startswith("|")]
+    assert len(rows) >= 30
+    assert {tried for *_, tried in rows[:-1]} == {"published", "parser"}
+    listed = page.partition("could not be had: those of ")[2].partition(". Each is read")[0]
+    named = re.split(r",\s|\sand\s", listed)
+    assert sorted(named) == sorted(family for family, _, tried in rows if tried == "parser")
 
 
 def test_each_dialect_has_calls_and_texts_that_only_look_like_them():

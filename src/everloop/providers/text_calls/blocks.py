@@ -19,6 +19,7 @@ from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, Offere
 from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, is_cut_off, stop_pattern, value_end
 
 _OPENING = re.compile("|".join(map(re.escape, dialects.OPENINGS)))
+_INNER = re.compile("|".join(map(re.escape, dialects.INNER)))
 _BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
 
 # Small models of Qwen's double the braces, as their template's source does.
@@ -100,8 +101,9 @@ class CallFinder:
         text = self.text
         self.wait_if(place >= len(text))
         if not family.argument:
-            if text.startswith(dialects.INNER, place):
-                return True
+            if inner := _INNER.match(text, place):
+                self.wait_if(len(text) < inner.end() + 2)
+                return inner[0][-1] != "=" or text[inner.end() : inner.end() + 2].lstrip("\"'")[:1].isidentifier()
             self.wait_if(self._ahead(place) in dialects.INNER_BEGINNINGS)
         name = _BODY_NAME.match(text, place)
         if name is None:
@@ -151,12 +153,15 @@ class CallFinder:
         to = found[1] if (found := _TO.search(words)) else ""
         body = self.text[start : start + 40].lstrip()[: len(_TAGS)]
         self.wait_if(to and body != _TAGS and _TAGS.startswith(body))
-        is_call = to not in ("", "user", "self", "all") and body != _TAGS
+        is_call = to not in ("", "user", "self", "all")
         is_thought = "analysis" in words or to == "self" or is_call
         return Message(start, is_thought, self._message_call(to, start) if is_call and self.offered else None)
 
-    def _message_call(self, name: str, at: int) -> CallBlock:
-        stop, end, complete = self._extent(after(_SPACE, self.text, at), dialects.HARMONY_END)
+    def _message_call(self, name: str, at: int) -> CallBlock | None:
+        first = after(_SPACE, self.text, at)
+        if self.text.startswith(_TAGS, first):
+            return self.marked(first)
+        stop, end, complete = self._extent(first, dialects.HARMONY_END)
         source = self.text[at:stop]
         written = with_arguments(name, source, self._json_reader, complete)
         return CallBlock(end, [self.offered.request(written)], source)

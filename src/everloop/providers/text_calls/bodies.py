@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from .calls import CUT_OFF, MAX_CALLS, NAMES, UNREADABLE, WrittenCall, calls_of
@@ -34,7 +35,7 @@ class Tag:
         return found[:MAX_CALLS]
 
 
-_PREFIX = r"(?:\w{1,20}:|｜DSML｜)?"
+_PREFIX = r"(?:\w{1,20}:|｜DSML｜ ?)?"
 _NAMED = r"[\"']([^\"'\n]{1,200})[\"']"
 _ARG = r"(?:\w{1,20}_)?arg"
 _SEPARATOR = r"<[｜|]tool[▁_]sep[｜|]>|<\|tool_call_argument_begin\|>"
@@ -212,18 +213,19 @@ def _namespaced_value(opened: re.Match[str], tags: Iterator[re.Match[str]]) -> A
     return BROKEN
 
 
+_STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*+(?:\1|\\?\Z)", re.DOTALL)  # LFM2.5 writes line breaks into them
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 
 
 def read_python(text: str) -> list[WrittenCall] | None:
     """The calls that a Python text consists of; None if it holds anything else."""
-    try:
-        statements = parse_python(text.strip(), "exec").body
-        if not all(isinstance(one, ast.Expr | ast.Assign) for one in statements):
-            return None
-        return [call for one in statements for call in _python_calls(one.value)][:MAX_CALLS] or None
-    except UNPARSABLE:
-        return None
+    for source in (text, _STRING.sub(lambda string: string[0].replace("\n", "\\n"), text)):
+        with suppress(*UNPARSABLE):
+            statements = parse_python(source.strip(), "exec").body
+            if not all(isinstance(one, ast.Expr | ast.Assign) for one in statements):
+                return None
+            return [call for one in statements for call in _python_calls(one.value)][:MAX_CALLS] or None
+    return None
 
 
 def _python_calls(node: ast.expr) -> list[WrittenCall]:

@@ -34,6 +34,7 @@ FAMILIES = (
     Family("<atem:function_calls>"),  # Muse
     Family("<｜DSML｜function_calls>"),  # DeepSeek V3.2
     Family("<｜DSML｜tool_calls>"),  # DeepSeek V4
+    Family("<｜DSML｜ calls>"),  # DeepSeek V4.1
     Family("<start_function_call>", "<end_function_call>"),  # FunctionGemma
     Family("<|tool_call>", r"<tool_call\|>"),  # Gemma 4
     Family("<|tool_call|>", r"<\|/tool_call\|>|</tool_call>|<\|end_of_text\|>"),  # Granite, Phi-4-mini
@@ -45,10 +46,10 @@ FAMILIES = (
     Family("<|action_start|>", r"<\|action_end\|>"),  # InternLM
     Family("<｜tool▁calls▁begin｜>", r"<[｜|]tool▁calls▁end[｜|]>"),  # DeepSeek
     Family("<|tool▁calls▁begin|>", r"<[｜|]tool▁calls▁end[｜|]>"),
-    Family("<｜tool▁call▁begin｜>", r"<｜tool▁call▁end｜>", body="<｜tool▁call▁begin｜>"),
+    Family("<｜tool▁call▁begin｜>", r"<｜tool▁call▁end｜>"),
     Family("<｜tool_calls_begin｜>", r"<｜tool_calls_end｜>"),  # Step 3
     Family("<|tool_calls_section_begin|>", r"<\|tool_calls_section_end\|>"),  # Kimi K2
-    Family("<|tool_call_begin|>", r"<\|tool_call_end\|>", body="<|tool_call_begin|>"),
+    Family("<|tool_call_begin|>", r"<\|tool_call_end\|>"),
     Family("<|open|>tools<|sep|>", r"<\|close\|>tools<\|sep\|>"),  # Kimi K3
     Family("]<]minimax[>[<tool_call>", r"\]<\]minimax\[>\[</tool_call>"),  # MiniMax M3
     Family("[TOOL_CALLS]", r"</s>|(?=\[TOOL_CALLS\])"),  # Mistral
@@ -57,8 +58,9 @@ FAMILIES = (
     Family("<function name=", r"</function>", body="<function name="),  # MiniCPM 5
     Family("<invoke name=", r"</invoke>", body="<invoke name="),
     Family("<｜DSML｜invoke name=", r"</｜DSML｜invoke>", body="<｜DSML｜invoke name="),
+    Family("<｜DSML｜ invoke name=", r"</｜DSML｜ invoke>", body="<｜DSML｜ invoke name="),
     Family("<steptml:invoke name=", r"</steptml:invoke>", body="<steptml:invoke name="),
-    Family("functools[", r"<\|im_end\|>|<\|end\|>", body="["),  # FireFunction, Phi-4-mini
+    Family("functools[{", r"<\|im_end\|>|<\|end\|>", body="[{"),  # FireFunction, Phi-4-mini
     Family("function call<|role_sep|>", r"<\|message_sep\|>|</s>"),  # GigaChat 3
     Family("<|function_call|>", r"<\|message_sep\|>|</s>"),
     Family("<|recipient|>", r"<\|stop\|>|(?=<\|from\|>)", argument="<|content|>"),  # Functionary 2
@@ -73,8 +75,9 @@ ENDS = {one.opening: re.compile(one.ends or _TAG_ENDS[one.opening]) for one in F
 
 # What may follow a mark around calls.
 INNER = (
-    "{", "[", *(one.body for one in FAMILIES if one.body), "<atem:invoke name=", "<|tool▁call▁begin|>", "```",
-    "<｜tool_call_begin｜>", "<|open|>call tool=", "]<]minimax[>[<invoke name=", "<tool_call>", "<|plugin|>",
+    "{", "[", "```", *(one.body for one in FAMILIES if one.body), "<tool_call>", "<｜tool▁call▁begin｜>",
+    "<|tool▁call▁begin|>", "<｜tool_call_begin｜>", "<|tool_call_begin|>", "<atem:invoke name=", "<|open|>call tool=",
+    "]<]minimax[>[<invoke name=", "<|plugin|>",
 )  # fmt: skip
 # What may follow a name behind a mark.
 AFTER_NAME = (
@@ -85,26 +88,18 @@ CLOSERS = ("</", "<|", "<｜")  # begin what may follow the name of a call witho
 # The tags between which models write what they think. Many models start inside a thought, since the prompt template
 # opened the tag for them.
 THOUGHT_TAGS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "<seed:think>": "</seed:think>",
-    "<mm:think>": "</mm:think>",
-    "<longcat_think>": "</longcat_think>",
-    "[think]": "[/think]",
-    "◁think▷": "◁/think▷",
-    "<|start_thinking|>": "<|end_thinking|>",
-    "<|inner_prefix|>": "<|inner_suffix|>",
-    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
-    "<|channel>thought": "<channel|>",
-}
+    "<think>": "</think>", "<thinking>": "</thinking>", "<seed:think>": "</seed:think>", "<mm:think>": "</mm:think>",
+    "<longcat_think>": "</longcat_think>", "[think]": "[/think]", "◁think▷": "◁/think▷",
+    "<|start_thinking|>": "<|end_thinking|>", "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>", "<|channel>thought": "<channel|>",
+}  # fmt: skip
 THOUGHT_ENDS = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in THOUGHT_TAGS.items()}
 STRAY_ENDS = tuple(end for end in THOUGHT_TAGS.values() if end != "<channel|>")
 # What some models put around an answer. Words count only behind a thought: a user may have asked for such a tag.
 WRAPPERS = ("<answer>", "<response>", "</answer>", "</response>")
 WRAPPER_TOKENS = (
-    "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>",
-    "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>",
-    "<|message_sep|>",
+    "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|open|>response<|sep|>",
+    "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>", "<|message_sep|>",
 )  # fmt: skip
 # Tokens without meaning between or after calls.
 NOISES = (

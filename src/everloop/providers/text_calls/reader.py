@@ -23,7 +23,6 @@ _PROSE = 80  # characters without brackets that announce a call in the middle of
 _INDENT = 80  # characters, at most
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
 _STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, dialects.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
-_BEHIND_STRAY = re.compile(r"[ \t\r]{0,80}")
 
 Quoted = Callable[[str], bool]
 
@@ -211,10 +210,10 @@ class Reader:
             return False
         if found[0][:2] in ("<|", "◁/") or self._begins_line(found.start()):
             return True
-        behind = after(_BEHIND_STRAY, self._text, found.end())
-        self._finder.wait_if(behind >= len(self._text))
-        following = self._text[behind : behind + 1]
-        if behind > found.end() and following not in ("", "\n"):
+        rest = self._text[found.end() : found.end() + _INDENT]
+        following = rest.lstrip(" \t\r")[:1]
+        self._finder.wait_if(not following and len(rest) < _INDENT)
+        if rest.startswith((" ", "\t", "\r")) and following not in ("", "\n"):
             return prose.ends_sentence(self._before(found.start()))
         return following.isalnum() or following in "\n<[{*#"
 

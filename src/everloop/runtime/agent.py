@@ -484,7 +484,7 @@ class AgentLoop:
             raise HandedOff
         await self.subagents.ended(claim, ended)
         for id, message in session_log.outgoing():
-            await self._outbox.hand_out(id, message)
+            await self._outbox.hand_out(id, message, session_log.announced)
         for follows in session_log.incoming:
             self.dispatcher.kick(follows.owner, follows.session_key)
         return ended.question if isinstance(ended, Parked) else ended.text

@@ -38,8 +38,8 @@ class BusAdapter(Protocol):
         """Whether the process that took a message has left its turn to this one, so that the answer must be sent."""
         ...
 
-    async def hand_out(self, id: int, message: OutboundMessage) -> None:
-        """Send a message that stands in the store's outbox."""
+    async def hand_out(self, id: int, message: OutboundMessage, announced: bool = False) -> None:
+        """Send a message that stands in the store's outbox. With `announced`, other processes know of it."""
         ...
 
 
@@ -74,7 +74,7 @@ class MemoryAdapter:
         while True:
             await take(await self._bus.consume_inbound())
 
-    async def hand_out(self, id: int, message: OutboundMessage) -> None:
+    async def hand_out(self, id: int, message: OutboundMessage, announced: bool = False) -> None:
         if message.channel in self._networks:
             await self._leave([id], message.channel)
             return
@@ -135,9 +135,10 @@ class DurableAdapter:
     async def feed(self, take: Take) -> None:
         await self._owners.run()
 
-    async def hand_out(self, id: int, message: OutboundMessage) -> None:
+    async def hand_out(self, id: int, message: OutboundMessage, announced: bool = False) -> None:
         self._bus.more_outgoing()
-        await self._store.wake(SENDING)
+        if not announced:
+            await self._store.wake(SENDING)
 
     async def close(self) -> None:
         await self._bus.close()

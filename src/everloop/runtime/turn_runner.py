@@ -417,6 +417,11 @@ class SessionLog:
         """The answer's rows in the outbox, once the turn is closed."""
         return [] if self._finished is None else list(zip(self._finished.result().outbox, self._outgoing, strict=True))
 
+    @property
+    def announced(self) -> bool:
+        """Whether the processes that send know of the answer, once the turn is closed."""
+        return self._finished is not None and self._finished.result().announced
+
     def more(self) -> bool:
         """Whether the session has more to do, once the turn is closed."""
         return self._finished is None or self._finished.result().more

@@ -239,6 +239,7 @@ class Finished:
 
     outbox: list[int]
     more: bool
+    announced: bool = False  # the processes that send were notified of the rows
 
 
 class Busy(Exception):

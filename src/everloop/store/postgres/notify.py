@@ -101,6 +101,17 @@ class Notifier:
                 prepared.run(db, NOTIFY, (CHANNEL, encode_notice(what, "", some)))
 
 
+def send_now(db: Connection, what: str) -> bool:
+    """Send a notice to all workers on a connection that is in no transaction. False if it may not have been sent."""
+    import psycopg
+
+    try:
+        prepared.run(db, NOTIFY, (CHANNEL, what))
+    except psycopg.Error:  # the connection is replaced when it is used next
+        return False
+    return True
+
+
 class NotifiedPeer(Peer):
     """A worker that is notified by NOTIFY. One that takes work also looks, after a while, for work that others were
     notified of and may not have taken."""

@@ -42,7 +42,7 @@ from ..base import (
 from ..claims import Begun, Held
 from ..outbox import Taken, encoded
 from ..overview import Replication
-from ..peers import ANY, Notice
+from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deleting, prepared, queries, replication
 from . import search as searching
@@ -51,7 +51,7 @@ from .connections import Connections, Primary, connect, explain
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
-from .notify import NotifiedPeer, Notifier
+from .notify import NotifiedPeer, Notifier, send_now
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
 from .schema import migrate
 from .transactions import NOW, Looked, LookedAt, living
@@ -232,7 +232,10 @@ class PostgresStore:
         def alone(db: Connection, call: Call) -> Finished:
             if incoming:
                 raise MustTransact
-            return tx.finish_alone(db, call, appended, values)
+            finished = tx.finish_alone(db, call, appended, values)
+            if finished.outbox and sender is None:  # from here it costs neither a thread's wake-up nor the loop's
+                return replace(finished, announced=send_now(db, SENDING))
+            return finished
 
         work = LoneWrite(alone, lambda db: tx.finish(db, appended, values, incoming))
         return self._write(work, (claim.owner, claim.key))

@@ -53,6 +53,18 @@ def test_a_change_that_no_tool_and_no_command_made_is_not_the_turns(folder):
     assert TurnChanges.between(folder, before, take_snapshot(folder, before), earlier).changes == ()
 
 
+def test_it_is_known_and_saved_whether_commands_ran(folder, tmp_path):
+    before = take_snapshot(folder)
+    (folder / "sub" / "a.txt").write_text("after\n")
+    after = take_snapshot(folder, before)
+    by_tool = TurnChanges.between(folder, before, after, Activity(written={"sub/a.txt"}))
+    by_command = TurnChanges.between(folder, before, after, now())
+    saved = SavedTurns(tmp_path, folder, "cli:direct")
+    saved.save([by_tool, by_command])
+    assert [turn.ran_commands for turn in (by_tool, by_command)] == [False, True]
+    assert [turn.ran_commands for turn in saved.load()] == [False, True]
+
+
 def test_a_file_that_was_too_large_to_be_kept_is_named(folder):
     (folder / "big").write_bytes(b"x" * (MOST_BYTES + 1))
     before = take_snapshot(folder)

@@ -392,7 +392,8 @@ class Chat:
             self._output.line(f"✗ not undone: {problem}", "bad")
         if not changes.whole:
             self._output.line("Not all files could be compared: the workspace has too many.", "dim")
-        self._output.line("What a command did outside the workspace's files cannot be undone.", "dim")
+        if changes.ran_commands:
+            self._output.line("What a command did outside the workspace's files cannot be undone.", "dim")
         if done:
             said = UserSaid(clean(f"I undid your last changes to these files: {', '.join(done)}"), "user")
             await self._agent.store.note(OWNER, self._key, [said, TurnEnded("answer")])

@@ -134,6 +134,7 @@ class TurnChanges:
     folder: Path
     changes: tuple[Change, ...]
     whole: bool  # all files of the folder were compared
+    ran_commands: bool = True  # which may have done more than change files of the folder
 
     @classmethod
     def between(cls, folder: Path, before: Snapshot, after: Snapshot, activity: Activity) -> TurnChanges:
@@ -142,7 +143,7 @@ class TurnChanges:
             for path in sorted({*before.files, *after.files})
             if _differ(old := before.files.get(path), new := after.files.get(path)) and activity.made(path, new)
         ]
-        return cls(folder, tuple(changes), before.whole and after.whole)
+        return cls(folder, tuple(changes), before.whole and after.whole, bool(activity.commands))
 
     def undo(self) -> tuple[list[str], list[str]]:
         """Restore the files; return those that were restored, and what could not be undone and why."""
@@ -188,6 +189,7 @@ class _Saved(msgspec.Struct, array_like=True):
 
     changes: tuple[Change, ...]
     whole: bool
+    ran_commands: bool = True
 
 
 class SavedTurns:
@@ -205,7 +207,7 @@ class SavedTurns:
             saved = msgspec.msgpack.decode(self.path.read_bytes(), type=list[_Saved])
         except (OSError, msgspec.MsgspecError):
             return []
-        return [TurnChanges(self._folder, one.changes, one.whole) for one in saved]
+        return [TurnChanges(self._folder, one.changes, one.whole, one.ran_commands) for one in saved]
 
     def save(self, turns: Sequence[TurnChanges]) -> None:
         """Keep the latest of these turns, as many as fit. What cannot be written can be undone in this process only."""
@@ -216,7 +218,7 @@ class SavedTurns:
             size += sum(len(state.content or b"") + 200 for state in states)
             if size > SAVED_BYTES:
                 break
-            kept.insert(0, _Saved(turn.changes, turn.whole))
+            kept.insert(0, _Saved(turn.changes, turn.whole, turn.ran_commands))
         with contextlib.suppress(OSError, UnicodeEncodeError):  # a full disk, or a name that is no text
             if kept:
                 self._write(msgspec.msgpack.encode(kept))

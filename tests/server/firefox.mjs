@@ -33,11 +33,11 @@ await page.waitForSelector("textarea");
 told(`logged in: ${await page.evaluate(() => location.hash)}`);
 
 await say("Tell me all");
-await shows("word1 ");
+await shows("word0");
 const isPartial = await page.evaluate(() => !document.querySelector('[role="log"]').textContent.includes("word59"));
 told(`streamed: ${isPartial}`);
 await page.reload();
-await shows("word1 ");
+await shows("word0");
 told("reloaded");
 await shows("word59");
 await until(() => document.querySelectorAll('[role="log"] .markdown').length === 1);

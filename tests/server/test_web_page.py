@@ -367,5 +367,9 @@ async def test_the_first_load_is_small_and_all_of_it_is_listed(browser: Browser,
         assert len(sizes) >= 15
         assert 20_000 < sum(sizes) <= 60_000
         assert one.errors == []
+        await expect(one.page.locator(".starting")).to_have_count(0)
+        await one.page.route("**/app.js", lambda route: route.abort())  # until the scripts have come
+        await one.page.reload()
+        await expect(one.page.get_by_text("Everloop", exact=True)).to_be_visible()
     unpacked = [gzip.decompress(file.gzipped) == file.body for file in web_files.files().values()]
     assert all(unpacked)

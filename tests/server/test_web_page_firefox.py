@@ -34,7 +34,7 @@ async def test_a_person_logs_in_sends_reloads_approves_and_goes_elsewhere(puppet
     if firefox is None:
         pytest.skip("needs firefox-esr (scripts/system.sh dev)")
     async with serving(tmp_path, policy=ASK) as server:
-        server.fake.reply("".join(WORDS), tokens=WORDS, token_delay=0.7)
+        server.fake.reply("".join(WORDS), tokens=WORDS, token_delay=1.5)
         streamed = server.fake.replies[-1]
         server.fake.calls(call("write_file", path="plan.md", content="# Plan\n"))
         server.fake.reply("It is written.")

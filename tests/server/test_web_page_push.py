@@ -87,6 +87,10 @@ async def test_notifications_are_turned_on_by_a_click_and_come_when_no_page_is_s
         await one.check("notifications")
         server.fake.reply("seen", delay=0.2)
         await one.page.get_by_role("link", name="New chat").click()
+        async with one.page.expect_response("**/api/push/visible", timeout=60_000):
+            await one.page.evaluate(
+                "document.dispatchEvent(new Event('visibilitychange'))"
+            )  # told anew, on a slow machine
         await one.say("Is it seen?")
         await expect(one.log.get_by_text("seen", exact=True)).to_be_visible()
         assert phone.told == []

@@ -235,4 +235,5 @@ async function keepOffline() {
 if (localStorage.getItem("everloop.push") && !isLoggedOut.value) import("./push.js").then((push) => push.resume(), () => undefined);
 addEventListener("load", () => keepOffline().catch(() => undefined), { once: true });
 if (document.readyState === "complete") keepOffline().catch(() => undefined);
+document.querySelector(".starting")?.remove();
 render(html`<${App} error=${error} />`, /** @type {HTMLElement} */ (document.getElementById("app")));

@@ -89,9 +89,6 @@ class Person:
             await asyncio.wait_for(self.news.wait_for(lambda: all(id in self.events for id in ids)), 40)
         return [UNREADABLE if (one := self.events[id]) is None else one.source["content"] for id in ids]
 
-    async def has_key(self, room: str, sender_key: str, session: str) -> bool:
-        return self.client.olm.inbound_group_store.get(room, sender_key, session) is not None
-
     async def rotate(self, room: str) -> None:
         """Use a new key from the next message on."""
         self.client.invalidate_outbound_session(room)

@@ -318,6 +318,10 @@ class EncryptedNetwork(MatrixNetwork):
         found = self.server.call("POST", f"{API}/keys/query", asked, self.anna["access_token"])["device_keys"][user]
         return {id: one["keys"][f"ed25519:{id}"] for id, one in found.items()}
 
+    def log_out(self, device: dict[str, Any]) -> None:
+        self.people.ask("stop", device["device_id"])
+        self.server.call("POST", f"{API}/logout", {}, device["access_token"])
+
     def repeat(self, who: dict[str, Any], room: str, event: str) -> None:
         """Send the content of an event once more, as another event."""
         path, token = f"{API}/rooms/{quote(room)}", who["access_token"]

@@ -341,6 +341,33 @@ async def test_an_encrypted_file_is_decrypted_and_one_that_was_changed_is_refuse
     assert not encrypted.server.has("beans")
 
 
+async def test_a_device_that_was_logged_out_has_no_key_of_the_next_answer(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    says, room = Says("ok"), encrypted.rooms["1"]
+    other = await asyncio.to_thread(encrypted.server.log_in, encrypted.anna)
+    await asyncio.to_thread(encrypted.use_client, other)
+    async with running(encrypted.settings, tmp_path, says):
+        for number in (1, 2, 3):
+            await encrypted.say("1", f"message {number}")
+            await told(encrypted, room, number)
+            if number == 2:
+                assert (await asyncio.to_thread(encrypted.contents, room, other))[1]["body"] == "ok"
+                await asyncio.to_thread(encrypted.log_out, other)
+    sessions = [one["content"]["session_id"] for one in await asyncio.to_thread(encrypted.sent, room)]
+    assert sessions[0] == sessions[1] != sessions[2]
+
+
+async def test_a_token_whose_device_has_keys_of_another_program_is_refused(
+    encrypted: EncryptedNetwork, tmp_path: Path
+) -> None:
+    keys = await asyncio.to_thread(encrypted.keys_of, encrypted.anna)
+    async with running({**encrypted.settings, "token": encrypted.anna["access_token"]}, tmp_path) as store:
+        state = await found(lambda: _of_length(store, "matrix", 1))
+    assert f"the device {encrypted.anna['device_id']} of the token has keys of another program" in state["status"]
+    assert await asyncio.to_thread(encrypted.keys_of, encrypted.anna) == keys
+
+
 class OpenInbox:
     """An inbox that takes nothing, and keeps the channel's state in a store."""
 

@@ -6,12 +6,16 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from everloop.channels.access import tell
+from everloop.channels.base import Options
+from everloop.channels.xmpp import Xmpp
 from everloop.channels.xmpp_stream import Stanzas, element, serialized, within
 from everloop.store.sqlite import SQLiteStore
-from everloop.testing.channels import conform, running
+from everloop.testing import ScriptedProvider, call
+from everloop.testing.channels import conform, running, shown_file
 
 from .says import Says, found, until
 from .xmppd import PASSWORD, ROOM, XmppNetwork
@@ -124,3 +128,35 @@ def test_what_is_sent_is_one_element_whatever_it_says() -> None:
     assert read.findtext("{jabber:client}body") == "a</body><presence/> & <b>"
     with pytest.raises(OSError, match="not allowed in a stream"):
         list(Stanzas().feed(b"<!DOCTYPE x [<!ENTITY a 'b'>]>"))
+
+
+async def test_a_file_is_uploaded_and_its_address_sent(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    (tmp_path / "a list.txt").write_text("beans")
+    (tmp_path / "huge.bin").write_bytes(bytes(1_000_001))
+    model = ScriptedProvider([call("message", content="Here.", media=["a list.txt", "huge.bin"]), "Done."])
+    async with running(xmpp.settings, tmp_path, model):
+        await xmpp.say("anna@localhost", "go")
+        await until(lambda: "Done." in xmpp.heard("anna@localhost"))
+        (url,) = (await xmpp.person("anna")).files
+        async with aiohttp.ClientSession() as http, http.get(url) as reply:
+            assert await reply.read() == b"beans"
+    text, file, refused, done = xmpp.heard("anna@localhost")
+    assert (text, file, done) == ("Here.", shown_file("a list.txt"), "Done.")
+    assert refused.startswith("[huge.bin cannot be sent here (the server refuses it: ")
+
+
+async def test_a_server_without_uploads_makes_a_line_of_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("beans")
+    model = ScriptedProvider([call("message", content="Here.", media=["a.txt"]), "Done."])
+    async with XmppNetwork(uploads=False).running() as xmpp, running(xmpp.settings, tmp_path, model):
+        await xmpp.say("anna@localhost", "go")
+        await until(lambda: "Done." in xmpp.heard("anna@localhost"))
+    assert xmpp.heard("anna@localhost")[1] == "[a.txt cannot be sent here (the server takes no files).]"
+
+
+@pytest.mark.parametrize(("tls", "safe"), [("starttls", False), ("implicit", False), ("none", True)])
+def test_a_file_goes_only_over_tls_unless_the_account_has_none(tls: str, safe: bool) -> None:
+    made = Xmpp(Options("xmpp", {"jid": "ever@localhost", "password": "x", "tls": tls}))
+    assert made._is_safe("https://upload.example.org/a")
+    assert made._is_safe("http://upload.example.org/a") is safe
+    assert not made._is_safe("file:///etc/passwd")

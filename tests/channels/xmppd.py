@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from everloop.channels.xmpp_stream import CLIENT, XmppStream, bare, element, within
+from everloop.testing.channels import shown_file
 
 from .hooks import free_port, server_process
 
@@ -35,6 +37,11 @@ c2s_require_encryption = {encrypted}
 allow_unencrypted_plain_auth = true
 c2s_ports = {{ {port} }}
 interfaces = {{ "127.0.0.1" }}
+http_interfaces = {{ "127.0.0.1" }}
+http_ports = {{ {http_port} }}
+https_ports = {{ }}
+http_default_host = "upload.localhost"
+http_external_url = "http://127.0.0.1:{http_port}/"
 log = {{ error = "*console" }}
 VirtualHost "localhost"
 {tls}
@@ -42,17 +49,25 @@ Component "rooms.localhost" "muc"
   modules_enabled = {{ "muc_mam" }}
   muc_log_by_default = true
   muc_room_default_public_jids = true
+{uploads}
+"""
+UPLOADS = """
+Component "upload.localhost" "http_file_share"
+  http_file_share_size_limit = 1000000
 """
 
 
 class XmppNetwork:
     """A server, with a bot's account, and people who write to it."""
 
-    def __init__(self, *, tls: tuple[Path, Path] | None = None, people: Sequence[str] = ("anna", "bert")) -> None:
+    def __init__(
+        self, *, tls: tuple[Path, Path] | None = None, people: Sequence[str] = ("anna", "bert"), uploads: bool = True
+    ) -> None:
         self.settings: dict[str, Any] = {}
         self.port = free_port()
         self._tls = tls
         self._names = tuple(people)
+        self._uploads = UPLOADS if uploads else ""
         self._heard: defaultdict[str, list[str]] = defaultdict(list)
         self._people: dict[str, XmppPerson] = {}
 
@@ -70,7 +85,14 @@ class XmppNetwork:
             tls = f'ssl = {{ certificate = "{self._tls[0]}"; key = "{self._tls[1]}"; }}'
         encrypted = "true" if self._tls is not None else "false"
         (folder / "prosody.cfg.lua").write_text(
-            CONFIG.format(folder=folder, port=self.port, tls=tls, encrypted=encrypted)
+            CONFIG.format(
+                folder=folder,
+                port=self.port,
+                http_port=free_port(),
+                tls=tls,
+                encrypted=encrypted,
+                uploads=self._uploads,
+            )
         )
         self.settings = {
             "name": "xmpp",
@@ -112,6 +134,7 @@ class XmppPerson:
         self.name = name
         self.presences: list[str] = []
         self.states: list[str] = []
+        self.files: list[str] = []  # their addresses
         self._heard = heard
 
     async def connect(self, port: int) -> None:
@@ -155,6 +178,9 @@ class XmppPerson:
         text = stanza.findtext(f"{CLIENT}body")
         if text is None or stanza.get("type") == "error":
             return
+        if url := stanza.findtext("{jabber:x:oob}x/{jabber:x:oob}url"):
+            self.files.append(url)
+            text = shown_file(unquote(url.rpartition("/")[2]))
         if stanza.get("type") != "groupchat":
             self._heard[f"{self.name}@localhost"].append(text)
         elif sender.endswith("/ever"):

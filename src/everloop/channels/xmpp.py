@@ -16,17 +16,23 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from .base import Can, Inbox, Later, Never, Options, Part, Received
+from ..text import one_line
+from .base import Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .http import UPLOAD_SECONDS, HttpClient
 from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
 
 MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
 SID, DELAY, FORWARD = "{urn:xmpp:sid:0}", "{urn:xmpp:delay}", "{urn:xmpp:forward:0}"
 DATA, PING = "{jabber:x:data}", "{urn:xmpp:ping}"
 MUC, MUC_USER = "{http://jabber.org/protocol/muc}", "{http://jabber.org/protocol/muc#user}"
+UPLOAD, OOB = "{urn:xmpp:http:upload:0}", "{jabber:x:oob}"
+DISCO_INFO, DISCO_ITEMS = "{http://jabber.org/protocol/disco#info}", "{http://jabber.org/protocol/disco#items}"
 STATES, HINTS = "{http://jabber.org/protocol/chatstates}", "{urn:xmpp:hints}"
 PAGE = 50
 LOOKED_AT = 100  # the last messages of a chat, in which a part may be that was sent already
 SEND_SECONDS = 30.0
+UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may ask for with an upload
+MOST_SERVICES = 20  # of a server that are asked whether they take files
 
 
 class Entry(NamedTuple):
@@ -39,7 +45,7 @@ class Entry(NamedTuple):
 class Xmpp:
     """An account at an XMPP server."""
 
-    can = Can(text=5000, form="plain", repeats="key", typing=True)
+    can = Can(text=5000, form="plain", repeats="key", typing=True, media=100_000_000)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -61,13 +67,14 @@ class Xmpp:
         self._occupants: dict[str, str] = {}  # room/nick → the person's own address, where the room tells it
         self._sent: dict[str, asyncio.Future[None]] = {}  # parts that wait for a reflection or an error, by key
         self._queries: dict[str, list[Entry]] = {}
+        self._uploads: str | None = None  # where the server takes files; "" if nowhere, None if it was not asked yet
         self._at: dict[str, str] = {}  # the last archive id of each archive; "" is the account's own
 
     # ------------------------------------------------------------------------------------------ receiving
 
     async def receive(self, inbox: Inbox) -> None:
         self._at = msgspec.json.decode(await inbox.cursor() or "{}", type=dict[str, str])
-        self._incoming = asyncio.Queue()
+        self._incoming, self._uploads = asyncio.Queue(), None
         stream = await self._open()
         reading = asyncio.create_task(stream.run(self._sort))
         working = asyncio.create_task(self._work(stream, inbox))
@@ -270,12 +277,16 @@ class Xmpp:
             raise Later(1.0, "not connected")
         if part.repeat and await self._is_sent(part, key):
             return key
+        words = [element(f"{CLIENT}body", part.text)]
+        if part.files:
+            url = await self._upload(stream, part.files[0])
+            words = [element(f"{CLIENT}body", url), within(element(f"{OOB}x"), element(f"{OOB}url", url))]
         is_room = part.chat in self._rooms
         kind = "groupchat" if is_room else "chat"
         future = self._sent[key] = asyncio.get_running_loop().create_future()
         try:
             message = element(f"{CLIENT}message", type=kind, to=part.chat, id=key)
-            stream.send(within(message, element(f"{CLIENT}body", part.text), element(f"{SID}origin-id", id=key)))
+            stream.send(within(message, *words, element(f"{SID}origin-id", id=key)))
             async with asyncio.timeout(SEND_SECONDS):
                 if is_room:
                     await future
@@ -287,6 +298,50 @@ class Xmpp:
         finally:
             del self._sent[key]
         return key
+
+    async def _upload(self, stream: XmppStream, file: OutgoingFile) -> str:
+        """Upload a file (XEP-0363), and return its address. Nothing is seen of it before the address is sent."""
+        if self._uploads is None:
+            self._uploads = await self._find_uploads(stream)
+        if not self._uploads:
+            raise NoFile("the server takes no files")
+        asked = {"filename": file.name, "size": str(len(file.data)), "content-type": file.type}
+        answer = await stream.ask("get", element(f"{UPLOAD}request", **asked), self._uploads)
+        if answer.get("type") == "error":
+            raise NoFile(f"the server refuses it: {error_of(answer)}")
+        put, got = answer.find(f"{UPLOAD}slot/{UPLOAD}put"), answer.find(f"{UPLOAD}slot/{UPLOAD}get")
+        if put is None or got is None or not self._is_safe(put.get("url", "")) or not got.get("url"):
+            raise NoFile("the server gives it no safe place")
+        headers = {one.get("name", ""): one.text or "" for one in put.findall(f"{UPLOAD}header")}
+        headers = {name: value for name, value in headers.items() if name.lower() in UPLOAD_HEADERS}
+        try:
+            client = HttpClient(put.get("url", ""))
+            sent = {**headers, "Content-Type": file.type}
+            try:
+                reply = await client.request("PUT", client.target, sent, file.data, UPLOAD_SECONDS)
+            finally:
+                await client.close()
+        except (OSError, TimeoutError, ValueError) as error:
+            raise Later(5.0, f"the upload failed: {one_line(str(error), 100)}") from None
+        if not 200 <= reply.status < 300:
+            raise Later(reply.retry_after or 5.0, f"the upload failed: HTTP {reply.status}")
+        return got.get("url", "")
+
+    def _is_safe(self, url: str) -> bool:
+        """Whether a file may be sent there: encrypted, unless the whole account is not."""
+        return url.startswith("https://") or (self._security == "none" and url.startswith("http://"))
+
+    async def _find_uploads(self, stream: XmppStream) -> str:
+        """The service of the server that takes files; "" if there is none."""
+        domain = bare(self._jid).partition("@")[2]
+        items = await stream.ask("get", element(f"{DISCO_ITEMS}query"), domain)
+        services = [one.get("jid", "") for one in items.findall(f"{DISCO_ITEMS}query/{DISCO_ITEMS}item")]
+        for service in [domain, *filter(None, services)][:MOST_SERVICES]:
+            info = await stream.ask("get", element(f"{DISCO_INFO}query"), service)
+            features = {one.get("var") for one in info.findall(f"{DISCO_INFO}query/{DISCO_INFO}feature")}
+            if UPLOAD[1:-1] in features:
+                return service
+        return ""
 
     async def show(self, chat: str, key: str, text: str) -> None:
         if self._stream is None or not self._connected.is_set() or chat in self._rooms:

@@ -39,6 +39,7 @@ from everloop.testing.openai_server import FakeOpenAI
 
 from ..store.postgres.fixtures import database as database
 from ..store.postgres.fixtures import postgres as postgres
+from ..store.postgres.proxy import proxied
 from ..store.postgres.server import Server
 from ..support.commands import everloop, until
 from .serving import CHAT, Client, process, text_of
@@ -420,6 +421,22 @@ async def test_the_directory_is_read_again_after_a_notification_or_a_while(postg
     monkeypatch.setattr(directories, "KEPT_SECONDS", 0.0)
     await asyncio.to_thread(postgres.sql, "DELETE FROM owner_place", database=where)
     assert await directory.place("anna") == Place(None)
+    await directory.close()
+
+
+async def test_an_owner_is_looked_for_where_they_were_while_the_directory_is_away(
+    postgres, database, other, tmp_path, monkeypatch
+):
+    with entry_of("anna", DSN(database)) as entry:
+        await asyncio.to_thread(entry.put, DSN(other))
+    async with proxied(database, tmp_path) as (_, through):
+        directory = Directory(DSN(through), patience=0.1)
+        assert (await directory.place("anna")).store is not None
+    monkeypatch.setattr(directories, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directories, "UNNOTIFIED_SECONDS", 0.0)
+    assert (await directory.place("anna")).store is not None
+    with pytest.raises(StoreError):
+        await directory.place("bob")
     await directory.close()
 
 

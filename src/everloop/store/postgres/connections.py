@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import random
 import re
 import secrets
 import socket
@@ -79,7 +80,7 @@ FAILOVER = {
 MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
 BATCH = 64  # writes in one transaction
 RETRY_SECONDS = 0.05  # before the second try to connect; then longer and longer
-LONGEST_RETRY = 1.0
+LONGEST_RETRY = 0.5  # so that work goes on within a second of the end of an outage
 # Each thread has a row, in which every one of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number was taken by RESOLVE meanwhile can no longer be committed.
 # RESOLVE writes in any case: where a server waits for its synchronous standby, a commit whose wait was cut off can be
@@ -387,6 +388,7 @@ class Connections:
         self._wakers = Wakers()
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._works = threading.Event()  # a job was done since the last one that found no server
         self._hurried = self._away = False  # the process is ending; and the server was unreachable since
         self._reached = False  # the server was reachable before, so it is waited for when it is not
 
@@ -452,13 +454,18 @@ class Connections:
             try:
                 connection = state.connection = state.connection or self._connection()
                 self._reached = True
-                return self._read(connection, jobs) if jobs[0].kind == "reads" else self._write(state, jobs, give_up)
+                if jobs[0].kind == "reads":
+                    self._read(connection, jobs)
+                else:
+                    self._write(state, jobs, give_up)
+                self._works.set()
+                return
             except Exception as error:
                 if not self._may_pass(error, state) or self._is_late(give_up):
                     for job in jobs:
                         job.error = job.error or self._explain(error)
                     return
-            time.sleep(pause)
+            self._wait(pause)
             pause = min(2 * pause, LONGEST_RETRY)
 
     def _connection(self) -> Connection:
@@ -471,6 +478,12 @@ class Connections:
         except Unreachable:
             self._away = self._hurried  # in a hurry, there is no second try
             raise
+
+    def _wait(self, pause: float) -> None:
+        """Wait before another try; not to the end if the server works for another thread again."""
+        self._works.clear()
+        time.sleep(RETRY_SECONDS)
+        self._works.wait(pause * random.uniform(0.7, 1.0) - RETRY_SECONDS)
 
     def _is_late(self, give_up: float) -> bool:
         return self._hurried or time.monotonic() > give_up
@@ -665,7 +678,7 @@ class Connections:
                     raise _unknown(error) from error
             if self._is_late(give_up):
                 raise _unknown(None)
-            time.sleep(pause)
+            self._wait(pause)
             pause = min(2 * pause, LONGEST_RETRY)
 
     def _is_lost(self, connection: Connection, error: Exception) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -348,7 +348,9 @@ async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by
     web = WebServer()
     await web.start()
     headers = [HttpHeader(name="X-Key", value="canary")]
-    async with connected(server) as (agent, editor):
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(web.stop)
+        agent, editor = await ending.enter_async_context(connected(server))
         sse = SseMcpServer(name="old", url=web.url, headers=[], type="sse")
         with pytest.raises(RequestError, match="stdio and HTTP"):
             await agent.new_session(cwd=str(folder), mcp_servers=[sse])
@@ -361,7 +363,6 @@ async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by
         await agent.prompt(session_id=key, prompt=[text_block("say it")])
         assert "from the web" in str(server.requests[-1].body["messages"][-1])
         assert {headers.get("X-Key") for _, headers, _ in web.requests} == {"canary"}
-    await web.stop()
 
 
 async def results(server: HeldOpenAI, agent: Any, key: str, *calls: Any) -> list[str]:

@@ -70,7 +70,7 @@ class Reader:
         self._incoming.append(text)
         self._size += len(text)
         # Held text is scanned again as it grows, but so rarely that the work stays in proportion to the whole text.
-        if 64 * self._size >= len(self._text) - self._at:
+        if 32 * self._size >= len(self._text) - self._at:
             self._run(False)
         return self._answer.take()
 

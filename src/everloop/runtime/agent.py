@@ -177,7 +177,7 @@ class AgentLoop:
             context=self.context,
             workspace=self._places,
             outbox=self._outbox,
-            notices=notices_for(self._owners.config.channels),
+            notices=notices_for(channels) if (channels := self._owners.config.channels) else None,
             streams=self._streams,
             tasks=self._tasks,
             tracer=self._tracer,

@@ -11,7 +11,6 @@ from .base import Tool
 from .files.files import file_tools
 from .memory import Search, memory_tools
 from .message import MessageTool
-from .outgoing import OutgoingFiles
 from .shell.shell import ShellSettings, shell_tools
 from .web.web import WebSettings, web_tools
 
@@ -34,7 +33,7 @@ def builtin_tools(
         *file_tools(),
         *shell_tools(shell_settings(config, exec_config)),
         *web_tools(web),
-        MessageTool(config.message_to, [one.name for one in config.channels], OutgoingFiles(config.home)),
+        MessageTool(config.message_to, [one.name for one in config.channels], config.home),
         *memory_tools(search, config.memory_limit),
     ]
     if config.plugin_tools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from ..bus import PULLED, OutboundMessage
@@ -46,20 +47,18 @@ class MessageTool(Tool):
     replay = "safe"  # the outbox accepts one message per call
     parallel = False  # keeps messages in order
 
-    def __init__(
-        self, allowed: Sequence[str] = (), networks: Collection[str] = (), outgoing: OutgoingFiles | None = None
-    ) -> None:
-        """`networks` are the channels that send files, from the copies in `outgoing`; elsewhere files are named."""
+    def __init__(self, allowed: Sequence[str] = (), networks: Collection[str] = (), home: Path | None = None) -> None:
+        """`networks` are the channels that send files, from copies below `home`; elsewhere files are named."""
         self._allowed = tuple(allowed)
         self._networks = frozenset(networks)
-        self._outgoing = outgoing
+        self._home = home
 
     async def execute(self, content: str, channel: str = "", chat_id: str = "", media: Sequence[str] = ()) -> str:
         call = current_call()
         target = self._target(channel, chat_id)
         if call.send is None or target[0] in PULLED:
             raise ToolError("There is no chat here to send a message to: put it into your final answer.")
-        if target[0] in self._networks and self._outgoing is not None:
+        if target[0] in self._networks and self._home is not None:
             kept = [await in_thread(self._kept, number, path) for number, path in enumerate(media)]
         else:
             kept = [await in_thread(_checked, path) for path in media]
@@ -78,13 +77,13 @@ class MessageTool(Tool):
 
     def _kept(self, number: int, path: str) -> str:
         """Copy a file that the call may read, and return the path of the copy."""
-        assert self._outgoing is not None
+        assert self._home is not None
         with explained(path), reach().open(path) as opened:
             check_kind(os.fstat(opened.descriptor), path)
             with open(opened.descriptor, "rb", closefd=False) as file:
                 data = file.read()
             key = f"{current_call().owner}/{current_call().idempotency_key}/{number}"
-            return self._outgoing.keep(key, os.path.basename(opened.real), data)
+            return OutgoingFiles(self._home).keep(key, os.path.basename(opened.real), data)
 
     def _target(self, channel: str, chat_id: str) -> tuple[str, str]:
         """Return the target chat, by default that of the turn; raises a ToolError if it is not allowed."""

@@ -69,7 +69,8 @@ async def test_help_names_the_commands_there_are_and_no_others():
     commands = re.findall(r"^    ([a-z-]+) ", done.out, re.M)
     assert commands == [
         "chat", "run", "init", "sessions", "log", "replay", "fork", "cron", "serve", "link", "acp", "mcp", "worker",
-        "channels", "token", "model", "migrate", "move", "backup", "restore", "check-history", "completion", "doctor",
+        "channels", "token", "model", "migrate", "move", "directory", "backup", "restore", "check-history",
+        "completion", "doctor",
     ]  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Pair:
         ]
         subprocess.run(
             [str(programs() / command[0]), *command[1:], "--no-sync"],
-            cwd="/", check=True, timeout=START_SECONDS, capture_output=True, **who,
+            cwd="/", check=True, timeout=3 * START_SECONDS, capture_output=True, **who,
         )  # fmt: skip
         with open(data / "postgresql.conf", "a") as conf:
             conf.write(f"unix_socket_directories = '{other.folder}'\nsynchronous_standby_names = ''\n")

@@ -82,7 +82,7 @@ async def test_a_goal_asks_nobody(server, workspace):
     done = await everloop("run", "write it", server=server)
     assert done.out.strip() == "could not"
     assert not (workspace / "plan.txt").exists()
-    assert "nobody is there" in str(server.requests[-1].body)
+    assert "there is no one to ask" in str(server.requests[-1].body)
 
 
 async def test_the_log_shows_the_question_and_the_word(server, workspace):

@@ -110,7 +110,7 @@ async def test_with_nobody_there_asking_means_no_and_the_model_hears_why(tmp_pat
     assert pad.launched == []
     assert ended.status == "denied"
     assert "rockets are dear" in ended.content
-    assert "nobody is there" in ended.content
+    assert "there is no one to ask" in ended.content
 
 
 async def test_what_is_denied_is_not_run_and_not_asked_for(tmp_path, pad):

@@ -93,7 +93,7 @@ async def test_rules_hold_and_asking_means_no(agent: Any, scene: Scene) -> None:
         await loop.tools.execute("exec", {"command": "touch gone"})
     assert not (scene.workspace / "gone").exists()
     assert "writing is dear" in told
-    assert "nobody is there" in told
+    assert "there is no one to ask" in told
 
 
 class Planless(Tool):

@@ -138,7 +138,7 @@ async def test_drafts_survive_a_reload_and_sessions_are_found(browser: Browser, 
         await expect(field).to_have_value("half a thou")
         await one.page.get_by_role("link", name="New chat").click()
         await expect(field).to_have_value("")
-        await one.page.get_by_label("Search everything").fill("lavender")
+        await one.page.get_by_label("Search all conversations").fill("lavender")
         await one.page.get_by_role("link", name=re.compile("Roses")).click()
         await expect(one.log.get_by_text("What grows")).to_be_visible()
         await expect(field).to_have_value("half a thou")

@@ -180,7 +180,7 @@ async def test_an_archived_session_leaves_the_list_is_found_and_comes_back_by_a_
         await one.page.get_by_role("button", name="Archive", exact=True).click()
         await expect(listed).to_be_hidden()
         await expect(one.page.get_by_text("What shall we do?")).to_be_visible()
-        search = one.page.get_by_label("Search everything")
+        search = one.page.get_by_label("Search all conversations")
         await search.fill("Peace")
         await one.page.get_by_role("link", name=re.compile("Peace, of")).click()
         await expect(one.log.get_by_text("Peace, of course.")).to_be_visible()

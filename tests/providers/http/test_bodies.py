@@ -180,7 +180,7 @@ async def test_headers_without_end_are_given_up_soon(start, rest):
 
     async with Server(flood) as server, client(server.url) as provider:
         error = await failure(provider)
-        assert "headers have no end" in str(error) or "is no HTTP" in str(error)
+        assert "headers have no end" in str(error) or "is not HTTP" in str(error)
         assert sent < 10 * MEGABYTE
 
 

@@ -113,7 +113,7 @@ def test_a_package_that_must_be_built_is_never_fetched(tmp_path, registry):
     page = '<a href="/files/tiny-part1-1.0.tar.gz">tiny-part1-1.0.tar.gz</a>'
     registry.gives("/simple/tiny-part1/", Answer(page.encode(), kind="text/html"))
     registry.gives("/files/tiny-part1-1.0.tar.gz", Answer(f"open({str(canary)!r}, 'w')".encode()))
-    assert "tiny could not be had" in refused(shelf(tmp_path, card))
+    assert "tiny could not be downloaded" in refused(shelf(tmp_path, card))
     assert "/files/tiny-part1-1.0.tar.gz" not in [path for path, _ in registry.requests]
 
 

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from ..channels.base import Can
 from ..channels.factory import make_channel
 from ..channels.files import refusal, saver
-from ..channels.runner import ChannelRunner, chat_of, follower
+from ..channels.runner import STATUS, ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
 from ..config import ChannelConfig, Config
 from ..providers.base import LLMProvider, LLMResponse, ToolCallRequest
@@ -170,8 +170,9 @@ class Scene:
             talk = asyncio.create_task(self._talk(network))
             try:
                 for number, die_at in enumerate(dies):
+                    started_at = time.time()
                     child = await self._start(network, die_at)
-                    await self._say_share(number, child)
+                    await self._say_share(number, child, started_at)
                     if await self._until(child, talk):  # everything was done before the write came
                         await child.stop()
                     elif child.status == -signal.SIGKILL:
@@ -180,8 +181,9 @@ class Scene:
                         await network.disturb()
                     else:
                         raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
+                started_at = time.time()
                 child = await self._start(network, None)
-                await self._say_share(-1, child)
+                await self._say_share(-1, child, started_at)
                 self._settled = time.monotonic() + SETTLE_SECONDS
                 if not await self._until(child, talk):
                     raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
@@ -212,10 +214,11 @@ class Scene:
                     if number == 1 and await asyncio.to_thread(self._holder) != polling.pid:
                         report.problems.append(f"{self._folder.name}: the second process polls beside the first")
                     if number == 1:
+                        killed_at = time.time()
                         polling.kill()
                         report.kills += 1
                         if not make_can(network.settings).ids:  # what is said to a dead process is lost
-                            await self._holds(waiting)
+                            await self._connects(waiting, killed_at)
                 if await asyncio.to_thread(self._holder) != waiting.pid:
                     report.problems.append(f"{self._folder.name}: the second process has not taken over")
                 await asyncio.to_thread(self._check, network, report)
@@ -224,20 +227,35 @@ class Scene:
                 await waiting.stop()
         return report
 
-    async def _say_share(self, number: int, child: Child) -> None:
+    async def _say_share(self, number: int, child: Child, since: float) -> None:
         """Let people say what is to be said while this process runs."""
         if self._shares:
-            await self._holds(child)
+            await self._connects(child, since)
             self._shares[number].set()
 
     async def _holds(self, child: Child) -> bool:
         """Wait until a process polls; return False if it has ended before."""
+        return await self._until_true(child, lambda: self._holder() == child.pid)
+
+    async def _connects(self, child: Child, since: float) -> bool:
+        """Wait until a process is connected to the network, after this time; return False if it has ended before."""
+        return await self._until_true(child, lambda: self._holder() == child.pid and self._works_since() > since)
+
+    async def _until_true(self, child: Child, check: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline and not child.ended.is_set():
-            if await asyncio.to_thread(self._holder) == child.pid:
+            if await asyncio.to_thread(check):
                 return True
             await asyncio.sleep(0.02)
         return False
+
+    def _works_since(self) -> float:
+        """When the channel has said that it works; 0 if it does not."""
+        with closing(sqlite3.connect(self._folder / "store.db")) as db, contextlib.suppress(sqlite3.OperationalError):
+            for (value,) in db.execute("SELECT value FROM channel_state WHERE key = ?", (STATUS,)):
+                status = json.loads(value)
+                return 0.0 if status.get("error") else float(status["at"])
+        return 0.0
 
     def _holder(self) -> int:
         """The process that holds the lease; 0 if none does."""

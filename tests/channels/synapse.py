@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from everloop.testing.channels import shown_file
 from tests.clients.environments import python_environment
 
 from .hooks import free_port
@@ -210,10 +211,28 @@ class MatrixNetwork:
         await asyncio.to_thread(self.write, self.anna, self.rooms[chat], text)
 
     def heard(self, chat: str) -> list[str]:
-        return [one["body"].strip() for one in self.contents(self.rooms[chat])]
+        return [_shown(one) for one in self.contents(self.rooms[chat])]
+
+    def fetch(self, content: dict[str, Any]) -> bytes:
+        """The file of a message."""
+        path = "/_matrix/client/v1/media/download/" + content["url"].removeprefix("mxc://")
+        request = urllib.request.Request(self.server.url + path)
+        request.add_header("Authorization", f"Bearer {self.anna['access_token']}")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return bytes(reply.read())
 
     async def disturb(self) -> None:
         """The connections died with the process."""
+
+
+def _shown(content: Any) -> str:
+    """How a person sees a message."""
+    if not isinstance(content, dict):
+        return str(content)
+    if content["msgtype"] == "m.text":
+        return str(content["body"]).strip()
+    caption = content["body"] if content["body"] != content["filename"] else ""
+    return shown_file(content["filename"], caption)
 
 
 # ------------------------------------------------------------------------------------------------- encrypted rooms
@@ -310,6 +329,9 @@ class EncryptedNetwork(MatrixNetwork):
 
     async def say(self, chat: str, text: str) -> None:
         await asyncio.to_thread(self.tell, self.rooms[chat], text)
+
+    def fetch(self, content: dict[str, Any]) -> bytes:
+        return base64.b64decode(self.people.ask("download", self.anna["device_id"], content["file"]))
 
     def keys_of(self, account: dict[str, Any]) -> dict[str, str]:
         """The fingerprints of an account's devices, as the server has them."""

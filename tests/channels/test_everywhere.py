@@ -99,6 +99,6 @@ async def test_a_thousand_messages_in_fifty_rooms_of_matrix_and_twenty_kills(tmp
 @pytest.mark.chaos
 async def test_matrix_is_killed_before_and_after_every_write_in_encrypted_rooms(tmp_path: Path) -> None:
     with synapse() as server, people() as clients:
-        report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path)
+        report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path, files=True)
     assert report.problems == []
     assert report.kills >= 20

@@ -21,6 +21,7 @@ from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_f
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
+from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import config_of, conform, running
 
 from ..support.commands import everloop
@@ -149,7 +150,7 @@ async def test_an_encrypted_message_is_answered_encrypted_and_the_server_reads_n
 async def test_in_encrypted_rooms_nothing_is_lost_or_doubled_whichever_write_is_the_last(
     server: Synapse, clients: People, tmp_path: Path
 ) -> None:
-    report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path, step=31)
+    report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path, step=31, files=True)
     assert report.problems == []
     assert report.kills >= 1
 
@@ -366,6 +367,29 @@ async def test_a_token_whose_device_has_keys_of_another_program_is_refused(
         state = await found(lambda: _of_length(store, "matrix", 1))
     assert f"the device {encrypted.anna['device_id']} of the token has keys of another program" in state["status"]
     assert await asyncio.to_thread(encrypted.keys_of, encrypted.anna) == keys
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+async def test_files_go_out_and_the_server_reads_none_in_an_encrypted_room(
+    kind: str, server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    (tmp_path / "beans.png").write_bytes(b"\x89PNG\r\n\x1a\n" + (picture := f"beans of {kind}".encode()))
+    (tmp_path / "list of peas.txt").write_text("peas")
+    names = ["beans.png", "list of peas.txt"]
+    model = ScriptedProvider([call("message", content="Here they are.", media=names), "Done."])
+    network = MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
+    async with network.running(), running(network.settings, tmp_path, model):
+        await network.say("1", "the beans, please")
+        contents = await told(network, network.rooms["1"], 4)
+        files = [await asyncio.to_thread(network.fetch, one) for one in contents[1:3]]
+    assert [(one["msgtype"], one["body"]) for one in contents] == [
+        ("m.text", "Here they are."),
+        ("m.image", "beans.png"),
+        ("m.file", "list of peas.txt"),
+        ("m.text", "Done."),
+    ]
+    assert files == [b"\x89PNG\r\n\x1a\n" + picture, b"peas"]
+    assert server.has(picture.decode()) == (kind == "plain")
 
 
 class OpenInbox:

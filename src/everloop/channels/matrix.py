@@ -19,8 +19,8 @@ import msgspec
 from ..errors import ConfigError, StoreError
 from ..text import one_line
 from ..threads import in_thread
-from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
-from .http import HttpClient
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
+from .http import HttpClient, Reply
 from .matrix_devices import FIRST_USE, ROOMS, STRICT, DeviceLists, Name, ToDevice
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ POLL_SECONDS = 30
 CONFIRM_SECONDS = 5  # while messages wait for their device to be confirmed
 MARGIN_SECONDS = 20.0
 CALL_SECONDS = 30.0
+UPLOAD_SECONDS = 300.0
 TYPING_SECONDS = 6
 KEYS_SECONDS = 30.0  # until the keys are read, after a start
 TIMELINE = 50  # events of a room in a sync; more are read from its history
@@ -115,6 +116,10 @@ class SentEvent(msgspec.Struct):
     event_id: str
 
 
+class Uploaded(msgspec.Struct):
+    content_uri: str
+
+
 class Done(msgspec.Struct):
     """An answer that says nothing more."""
 
@@ -136,7 +141,7 @@ class Refused(Never):
 class Matrix:
     """An account at a Matrix server."""
 
-    can = Can(text=16_000, form="html", repeats="window", threads=True, typing=True)
+    can = Can(text=16_000, form="html", repeats="window", threads=True, typing=True, media=100_000_000)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -402,30 +407,66 @@ class Matrix:
 
     async def send(self, part: Part, key: str) -> str:
         content: dict[str, Any] = {"msgtype": "m.text", "body": part.plain, "m.mentions": {}}
-        if part.text != part.plain:
+        if part.files:
+            content |= await self._file_content(part)
+        elif part.text != part.plain:
             content |= {"format": "org.matrix.custom.html", "formatted_body": _with_breaks(part.text)}
         if part.thread:
             content["m.relates_to"] = {"rel_type": "m.thread", "event_id": part.thread, "is_falling_back": True}
             content["m.relates_to"]["m.in_reply_to"] = {"event_id": part.thread}
         kind = "m.room.message"
-        if self._encrypts:
-            kind, content = await self._encrypted_content(part.chat, content)
+        if (crypto := await self._crypto_for(part.chat)) is not None:
+            kind, content = "m.room.encrypted", await self._encrypted_content(crypto, part.chat, content)
         target = f"/rooms/{quote(part.chat, safe='')}/send/{kind}/{key}"
         return (await self._call("PUT", target, content, SentEvent)).event_id
 
-    async def _encrypted_content(self, room: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The type and content of the event that is sent: in an encrypted room, an encrypted one."""
+    async def _crypto_for(self, room: str) -> Crypto | None:
+        """The keys for an encrypted room; None for one that is not encrypted."""
+        if not self._encrypts:
+            return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KEYS_SECONDS):
                 await self._has_keys.wait()
         if (crypto := self._crypto) is None:
             raise Later(1.0, "the keys are not read yet")
         try:
-            if (settings := await self._settings(room)) is None:
-                return "m.room.message", content
-            return "m.room.encrypted", await crypto.encrypt(room, content, settings)
+            return crypto if await self._settings(room) is not None else None
         except (OSError, TimeoutError, StoreError) as error:  # nothing was sent: it is no repeat
             raise Later(2.0, f"cannot encrypt: {error}") from error
+
+    async def _encrypted_content(self, crypto: Crypto, room: str, content: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await crypto.encrypt(room, content, self._encrypted[room])
+        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent: it is no repeat
+            raise Later(2.0, f"cannot encrypt: {error}") from error
+
+    async def _file_content(self, part: Part) -> dict[str, Any]:
+        """Upload a file, encrypted if the room is. Return what its message says of it."""
+        (file,) = part.files
+        content: dict[str, Any] = {
+            "msgtype": "m.image" if file.is_picture else "m.file",
+            "body": part.plain or file.name,
+            "filename": file.name,
+            "info": {"mimetype": file.type, "size": len(file.data)},
+        }
+        if await self._crypto_for(part.chat) is None:
+            return {**content, "url": await self._upload(file.data, file.type)}
+        from .matrix_files import encrypted
+
+        data, keys = await in_thread(encrypted, file.data)
+        return {**content, "file": {**keys, "url": await self._upload(data, "application/octet-stream")}}
+
+    async def _upload(self, data: bytes, type: str) -> str:
+        """Upload a file and return its address. Its name is in the message, which may be encrypted."""
+        target = f"{self._client.target.rstrip('/')}/_matrix/media/v3/upload"
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": type}
+        try:
+            reply = await self._client.request("POST", target, headers, data, UPLOAD_SECONDS)
+            if reply.status == 413:
+                raise NoFile("it is too large for the server")
+            return self._read_reply("/upload", reply, Uploaded).content_uri
+        except (OSError, TimeoutError) as error:  # no message was sent: it is no repeat
+            raise Later(5.0, f"cannot upload: {error}") from error
 
     async def show(self, chat: str, key: str, text: str) -> None:
         target = f"/rooms/{quote(chat, safe='')}/typing/{quote(self._me, safe='')}"
@@ -457,6 +498,9 @@ class Matrix:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         body = b"" if asked is None else msgspec.json.encode(asked)
         reply = await client.request(method, client.target.rstrip("/") + API + path, headers, body, seconds)
+        return self._read_reply(path, reply, result)
+
+    def _read_reply(self, path: str, reply: Reply, result: type[T]) -> T:
         if reply.status == 200:
             try:
                 return msgspec.json.decode(reply.body, type=result)

@@ -284,18 +284,35 @@ def _idle(server: imaplib.IMAP4) -> None:
     """Wait until the server says anything, or until the IDLE is to be renewed."""
     if "IDLE" not in server.capabilities:
         raise Never("the server has no IDLE")
+    if server.untagged_responses.pop("EXISTS", None):  # told with the answer to an earlier command
+        return
     tag = server._new_tag()
     server.send(tag + b" IDLE\r\n")
-    line = server.readline()
+    line, told = server.readline(), False
     while line.startswith(b"* "):
-        line = server.readline()
+        line, told = server.readline(), True
     if not line.startswith(b"+"):
         raise OSError(f"IMAP: {one_line(line, 100)}")
-    select.select([server.socket()], [], [], IDLE_SECONDS)
+    if not told and not _has_unread(server):
+        select.select([server.socket()], [], [], IDLE_SECONDS)
     server.send(b"DONE\r\n")
     while not (line := server.readline()).startswith(tag):
         if not line:
             raise OSError("the server closed the connection")
+
+
+def _has_unread(server: imaplib.IMAP4) -> bool:
+    """Whether bytes were received that nothing has read yet: they are in a buffer, where `select` does not see them."""
+    file: Any = getattr(server, "_file", None) or server.file
+    connection = server.socket()
+    before = connection.gettimeout()
+    connection.setblocking(False)
+    try:
+        return bool(file.peek(1))
+    except ssl.SSLWantReadError:
+        return False
+    finally:
+        connection.settimeout(before)
 
 
 # ---------------------------------------------------------------------------------------------------- one mail

@@ -188,7 +188,7 @@ class Scene:
                 if not await self._until(child, talk):
                     raise AssertionError(f"{self._folder.name}: the process ended with {child.status}")
                 await child.stop()
-                await asyncio.to_thread(self._check, network, report)
+                await self._settle(network, report)
                 self.commits = await asyncio.to_thread(child.read_commits)
             finally:
                 talk.cancel()
@@ -221,7 +221,7 @@ class Scene:
                             await self._connects(waiting, killed_at)
                 if await asyncio.to_thread(self._holder) != waiting.pid:
                     report.problems.append(f"{self._folder.name}: the second process has not taken over")
-                await asyncio.to_thread(self._check, network, report)
+                await self._settle(network, report)
             finally:
                 polling.kill()
                 await waiting.stop()
@@ -313,6 +313,17 @@ class Scene:
             unsent = [data for (data,) in db.execute("SELECT data FROM outbox WHERE sent_at IS NULL")]
             return [(json.loads(data), state) for data, state in rows], unsent
         return [], []
+
+    async def _settle(self, network: Network, report: Report) -> None:
+        """Check what people have heard, who may be a moment behind the network."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            checked = Report()
+            await asyncio.to_thread(self._check, network, checked)
+            if not checked.problems or time.monotonic() > deadline:
+                report.add(checked)
+                return
+            await asyncio.sleep(0.05)
 
     def _check(self, network: Network, report: Report) -> None:
         can = make_can(network.settings)

@@ -66,7 +66,7 @@ async def test_whoever_waits_for_an_answer_hears_that_the_loop_was_closed(start,
     await chat.agent.close()
     if not hops:
         waiting.cancel()
-    with contextlib.suppress(asyncio.CancelledError), pytest.raises(Exception, match="goes on at the next start"):
+    with contextlib.suppress(asyncio.CancelledError), pytest.raises(Exception, match="continues at the next start"):
         await asyncio.wait_for(waiting, 20)
 
 

@@ -114,6 +114,19 @@ async def test_a_conversation_that_grows_is_summarised_after_the_reply_and_stays
     assert sum(isinstance(entry, Compacted) for entry in entries) == 1
 
 
+@pytest.mark.parametrize(("own_prompt", "summarised"), [(0, True), (100, False)])
+async def test_a_provider_with_a_prompt_of_its_own_has_room_for_more(tmp_path, own_prompt, summarised):
+    """A small local model is sent neither the system prompt nor the tools, so they do not fill its window."""
+    model = Model()
+    model.own_prompt = own_prompt
+    async with agent(tmp_path, model) as loop:
+        (tmp_path / "work" / "AGENTS.md").write_text(LONG * 250)
+        for number in range(5):
+            await loop.process_direct(f"message {number}: {LONG * 80}")
+            await quiet(loop)
+    assert bool(model.summaries) is summarised
+
+
 async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
     never = asyncio.Event()
 

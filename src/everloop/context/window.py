@@ -401,12 +401,14 @@ BELIEVED_SECONDS = 3600.0  # for which a window named in an error counts: server
 class Measure:
     """Measures how full one model's window is with a conversation."""
 
-    def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry) -> None:
-        """`window` is the configured one; with 0 the model's name decides."""
+    def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry, own_prompt: int = 0) -> None:
+        """`window` is the configured one; with 0 the model's name decides. `own_prompt` are the tokens that the
+        provider sends in place of the system prompt and the tools, if it leaves these out."""
         self.model = model
         self._set = window
         self._meter = meter
         self._tools = tools
+        self._own_prompt = own_prompt
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
         self._named = (0, 0.0)  # a window named by an error, and until when it counts
         self._warned = False
@@ -435,6 +437,8 @@ class Measure:
         if count < len(conversation):
             units += sum(map(weigh, conversation[count:]))
             conversation.weighed = (len(conversation), units)
+        if self._own_prompt and conversation:
+            return units - weigh(conversation[0]) + self.fixed(conversation)
         return units + self._weigh_tools()
 
     def is_small(self, conversation: Conversation, share: float) -> bool:
@@ -458,6 +462,8 @@ class Measure:
 
     def fixed(self, conversation: Conversation) -> int:
         """The units of what every request of the conversation has: system prompt and tools."""
+        if self._own_prompt:
+            return self.in_units(self._own_prompt)
         return weigh(conversation[0]) + self._weigh_tools()
 
     def tokens_at(self, share: float, conversation: Conversation) -> float:

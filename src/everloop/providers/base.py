@@ -115,6 +115,7 @@ class LLMProvider:
 
     default_model: str = ""
     options: frozenset[str] = frozenset()
+    own_prompt: int = 0  # tokens that it sends in place of the system prompt and the tools, if it leaves these out
     endpoints: frozenset[str] = frozenset()  # of OpenAI's API that `forward` knows: "embeddings", "completions"
     api_key: str | None = None
     base_url: str | None = None

@@ -114,6 +114,10 @@ class Resilient(LLMProvider):
         raise AssertionError("the last attempt raises")
 
     @property
+    def own_prompt(self) -> int:  # type: ignore[override]
+        return self._providers[0][0].own_prompt
+
+    @property
     def doing(self) -> str:
         return next((provider.doing for provider, _ in self._providers if provider.doing), "")
 

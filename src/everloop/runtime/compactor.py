@@ -186,7 +186,8 @@ class Compactor:
         name = model or self.model
         if name not in self._measures:
             window = self._config.window if name == self.model else 0
-            self._measures[name] = Measure(name, window, self._meter, self._tools)
+            own_prompt = self._provider.own_prompt if name == self.model else 0
+            self._measures[name] = Measure(name, window, self._meter, self._tools, own_prompt)
         while len(self._measures) > 64:
             self._measures.popitem(last=False)
         return self._measures[name]

@@ -228,6 +228,8 @@ async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_too
     seen: list[Any] = []
 
     class OneCall:
+        prompt_tokens = 0
+
         def prepare(self, messages: Any, tools: Any) -> dict[str, Any]:
             asked = [{"role": m["role"], "content": m["content"]} for m in messages if m["role"] == "user"][-1:]
             results = [m["content"] for m in messages if m["role"] == "tool"]

@@ -36,6 +36,11 @@ class Written(Engine):
         return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
+def test_only_a_small_model_has_a_prompt_of_its_own() -> None:
+    assert 0 < LocalProvider(Written(), SmallShaping()).own_prompt < 3_000
+    assert LocalProvider(Written()).own_prompt == 0
+
+
 @pytest.mark.parametrize(
     ("tools", "options", "shaped"),
     [

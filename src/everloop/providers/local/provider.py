@@ -40,6 +40,8 @@ _OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 class Shaping(Protocol):
     """Puts a conversation into the shape that a model works best in, and reads its answer back."""
 
+    prompt_tokens: int  # that stand in place of the system prompt and the tools; 0 if these are sent
+
     def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any] | LLMResponse:
         """The request for llama.cpp: `messages` or a `prompt`, and what else it takes (`grammar`, `json_schema`, …); or
         the answer, where that is certain without the model.
@@ -68,6 +70,8 @@ class Shaping(Protocol):
 
 class Plain:
     """The model's own chat template, with all tools."""
+
+    prompt_tokens = 0
 
     def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any]:
         request: dict[str, Any] = {"messages": [_plain(message) for message in messages]}
@@ -110,6 +114,7 @@ class LocalProvider(LLMProvider):
         self.default_model = model
         self.engine = engine
         self._shaping: Shaping = shaping or Plain()
+        self.own_prompt = self._shaping.prompt_tokens
         self._extra = {"temperature": TEMPERATURE, "max_tokens": ANSWER_TOKENS, **(extra or {})}
 
     async def chat(

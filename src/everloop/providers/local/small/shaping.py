@@ -45,6 +45,7 @@ from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_quest
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
+PROMPT_TOKENS = 1_500  # of the examples and notes before a conversation
 _PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
 _ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
 
@@ -78,6 +79,8 @@ class Asked:
 
 class SmallShaping:
     """Shapes requests for a small model. It keeps nothing: the same conversation, the same bytes."""
+
+    prompt_tokens = PROMPT_TOKENS
 
     def knows(self, tools: Sequence[Message]) -> bool:
         """Whether there are examples of any of these tools."""
@@ -397,6 +400,7 @@ class SmallJson:
     def __init__(self, shaping: SmallShaping) -> None:
         self._shaping = shaping
         self._answers = False
+        self.prompt_tokens = shaping.prompt_tokens
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
         request = self._shaping.prepare(messages, tools, certain=False)

@@ -141,6 +141,8 @@ KEPT = object()  # cannot be sent
 class Shouting:
     """Asks once more unless the answer was asked for twice, and shows it in capitals."""
 
+    prompt_tokens = 0
+
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from everloop.engine import REFUSED
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.examples import all_examples
@@ -397,6 +398,15 @@ def test_talk_that_claims_no_call_is_said(answer: str) -> None:
     step = SHAPING.read(answered(answer), then(LIST, "thanks a lot, you are great"))
     assert isinstance(step, LLMResponse)
     assert step.content == answer
+
+
+def test_a_call_that_the_person_refused_is_not_reported_as_done() -> None:
+    request = "remember that the key is under the mat"
+    text = "The key is under the mat."
+    assert then([], request, *made("remember", "Remembered.", text=text))["certain"].content == "I will remember that."
+    refused = then([], request, *made("remember", REFUSED, text=text))
+    assert "certain" not in refused
+    assert isinstance(SHAPING.read(answered("I have remembered that."), refused), dict), "the claim was believed"
 
 
 def test_a_time_zone_is_no_file() -> None:

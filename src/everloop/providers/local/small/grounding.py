@@ -23,7 +23,7 @@ _CLAIM = re.compile(
     r"|\bj['’]ai\b|했습니다|했어요|已(?:经|创建|添加|修改|删除|更新|保存)",
     re.I | re.S,
 )
-_FAILED = re.compile(r'^\s*\{"status":\s*"error"|\[exit status [1-9]|^error:', re.M)
+_FAILED = re.compile(r'^\s*\{"status":\s*"error"|\[exit status [1-9]|^error:|^not run:', re.M)
 
 
 def claims_work(answer: str) -> bool:

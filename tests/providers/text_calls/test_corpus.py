@@ -76,7 +76,7 @@ def test_the_page_of_models_says_for_each_family_what_was_tried_and_which_templa
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table if line.startswith("|")]
     assert len(rows) >= 30
     assert {tried for *_, tried in rows[:-1]} == {"published", "parser"}
-    listed = page.partition("could not be had: those of ")[2].partition(". Each is read")[0]
+    listed = page.partition("this is so for ")[2].partition(". Each format")[0]
     named = re.split(r",\s|\sand\s", listed)
     assert sorted(named) == sorted(family for family, _, tried in rows if tried == "parser")
 

@@ -21,24 +21,10 @@ from everloop.channels.runner import ChannelRunner
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.channels import config_of, running
 
-from .fake_discord import FakeDiscord
-from .fake_slack import FakeSlack
-from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
-from .ircd import IrcNetwork
-from .mail import MailNetwork
+from .networks import NETWORKS
 from .says import found, until
-from .xmppd import XmppNetwork
 
-KINDS: dict[str, Any] = {
-    "webhook": HookNetwork,
-    "telegram": FakeTelegram,
-    "slack": FakeSlack,
-    "discord": FakeDiscord,
-    "xmpp": XmppNetwork,
-    "irc": IrcNetwork,
-    "email": MailNetwork,
-}
 SOON = 10.0  # seconds
 MEBIBYTE = 1 << 20
 
@@ -51,7 +37,7 @@ def elsewhere(kind: str) -> Iterator[dict[str, Any]]:
 
     async def serve() -> None:
         try:
-            made = KINDS[kind]()
+            made = NETWORKS[kind]()
             if kind == "discord":
                 made.interval = 600_000  # between heartbeats, the first of which comes at any time before
             async with made.running() as network:
@@ -95,7 +81,7 @@ def due_soon() -> list[str]:
     return [str(one) for one in timers]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NETWORKS)
 async def test_an_idle_channel_waits_without_timers_and_takes_little_memory(kind: str, tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     with elsewhere(kind) as first, elsewhere(kind) as second:

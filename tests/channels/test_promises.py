@@ -15,24 +15,9 @@ import pytest
 from everloop import LLMProvider, LLMResponse
 from everloop.testing.channels import Forker, Report, running, take_over
 
-from .fake_discord import FakeDiscord
-from .fake_slack import FakeSlack
-from .fake_telegram import FakeTelegram
-from .hooks import HookNetwork
-from .ircd import IrcNetwork
-from .mail import MailNetwork
+from .networks import NETWORKS
 from .says import until
-from .xmppd import XmppNetwork
 
-NETWORKS: dict[str, Callable[[], Any]] = {
-    "webhook": HookNetwork,
-    "telegram": FakeTelegram,
-    "slack": FakeSlack,
-    "discord": FakeDiscord,
-    "xmpp": XmppNetwork,
-    "irc": IrcNetwork,
-    "email": MailNetwork,
-}
 # The chats of two people, and how they write there, where the network's own person is always the same one.
 CHATS = {
     "webhook": ("anna", "bert"),

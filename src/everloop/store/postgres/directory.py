@@ -27,7 +27,7 @@ from ...config.sources import DSN
 from ...errors import StoreError
 from .connections import Connections, connect, explain
 from .heartbeat import RETRY_SECONDS, Stop, wait_for
-from .schema import migrate
+from .schema import Migration, migrate
 from .transactions import NOW
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class Directory:
 
     def __init__(self, dsn: DSN, patience: float = PATIENCE) -> None:
         self.dsn = dsn
-        self._migrated = False
-        self._migrating = threading.Lock()
+        self._migration = Migration(dsn)
         self._connections = Connections(self._connect, partial(explain, dsn), CONNECTIONS, patience)
         self._kept: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with when it was read
         self._watchers: list[Callable[[str | None], None]] = []
@@ -138,16 +137,7 @@ class Directory:
         return await self._connections.submit("reads", lambda db: db.execute(query, values).fetchall())
 
     def _connect(self) -> Connection:
-        connection = connect(self.dsn)
-        try:
-            with self._migrating:
-                if not self._migrated:
-                    migrate(connection, self.dsn)
-                    self._migrated = True
-        except Exception as error:
-            connection.close()
-            raise explain(self.dsn, error) from error
-        return connection
+        return self._migration.through(connect(self.dsn))
 
 
 class _Listener:

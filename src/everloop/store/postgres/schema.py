@@ -6,10 +6,13 @@ The tables are those of SQLite. Data is text, not jsonb: messages may hold chara
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
+from .connections import explain
 
 if TYPE_CHECKING:
     from .connections import Connection
@@ -422,6 +425,29 @@ class Versions(NamedTuple):
 
     needed: int  # the migrations that a program must know to use them
     applied: int
+
+
+class Migration:
+    """Migrates a database with the first connection that a process makes to it."""
+
+    def __init__(self, dsn: DSN) -> None:
+        self._dsn = dsn
+        self._done = False
+        self._lock = threading.Lock()
+
+    def through(self, connection: Connection, check: Callable[[Connection], None] | None = None) -> Connection:
+        """The connection, once the tables are there; `check` comes before them. On an error it is closed."""
+        try:
+            with self._lock:
+                if not self._done:
+                    if check is not None:
+                        check(connection)
+                    migrate(connection, self._dsn)
+                    self._done = True
+        except Exception as error:
+            connection.close()
+            raise explain(self._dsn, error) from error
+        return connection
 
 
 def migrate(db: Connection, dsn: DSN) -> None:

@@ -53,7 +53,7 @@ from .heartbeat import ANNOUNCE, Heartbeat
 from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier, send_now
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
-from .schema import migrate
+from .schema import Migration
 from .transactions import NOW, Looked, LookedAt, living
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class PostgresStore:
         self._lease = lease_seconds
         self._flush_always = flush_always
         self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
-        self._migrated = False
-        self._migrating = threading.Lock()
+        self._migration = Migration(self.dsn)
         self._pool_checked = False
         self._checking_pool = threading.Lock()
 
@@ -622,16 +621,10 @@ class PostgresStore:
     def _connect(self) -> Connection:
         """A connection to the server itself."""
         connection = self._primary.connect() if self._primary is not None else connect(self.dsn)
-        try:
-            with self._migrating:
-                if not self._migrated:
-                    refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
-                    migrate(connection, self.dsn)
-                    self._migrated = True
-        except Exception as error:
-            connection.close()
-            raise explain(self.dsn, error) from error
-        return connection
+        return self._migration.through(connection, self._refuse_pooler)
+
+    def _refuse_pooler(self, connection: Connection) -> None:
+        refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
 
     def _connect_pooled(self, pool: DSN) -> Connection:
         """A connection through the pooler, once it is known to lead to the same tables."""

@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
-    return len(os.sched_getaffinity(0)) + 4
+    return len(os.sched_getaffinity(0)) + 3
 
 
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:

@@ -59,6 +59,7 @@ T = TypeVar("T")
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
 PROBE_BYTES = 32 * 1024  # about what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
+IO_ERROR_SECONDS = 1.0  # how long opening tries again after an I/O error
 
 
 class SQLiteStore:
@@ -594,14 +595,16 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
-    """Turn the write-ahead log on. SQLite does not wait here for another process that creates the same file."""
-    give_up = time.monotonic() + seconds
+    """Turn the write-ahead log on. SQLite does not wait here for another process that creates the same file. While
+    other connections recover the log of a killed process, it may report an I/O error that does not stay."""
+    began = time.monotonic()
+    patience = {sqlite3.SQLITE_BUSY: seconds, sqlite3.SQLITE_IOERR: IO_ERROR_SECONDS}
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+            if time.monotonic() - began > patience.get(error.sqlite_errorcode & 0xFF, -1.0):
                 raise
             time.sleep(0.005)
 

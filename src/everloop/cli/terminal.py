@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no 
 MOST_SESSIONS = 30  # in the list
 EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object per line"), ("html", "a page"))
 IDLE_SECONDS = 2.0  # after a turn, before the session is named
+KEEP_SECONDS = 5.0  # for messages to come to disk when the chat ends
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
 
 
@@ -140,6 +142,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._naming: asyncio.Task[None] | None = None  # the call for a title
         self._asked = 0  # messages without an answer
+        self._unkept: list[str] = []  # messages that may not be on disk yet
         self._left_at = 0.0
         self._told_to_leave = False
         self._session: PromptSession[str] = PromptSession(
@@ -183,6 +186,7 @@ class Chat:
             while not self._told_to_leave and await self._next_line():
                 pass
         finally:
+            await self._keep_messages()
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -225,6 +229,7 @@ class Chat:
             text = line.strip()
             if self._view.asked and command_of(text) is None and answer_of(text) is None:
                 text = f"/deny {text}"  # the question is answered by a sentence: not so, but otherwise
+            self._unkept.append(text)
             self._start(self._load())
             self._start(self._say(text))
 
@@ -505,18 +510,34 @@ class Chat:
             if command_of(line) is None:
                 await self._changes.begin()
             with seen_ending(self._agent, self._key) as seen:
-                text = await self._agent.process_direct(line, self._key, channel, chat_id, media=files, attended=True)
+                text = await self._agent.process_direct(
+                    line, self._key, channel, chat_id, media=files, attended=True, on_event=partial(self._is_kept, line)
+                )
         except EverloopError as error:
             self._output.line(f"everloop: {error}", "bad")
             return
         finally:
             self._asked -= 1
+            self._is_kept(line)
         if text == STOPPED:
             return  # the turn's end reports it
         if text not in seen:  # a command, or a turn in another process
             said = help_text() if command_of(line) == "help" else text
             self._output.line(said, "dim" if command_of(line) else "")
             await show_undelivered(self._agent, self._key, self._output, shown=text)
+
+    def _is_kept(self, line: str, _: events.Event | None = None) -> None:
+        """Note that a message is on disk: its turn has begun, or ended."""
+        if line in self._unkept:
+            self._unkept.remove(line)
+
+    async def _keep_messages(self) -> None:
+        """Wait until the messages that were taken are on disk: the chat may be told to end right after Enter."""
+        give_up = time.monotonic() + KEEP_SECONDS
+        while self._unkept and time.monotonic() < give_up:
+            for row in await self._agent.store.waiting(OWNER, self._key):
+                self._is_kept(str(row.message.content))
+            await asyncio.sleep(0.02)
 
     def _see(self, event: events.Event) -> None:
         self._view(event)

@@ -21,6 +21,7 @@ from everloop.errors import StoreError
 from everloop.log import ModelAnswered, Noted, TurnEnded, UserSaid
 from everloop.store.peers import alive, new_worker, process_of, retire
 from everloop.store.sqlite import SQLiteStore, queries
+from everloop.store.sqlite import store as sqlite_store
 from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
 
@@ -495,3 +496,26 @@ async def test_entries_are_text_in_the_file_whatever_they_are_written_from(store
     assert "für dich" in rows[1][1]
     said = await store.read_log(claim.session)
     assert [getattr(one.entry, "content", "") for one in said] == ["Grüße 漢字", "für dich", "x", "ß"]
+
+
+@pytest.mark.parametrize(("failures", "opens"), [(3, True), (1_000_000, False)])
+def test_an_io_error_while_the_log_is_turned_on_is_tried_again_for_a_moment(tmp_path, monkeypatch, failures, opens):
+    class Faulty(sqlite3.Connection):
+        left = failures
+
+        def execute(self, sql, *values):
+            if "journal_mode" in sql and self.left:
+                self.left -= 1
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise error
+            return super().execute(sql, *values)
+
+    monkeypatch.setattr(sqlite_store, "IO_ERROR_SECONDS", 0.2)
+    with closing(sqlite3.connect(tmp_path / "a.db", factory=Faulty)) as connection:
+        if opens:
+            sqlite_store._use_wal(connection, 30.0)
+            assert super(Faulty, connection).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        else:
+            with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+                sqlite_store._use_wal(connection, 30.0)

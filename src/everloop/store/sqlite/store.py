@@ -595,9 +595,11 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
-    """Turn the write-ahead log on. SQLite does not wait here for another process that creates the same file. An I/O error
-    was seen here once, when several connections opened the store of a killed process at the same time: it is tried again
-    for a moment, and one of the disk stays."""
+    """Turn the write-ahead log on. SQLite does not wait here for another process that creates the same file.
+
+    An I/O error was seen here once, when several connections opened the store of a killed process at the same time. It
+    is tried again for a moment: one of the disk stays.
+    """
     began = time.monotonic()
     patience = {sqlite3.SQLITE_BUSY: seconds, sqlite3.SQLITE_IOERR: IO_ERROR_SECONDS}
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everloop.providers.local.small.turn import without_clock
+from everloop.providers.local.small.conversation import without_clock
 
 from .test_small import SHAPING, answered, asked, made, may_be_words, offered, read
 from .test_small_calls import call_line, numbered

@@ -16,30 +16,30 @@ from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
+from ....tools.narrow import NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .grammar import Wanted, grammar
-from .grounding import claims_work, failed, fingerprint, invented, leak
-from .narrow import NARROW, command_of
-from .next import fits, only, removes, wanted_next
-from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
-from .results import quote, short_result
-from .route import (
+from .answers import claims_work, fingerprint, imitates, invented, leak, report, sentence
+from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
+from .decide import (
     CODE,
     Decision,
     arithmetic,
     asks_for_the_files,
     decide,
+    fits,
     names_something_else,
+    only,
+    removes,
     saves_answer,
     shows_all,
+    wanted_next,
     writes_code,
 )
-from .route import RECENT as RECENT_TURNS
-from .seen import Seen, described, meant, seen_in
-from .sentences import imitates, report, sentence
-from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
-from .turn import Message, Turn, last_request, parted, text_of, turn_of
+from .decide import RECENT as RECENT_TURNS
+from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
+from .grammar import Wanted, grammar
+from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
 from .values import as_named, values_for
 from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
 

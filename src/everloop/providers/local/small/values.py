@@ -7,11 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .grounding import failed
-from .narrow import NARROW
-from .results import lines_of
-from .seen import Seen
-from .turn import Message, Turn, text_of
+from ....tools.narrow import NARROW, failed, lines_of
+from .conversation import Message, Seen, Turn, text_of
 from .words import (
     BEHIND,
     alike,

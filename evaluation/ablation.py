@@ -109,7 +109,6 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
     "kept beginnings": [(values, "kept", _always(""))],
     "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
-    "as named": [(shaping, "as_named", _always(""))],
     "only tool": [(shaping, "only", _always(frozenset()))],
     "fitting tools": [(shaping, "fits", _always(True))],
     "call or words": [(shaping, "wanted_next", _always("either"))],

@@ -50,7 +50,7 @@ def sure_call(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def narrow_tools(request: dict[str, Any]) -> set[str]:
-    return {name for name in NARROW if f'"\\"{name}\\""' in request.get("grammar", "")}
+    return {name for name in NARROW if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
 
 
 # ---------------------------------------------------------------------------------------------- what is meant

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ....tools.narrow import NARROW, failed
 from .conversation import Seen, Turn, described, meant, shares_words
-from .examples import acts, asks_of_the_past, edits, may_act, needs_tool, next_step
+from .examples import acts, asks_of_the_past, may_act, needs_tool, next_step
 from .grammar import Values, Wanted
 from .words import (
     CHANGES,
@@ -24,7 +24,6 @@ from .words import (
     in_every_place,
     is_file,
     is_question,
-    looks_for_a_file,
     means,
     names_a_file,
     names_an_address,
@@ -63,16 +62,15 @@ _TOOLS = (
 _PIECE = pattern("piece")
 _EXPLAIN = pattern("explain")
 _BY_COMMAND = pattern("by_command")
-_WHERE_MINE = pattern("where_mine")
 _REFERS_TO_FILE = pattern("refers_to_file")
 _NOUN = pattern("noun")
 _WHOLE = ("show", "read", "say", "file", "collection")
 _EXISTS = pattern("exists")
 _ASKS = word_set("asks")
-_IN_GENERAL = pattern("in_general")
 CODE = frozenset(
     {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
 )
+_IN_GENERAL = pattern("in_general")
 _DOES = pattern("does")
 _LITERALLY = pattern("literally")
 _SAVES_THAT = pattern("saves_that")
@@ -136,7 +134,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
-        more = goes_on and seen.last == "edit_file" and shares_words(order, seen.texts.get(seen.focus, ()))
+        more = goes_on and seen.last == "edit_file"
         edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
         if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
@@ -145,22 +143,17 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     if means(order, "web") and _IN_GENERAL.search(order):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
-    if changes or counts or means(order, *_TOOLS) or _BY_COMMAND.search(order) or _WHERE_MINE.search(order):
+    if changes or counts or means(order, *_TOOLS):
         return Decision("work")
-    if means(order, "create", "write") and not means(order, "file"):
-        return Decision("talk")  # a file is written only where one is asked for
     return Decision("work" if needs == "call" else "talk")
 
 
 def _corrects(order: str, seen: Seen) -> bool:
     """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
-    if _SURELY_CORRECTS.search(order):
-        return True
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
     short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
-    return _CORRECTS.search(order) is not None and bool(
-        value or short or shares_words(order, seen.texts.get(seen.focus, ()))
-    )
+    says_no = _CORRECTS.search(order) and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
+    return bool(_SURELY_CORRECTS.search(order) or says_no)
 
 
 def names_something_else(request: str, seen: Seen) -> bool:
@@ -168,9 +161,7 @@ def names_something_else(request: str, seen: Seen) -> bool:
     lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
     nouns = [found["noun"] for found in _NOUN.finditer(request)]
     return any(
-        not _REFERS_TO_FILE.search(f"the {noun}")
-        and not means(noun, "file", "end", "line", "collection", "copy")
-        and not shares_words(noun, lines)
+        not _REFERS_TO_FILE.search(f"the {noun}") and not means(noun, "end", "line") and not shares_words(noun, lines)
         for noun in nouns
     )
 
@@ -260,7 +251,6 @@ _WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
 _POINTS = pattern("points")
 _FILE_ITSELF = pattern("file_itself")
 TRIES = 3  # calls of a turn that may fail
-_TODAY = pattern("today")
 _MACHINE = pattern("machine")
 
 
@@ -269,8 +259,6 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     if not names:
         return "words"
     if not turn.calls:  # a request that names a file is not answered before something was looked at or done
-        if asks_how_many_there_are(turn.request):
-            return "words"
         if is_question(turn.request) and asks_of_the_past(turn.request, names):
             return "call"
         return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
@@ -299,12 +287,9 @@ def removes(turn: Turn, there: Seen) -> str:
     said = turn.request.removesuffix(f"({turn.file})")
     if not turn.file or not means(said, "delete"):
         return ""
-    if means(said, "line", "within"):
-        return "remove_line" if turn.file in there.texts else "look"
-    known = shares_words(said, there.texts.get(turn.file, ()))
-    if described(said, Seen({turn.file: None})) or _FILE_ITSELF.search(said):
-        return "remove_line" if known and means(said, "collection") else "delete"
-    if known:
+    if _FILE_ITSELF.search(said) or described(said, Seen({turn.file: None})):
+        return "delete"
+    if shares_words(said, there.texts.get(turn.file, ())):
         return "remove_line"
     return "delete" if _POINTS.search(said) or turn.file in there.texts else "look"
 
@@ -337,10 +322,9 @@ def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], value
         return True
     if _to_run(turn, shown_for):
         return tool == "exec"
-    name, _, result = turn.calls[-1]
-    if failed(result):
-        return tool == "read_file" or name != "edit_file"  # what does not stand in a file is looked for in it
-    if ordered or means(turn.request, "change") or edits(turn.request, shown_for):
+    if failed(turn.calls[-1][2]):
+        return tool == "read_file" or turn.calls[-1][0] != "edit_file"  # what is not in a file is looked for in it
+    if ordered:
         return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
     return acts(tool) and tool != "edit_file"
 
@@ -352,8 +336,6 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     if tool in NARROW:
         two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
         return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
-    if turn.file and tool in ("exec", "write_file") and not means(request, "run", "create", "write", "sort"):
-        return False  # the file is there: what is to be done with it needs no command, and it is not written anew
     named = [path for path in paths_in(request) if is_file(path)]
     if only := asks_of_the_past(request, offered):
         return tool == only
@@ -363,10 +345,8 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
         return means(request, "read", "show", "say", "file", "folder")
     if tool in ("list_dir", "grep") and means(request, "count"):
         return not named
-    if tool in ("grep", "read_file") and named and looks_for_a_file(request):
-        return False
     if tool == "cron":
-        return means(request, "remind", "every") or means(_TODAY.sub(" ", request), "when")
+        return means(request, "remind", "every") or means(request, "when")
     if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
         return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):

@@ -137,8 +137,6 @@ def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Lit
     acts = sum(name not in LOOKING for name in made)
     total = sum(score for score, _ in ranked)
     share = sum(score for score, example in ranked if _acts(example) > acts) / total
-    if not acts and share >= 0.6 and _acts(ranked[0][1]) and means(request, *CHANGES) and not is_question(request):
-        return "call"
     return "either" if share > 0.15 else "words"
 
 
@@ -150,11 +148,6 @@ def may_act(request: str, offered: frozenset[str]) -> bool:
     if is_question(request) and not (ranked and _acts(ranked[0][1])):
         return False
     return sum(score for score, example in ranked if _acts(example)) > sum(score for score, _ in ranked) / 2
-
-
-def edits(request: str, offered: frozenset[str]) -> bool:
-    """Whether the request most like this one was done by an edit."""
-    return any("edit_file" in example.tools for _, example in _ranked(request, offered, 1))
 
 
 def shows(request: str, offered: frozenset[str], tool: str) -> bool:

@@ -120,7 +120,7 @@ async def test_a_clients_own_tools_stand_in_the_short_prompt_and_a_call_of_them_
     assert "tools" not in sent
     assert "get_weather" in sent["grammar"]
     assert "Tell the weather of a city." in sent["messages"][0]["content"]
-    assert len(sent["messages"]) == 2, "no examples: none of them has these tools"
+    assert "read_file" not in str(sent["messages"]), "examples of our tools would be taken for offers"
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("get_weather", {"city": "Rome"})]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....tools.narrow import cut, short_result
 from .conversation import Message, Seen, calls_of, text_of, texts_of, without_clock
-from .examples import FIXED, Example
+from .examples import CLIENT, FIXED, Example
 from .grammar import call_text
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
@@ -46,19 +46,17 @@ def prefix(names: frozenset[str]) -> list[Message]:
     return shown
 
 
-def client_prompt(system: str, tools: Iterable[Mapping[str, Any]]) -> Message:
-    """The system prompt for tools that no example shows: the form of a call of each, and what it does."""
+def client_prefix(system: str, tools: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """What stands before a conversation with tools that no example shows: the form of a call of each, what it does,
+    and examples of when to call and when to answer."""
     forms = []
     for tool in tools:
         properties = (tool.get("parameters") or {}).get("properties") or {}
-        form = call_text(
-            str(tool.get("name")), {key: f"<{kind.get('type', 'any')}>" for key, kind in properties.items()}
-        )
-        forms.append(f"{form} – {tool.get('description') or 'no description'}"[:CLIENT_LIMIT])
-    return {
-        "role": "system",
-        "content": "\n\n".join(part for part in (surroundings(system), _CLIENT, "\n".join(forms)) if part),
-    }
+        kinds = {key: f"<{kind.get('type', 'any')}>" for key, kind in properties.items()}
+        forms.append(f"{call_text(str(tool.get('name')), kinds)} – {tool.get('description') or ''}"[:CLIENT_LIMIT])
+    about = "\n\n".join(part for part in (surroundings(system), _CLIENT, "\n".join(forms)) if part)
+    examples = [message for example in CLIENT for message in example_messages(example)]
+    return [{"role": "system", "content": about}, *examples]
 
 
 def example_messages(example: Example) -> list[Message]:

@@ -39,7 +39,7 @@ from .decide import (
 from .decide import RECENT as RECENT_TURNS
 from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
 from .grammar import Values, Wanted, grammar
-from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prompt, example_messages, joined, notes, prefix, talk, told
+from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
 from .values import values_for
 from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
 
@@ -193,8 +193,9 @@ class SmallShaping:
 
     def _with_client_tools(self, asked: Asked) -> dict[str, Any]:
         """The request where all tools are a client's own: no example shows them, so each of them is described."""
-        shown = [client_prompt(asked.system, asked.offered), *told(asked.conversation, RESULT_LIMIT)]
-        return self._held(asked, shown, 1, asked.offered, "either", {}, "", shown)
+        stable = client_prefix(asked.system, asked.offered)
+        own = told(asked.conversation, RESULT_LIMIT)
+        return self._held(asked, [*stable, *own], len(stable), asked.offered, "either", {}, "", [stable[0], *own])
 
     def visible(self, text: str) -> str:
         """Words are for the person, a call is not."""

@@ -17,7 +17,6 @@ from .words import (
     kept,
     key_of,
     means,
-    names_key,
     paths_in,
     pattern,
     places_in,
@@ -56,8 +55,7 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    unsure = _BOTH.search(request) and not any(names_key(request, line) for line in found)
-    return surely or (perhaps if unsure else {})
+    return surely or (perhaps if _BOTH.search(request) else {})
 
 
 def names_both(request: str) -> bool:
@@ -163,7 +161,6 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
-        old = [line for line in old if names_key(turn.request, line)] or old
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}

@@ -17,6 +17,7 @@ from .grammar import Values, Wanted
 from .words import (
     CHANGES,
     EMPTY,
+    PATTERNS,
     WORK,
     asks_for_a_change,
     asks_how_many_there_are,
@@ -29,9 +30,9 @@ from .words import (
     names_an_address,
     orders,
     paths_in,
-    pattern,
     places_in,
     runs_then,
+    says,
     without_files,
     word_set,
     words,
@@ -42,43 +43,10 @@ LONG = 240  # characters from which on a request may hold pasted text
 FEW = 9  # words of a request that only adds to the one before
 RECENT = 2  # turns for which the file touched last is what a request is about
 _CHAT = ("hello", "thanks", "bye")
-_TOOLS = (
-    "remind",
-    "remember",
-    "told",
-    "before",
-    "web",
-    "run",
-    "command",
-    "folder",
-    "file",
-    "show",
-    "find",
-    "sort",
-    "mention",
-    "here",
-    "read",
-)
-_PIECE = pattern("piece")
-_EXPLAIN = pattern("explain")
-_BY_COMMAND = pattern("by_command")
-_REFERS_TO_FILE = pattern("refers_to_file")
-_NOUN = pattern("noun")
+_TOOLS = tuple(word_set("tools"))
 _WHOLE = ("show", "read", "say", "file", "collection")
-_EXISTS = pattern("exists")
 _ASKS = word_set("asks")
-CODE = frozenset(
-    {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
-)
-_IN_GENERAL = pattern("in_general")
-_DOES = pattern("does")
-_LITERALLY = pattern("literally")
-_SAVES_THAT = pattern("saves_that")
-_GOES_ON = pattern("goes_on")
-_CORRECTS = pattern("corrects")
-_SURELY_CORRECTS = pattern("surely_corrects")
-_REMARK = pattern("remark")
-_FIRST_PERSON = pattern("first_person")
+CODE = word_set("code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +84,14 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("work")
     if means(order, *_CHAT) and not means(order, *CHANGES, "run") and not found:
         return Decision("talk")
-    if _BY_COMMAND.search(order) and not is_question(order):
+    if says(order, "by_command") and not is_question(order):
         return Decision("work")
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
-    if (_PIECE.search(order) or _EXPLAIN.search(order)) and not into_file and not found:
+    if (says(order, "piece") or says(order, "explain")) and not into_file and not found:
         return Decision("talk")
     if order != request:  # something was pasted, and that says nothing of what is wanted
         return Decision("work" if means(order, *CHANGES, "file") else "talk")
-    goes_on = _GOES_ON.search(order) is not None and len(order.split()) <= FEW
+    goes_on = says(order, "goes_on") and len(order.split()) <= FEW
     asks = is_question(order)
     if found:
         return Decision("work", meant(order, seen), goes_on=goes_on and not asks)
@@ -131,16 +99,16 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("work")
     changes = means(order, *CHANGES[2:]) or means(order, "run")
     if recent and seen.focus and not means(order, "folder", "here"):
-        to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
+        to_file = says(order, "refers_to_file") or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
         more = goes_on and seen.last == "edit_file"
         edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
-        if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
+        if to_file or changes or ((goes_on or edits) and not says(order, "first_person")):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
         if edits or not means(order, *_TOOLS):
             return Decision("talk")
-    if means(order, "web") and _IN_GENERAL.search(order):
+    if means(order, "web") and says(order, "in_general"):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
     if changes or counts or means(order, *_TOOLS):
@@ -151,26 +119,26 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
 def _corrects(order: str, seen: Seen) -> bool:
     """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
-    short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
-    says_no = _CORRECTS.search(order) and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
-    return bool(_SURELY_CORRECTS.search(order) or says_no)
+    short = seen.last == "edit_file" and len(order.split()) <= 4 and not says(order, "remark")
+    says_no = says(order, "corrects") and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
+    return bool(says(order, "surely_corrects") or says_no)
 
 
 def names_something_else(request: str, seen: Seen) -> bool:
     """Whether a request speaks of something that stands in no file seen so far: it may be another file."""
     lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
-    nouns = [found["noun"] for found in _NOUN.finditer(request)]
+    nouns = [found["noun"] for found in PATTERNS["noun"].finditer(request)]
     return any(
-        not _REFERS_TO_FILE.search(f"the {noun}") and not means(noun, "end", "line") and not shares_words(noun, lines)
+        not says(f"the {noun}", "refers_to_file") and not means(noun, "end", "line") and not shares_words(noun, lines)
         for noun in nouns
     )
 
 
 def shows_all(request: str) -> bool:
     """Whether the file as a whole is asked for: it is named and nothing else is."""
-    if _EXISTS.search(request):
+    if says(request, "exists"):
         return False
-    said = _REFERS_TO_FILE.sub(" ", without_files(request))
+    said = PATTERNS["refers_to_file"].sub(" ", without_files(request))
     rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
     return not rest
 
@@ -180,7 +148,7 @@ def writes_code(request: str) -> str:
     files = [path for path in paths_in(request) if is_file(path)]
     if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
         return ""
-    return files[0] if _DOES.search(request) and not _LITERALLY.search(request) else ""
+    return files[0] if says(request, "does") and not says(request, "literally") else ""
 
 
 def asks_for_the_files(request: str) -> bool:
@@ -193,7 +161,7 @@ def asks_for_the_files(request: str) -> bool:
 
 def saves_answer(request: str) -> bool:
     """Whether what was just said is to be put into a file: `save that as …`."""
-    return len(request) < LONG and _SAVES_THAT.search(request) is not None
+    return len(request) < LONG and says(request, "saves_that")
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -248,10 +216,7 @@ _MEANT = {
     "count_lines": ("count",),
 }
 _WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
-_POINTS = pattern("points")
-_FILE_ITSELF = pattern("file_itself")
 TRIES = 3  # calls of a turn that may fail
-_MACHINE = pattern("machine")
 
 
 def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
@@ -287,11 +252,11 @@ def removes(turn: Turn, there: Seen) -> str:
     said = turn.request.removesuffix(f"({turn.file})")
     if not turn.file or not means(said, "delete"):
         return ""
-    if _FILE_ITSELF.search(said) or described(said, Seen({turn.file: None})):
+    if says(said, "file_itself") or described(said, Seen({turn.file: None})):
         return "delete"
     if shares_words(said, there.texts.get(turn.file, ())):
         return "remove_line"
-    return "delete" if _POINTS.search(said) or turn.file in there.texts else "look"
+    return "delete" if says(said, "points") or turn.file in there.texts else "look"
 
 
 def only(turn: Turn, there: Seen) -> frozenset[str]:
@@ -352,7 +317,7 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):
-        return names_a_file(request) or means(request, *WORK, "show") or _MACHINE.search(request) is not None
+        return names_a_file(request) or means(request, *WORK, "show") or says(request, "machine")
     return True
 
 

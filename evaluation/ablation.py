@@ -100,7 +100,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "invented names": [(shaping, "invented", _always(False))],
     "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
     "claims": [(shaping, "claims_work", _always(False))],
-    "certain calls": [(shaping, "_first_call", _always(None))],
+    "certain calls": [(shaping, "first_call", _always(None))],
     "sentences": [(shaping, "report", _always(""))],
     "quotes": [(shaping, "_begin", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
@@ -116,7 +116,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "next step": [(decide, "next_step", _always("either"))],
     "arithmetic": [(shaping, "arithmetic", _always(""))],
     "code files": [(shaping, "writes_code", _always(""))],
-    "saved answers": [(shaping, "saves_answer", _always(False))],
+    "saved answers": [(decide, "saves_answer", _always(False))],
     "language of examples": [(examples, "tongue", _always("§latin")), (examples, "_tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }

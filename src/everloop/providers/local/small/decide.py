@@ -6,12 +6,13 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....tools.narrow import NARROW, failed
-from .conversation import Seen, Turn, described, meant, shares_words
+from .conversation import Message, Seen, Turn, described, last_request, meant, shares_words, text_of
 from .examples import acts, asks_of_the_past, may_act, needs_tool, next_step
 from .grammar import Values, Wanted
 from .words import (
@@ -21,9 +22,9 @@ from .words import (
     WORK,
     asks_for_a_change,
     asks_how_many_there_are,
+    files_in,
     folders_in,
     in_every_place,
-    is_file,
     is_question,
     means,
     names_a_file,
@@ -75,7 +76,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     """The route of a request. `recent` is whether a file was touched in the last turns, `needs` what requests like
     it needed: call, words or either."""
     order = instruction(request)
-    named = [path for path in paths_in(order) if is_file(path)]
+    named = files_in(order)
     if named or names_a_file(order):
         source = means(order, "rename", "move", "copy") and len(named) == 1 and not any(map(seen.has, named))
         return Decision("work", meant(order, seen) if source else "")
@@ -145,7 +146,7 @@ def shows_all(request: str) -> bool:
 
 def writes_code(request: str) -> str:
     """The file of code that is to be written, where the request says what it does and not what stands in it."""
-    files = [path for path in paths_in(request) if is_file(path)]
+    files = files_in(request)
     if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
         return ""
     return files[0] if says(request, "does") and not says(request, "literally") else ""
@@ -202,6 +203,64 @@ def _value(node: ast.AST) -> float:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     raise ValueError
+
+
+# ---------------------------------------------------------------------------------------------- certain steps
+
+_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
+_ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
+
+
+def first_call(
+    turn: Turn, names: frozenset[str], before: Seen, there: Seen, answer: str
+) -> tuple[str, dict[str, Any]] | None:
+    """The call that is certain, whatever the model would say: the look at a file that is to be changed or was asked
+    about, or at the folder, where a file may be meant that was not seen yet; the run of a script; what was just said
+    into a file. `answer` is what was said last, where that was talk."""
+    request = turn.request
+    files = files_in(request)
+    looked = [name for name, _, _ in turn.calls]
+    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
+    if not looked and not there.listed and "list_dir" in names and on_file:
+        lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
+        if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
+            return "list_dir", {"path": "."}
+    if not looked and "list_dir" in names and asks_for_the_files(request):
+        return "list_dir", {"path": "."}
+    if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
+        return "write_file", {"path": files[0], "content": saved_part(answer)}
+    if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
+        return None
+    file = turn.file or files[0]
+    if turn.file and means(request, "run") and "exec" in names and (program := _PROGRAMS.get(file.rpartition(".")[2])):
+        return "exec", {"command": f"{program} {shlex.quote(file)}"}
+    if turn.file and means(request, "count") and "exec" in names:
+        return "count_lines", {"path": file}
+    if turn.file and removes(turn, there) == "look":
+        return "read_file", {"path": file}
+    changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
+    again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
+    asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
+    asked = asked or (shows_all(request) and not looked)
+    if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
+        return "read_file", {"path": file}
+    return None
+
+
+def last_words(conversation: Sequence[Message], request: str) -> str:
+    """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
+    answers = [message for message in conversation if message.get("role") == "assistant"]
+    files = paths_in(request)
+    if files and files[0].rpartition(".")[2] in CODE:
+        return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
+    called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
+    return text_of(answers[-1]) if answers and not called else ""
+
+
+def saved_part(answer: str) -> str:
+    """What of an answer is put into a file: its code where it has some, else all of it."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)
+    return "\n".join(blocks) if blocks else f"{answer.strip()}\n"
 
 
 # ---------------------------------------------------------------------------------------------- the next step
@@ -299,9 +358,9 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     it is not; where nothing was said of work, no command and no new file can be meant."""
     request = turn.request
     if tool in NARROW:
-        two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
+        two = tool == "move" and len(files_in(request)) == 2
         return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
-    named = [path for path in paths_in(request) if is_file(path)]
+    named = files_in(request)
     if only := asks_of_the_past(request, offered):
         return tool == only
     if tool == "edit_file" and "read_file" in offered:

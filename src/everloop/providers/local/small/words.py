@@ -271,6 +271,11 @@ def is_file(path: str) -> bool:
     return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
 
 
+def files_in(text: str) -> list[str]:
+    """The names of files, and not of folders, that stand in a text."""
+    return [path for path in paths_in(text) if is_file(path)]
+
+
 def stems(path: str) -> list[str]:
     """The words of a file's name without its ending."""
     return words(path.rpartition("/")[2].rpartition(".")[0] or path)
@@ -309,7 +314,7 @@ def runs_then(text: str) -> bool:
 
 def asks_for_a_change(text: str) -> bool:
     """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
-    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
+    if len(files_in(text)) != 1 or is_question(text):
         return False
     if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
         return False

@@ -106,7 +106,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "examples": [(shaping, "nearest", _always([]))],
     "known values": [(shaping, "values_for", _always({}))],
     "swaps": [(values, "swaps", _always({})), (values, "names_both", _always(False))],
-    "named lines": [(values, "alike", _every_line)],
+    "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
     "kept beginnings": [(values, "kept", _always(""))],
     "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
     "only tool": [(shaping, "only", _always(frozenset()))],

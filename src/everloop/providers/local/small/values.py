@@ -18,6 +18,7 @@ from .words import (
     kept,
     key_of,
     means,
+    names_key,
     paths_in,
     places_in,
     says,
@@ -44,7 +45,8 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    return surely or (perhaps if says(request, "both") else {})
+    unsure = says(request, "both") and not any(names_key(request, line) for line in found)
+    return surely or (perhaps if unsure else {})
 
 
 def names_both(request: str) -> bool:
@@ -150,6 +152,7 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
+        old = [line for line in old if names_key(turn.request, line)] or old
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}

@@ -25,8 +25,7 @@ from .common import (
 )
 from .local_commands import plain_refusal
 from .main import INTERRUPTED
-from .output import Output
-from .render import Renderer
+from .output import Output, Renderer
 
 LONGEST_LINE = 10_000_000  # bytes
 

@@ -168,16 +168,65 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
 # ---------------------------------------------------------------------------------------------- agents, until a signal
 
 
-@contextlib.asynccontextmanager
-async def at_work(
-    config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
-) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
-    """Run the agents; yield them, a future with the exit status that a signal sets, and an event that a second signal
-    sets. The future also raises what makes the agents fail.
+class Signals:
+    """What SIGTERM and Ctrl-C ask of a process that runs agents.
 
     After SIGTERM, turns are handed off to other processes after their current step, if that ends within `drain` seconds
     of the signal. A second signal, or Ctrl-C, waits for nothing.
     """
+
+    def __init__(self, owners: Owners, drain: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.status: asyncio.Future[int] = self._loop.create_future()  # also raises what makes the agents fail
+        self.again = asyncio.Event()  # set by a second signal
+        self._hurry = asyncio.Event()  # wait for nothing any more
+        self._deadline: asyncio.TimerHandle | None = None  # set by the first signal
+        self._owners = owners
+        self._drain = drain
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._receive, number)
+
+    def _receive(self, number: int) -> None:
+        hurry = self._owners.store.hurry
+        self._deadline = self._deadline or self._loop.call_later(self._drain, hurry)
+        if self.status.done():
+            self.again.set()
+            hurry()
+        if self.status.done() or number == signal.SIGINT:
+            self._hurry.set()
+        if not self.status.done():
+            self._owners.drain()
+            self.status.set_result(INTERRUPTED if number == signal.SIGINT else 0)
+
+    def watch(self, work: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Let the process end with the error that this work ends with."""
+        work.add_done_callback(self._ended)
+        return work
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None and not self.status.done():
+            self.status.set_exception(error)
+
+    async def hand_off(self) -> None:
+        """Hand off the turns that run, within the time that is left; only after SIGTERM."""
+        if self._hurry.is_set() or self._deadline is None:
+            self._owners.store.hurry()
+        told = self.status.done() and not self.status.cancelled() and self.status.exception() is None
+        if told and self._deadline is not None:
+            left = max(0.0, self._deadline.when() - self._loop.time())
+            await unless(self._hurry, self._owners.leave(left))
+
+    def close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.status.cancel()
+
+
+@contextlib.asynccontextmanager
+async def at_work(
+    config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
+) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
+    """Run the agents and channels; yield the agents, the exit status as `Signals.status`, and `Signals.again`."""
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
         made = await _make_channels(config, store)
@@ -185,57 +234,30 @@ async def at_work(
         await store.close()
         raise
     owners = Owners(config, store, make_provider(config), agent_of, runs=runs, meters=meters)
-    channels = _run_channels(store, made, owners, meters) if made else None
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[int] = loop.create_future()
-    hurry, again = asyncio.Event(), asyncio.Event()
-    late: asyncio.TimerHandle | None = None  # from the first signal on: its deadline
-
-    def hear(number: int) -> None:
-        nonlocal late
-        late = late or loop.call_later(drain, store.hurry)
-        if told.done():
-            again.set()
-            store.hurry()
-        if told.done() or number == signal.SIGINT:
-            hurry.set()
-        if not told.done():
-            owners.drain()
-            told.set_result(INTERRUPTED if number == signal.SIGINT else 0)
-
-    def ended(work: asyncio.Task[None]) -> None:
-        if not work.cancelled() and (error := work.exception()) is not None and not told.done():
-            told.set_exception(error)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, hear, number)
-    gc.freeze()  # modules loaded so far stay alive; from here on garbage is collected
+    signals = Signals(owners, drain)
+    gc.freeze()  # modules loaded by now stay alive; from here on garbage is collected
     gc.enable()
-    work = asyncio.create_task(owners.run())
-    work.add_done_callback(ended)
-    forget = partial(forget_outputs, config.home)
-    keep = config.keep_requests_seconds
-    pruning = asyncio.create_task(prune(store, keep, forget)) if runs and keep else None
-    talk = None if channels is None else asyncio.create_task(channels.run())
-    if talk is not None:
-        talk.add_done_callback(ended)
+    tasks = [signals.watch(asyncio.create_task(owners.run()))]
+    if runs and config.keep_requests_seconds:
+        tasks.append(asyncio.create_task(_prune(store, config)))
+    if made:
+        tasks.append(signals.watch(asyncio.create_task(_run_channels(store, made, owners, meters).run())))
     try:
-        yield owners, told, again
+        yield owners, signals.status, signals.again
     finally:
-        if hurry.is_set() or late is None:
-            store.hurry()
-        if told.done() and not told.cancelled() and told.exception() is None and late is not None:
-            await unless(hurry, owners.leave(max(0.0, late.when() - loop.time())))
-        tasks = [task for task in (talk, work, pruning) if task is not None]
+        await signals.hand_off()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if pruning is not None and not pruning.cancelled() and (failed := pruning.exception()) is not None:
-            log.error("old requests were not pruned: %s", failed)
         await owners.close()
-        if late is not None:
-            late.cancel()
-        told.cancel()
+        signals.close()
+
+
+async def _prune(store: Store, config: Config) -> None:
+    try:
+        await prune(store, config.keep_requests_seconds, partial(forget_outputs, config.home))
+    except Exception as error:
+        log.error("old requests were not pruned: %s", error)
 
 
 async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConfig, Channel, Options]]:

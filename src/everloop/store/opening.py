@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..config.sources import DSN
 from .location import checked
@@ -11,6 +11,14 @@ from .location import checked
 if TYPE_CHECKING:
     from .postgres.store import PostgresStore
     from .sqlite import SQLiteStore
+
+
+@overload
+def store_at(where: DSN, config: Any = None) -> PostgresStore: ...
+
+
+@overload
+def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore: ...
 
 
 def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:

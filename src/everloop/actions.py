@@ -27,13 +27,13 @@ from .log import (
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Where a turn ends though the model would go on."""
+    """Limits that end a turn although the model would continue."""
 
     rounds: int = 20
-    calls: int = 64  # of one answer; further ones are answered with an error
+    calls: int = 64  # of one answer; further ones get an error
     empty_answers: int = 2  # in a row
     failures: int = 3  # of the same call, with nothing new in between
-    kept: bool = True  # the conversation goes on in a later turn
+    kept: bool = True  # the conversation can continue in a later turn
 
     @property
     def rounds_notice(self) -> str:
@@ -68,7 +68,7 @@ class Report:
 
 @dataclass(slots=True, frozen=True)
 class Refuse:
-    """Calls that a person said no to; the model is told, with what the person noted."""
+    """Calls that a person denied; the model is told so, with the person's note."""
 
     calls: tuple[Call, ...]
     note: str
@@ -116,7 +116,7 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
     asked: dict[str, CallsAsked | CallsDecided] = {}
     last: Entry | None = None
     rounds = empty = failures = 0
-    progress = False  # a call of this round worked
+    progress = False  # a call of this round succeeded
     clients: frozenset[str] = frozenset()  # names of tools that are the client's
     answer: ModelAnswered | None = None
     for entry in log:
@@ -140,7 +140,7 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
             case CallsAsked() | CallsDecided():
                 asked.update(dict.fromkeys(entry.ids, entry))
                 continue
-            case TurnEnded() | Noted() | Cleared():  # whatever was open is over
+            case TurnEnded() | Noted() | Cleared():  # no turn is open
                 pending, last, rounds, empty, failures, clients = {}, None, 0, 0, 0, frozenset()
                 continue
         last = entry
@@ -162,14 +162,14 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
 
 
 def _for_client(answer: ModelAnswered, clients: frozenset[str]) -> bool:
-    """Whether the client can run all calls of an answer; if not, none is handed over, and the model hears why."""
+    """Whether the client can run all calls of an answer; if not, it gets none, and the model is told why."""
     return bool(answer.calls) and all(call.name in clients and call.error is None for call in answer.calls)
 
 
 def _next_of_round(
     pending: dict[str, Call], begun: set[str], asked: dict[str, CallsAsked | CallsDecided]
 ) -> Report | Refuse | Park | RunTools:
-    """What happens to the calls of a round that have no result yet."""
+    """The action for the calls of a round that have no result yet."""
     if cut_off := tuple(call for call in pending.values() if call.id in begun):
         return Report(cut_off)
     for call in pending.values():
@@ -187,7 +187,7 @@ FAILED = frozenset({"error", "denied"})
 
 
 def failed_before(log: Sequence[Entry], call: Call) -> int:
-    """How often this same call has failed in the turn, since something that had not been done before worked."""
+    """How often this same call has failed in the turn since a new call last succeeded."""
     calls: dict[str, Call] = {}
     worked: list[Call] = []
     count = 0

@@ -1,4 +1,4 @@
-"""The activity log: a session's entries read as a timeline of what happened, with durations and counts.
+"""The activity log: a session's entries as a timeline of what happened, with durations and counts.
 
 Nothing is stored for it. That the model was asked, a tool started or feedback given follows from the entries around
 it, so a turn is as cheap as it would be without, and old logs have a timeline too.
@@ -47,13 +47,13 @@ Event = Literal[
 ]
 Cost = Callable[[str, Mapping[str, int]], float | None]
 EMPTY_ANSWER = "The answer was empty: the model is asked again."
-WHILE_ASKING = frozenset({"error", "cancelled", "timeout", "aborted", "replaced"})  # ends that cut a model call short
+WHILE_ASKING = frozenset({"error", "cancelled", "timeout", "aborted", "replaced"})  # ends that interrupt a model call
 TELLS = {"error": "error", "denied": "denied", "interrupted": "interrupted"}  # results that tell the model what to do
 
 
 @dataclass(slots=True, frozen=True)
 class Happening:
-    """One thing that happened. `entry` is the entry that says so, where one does."""
+    """One event. `entry` is the log entry that it comes from, if there is one."""
 
     event: Event
     at: float
@@ -65,26 +65,26 @@ class Happening:
 
 @dataclass(slots=True)
 class _Turn:
-    """What is known of the turn that is being read."""
+    """What is known about the turn that is being read."""
 
     id: str | None
     began: float
     said: bool = False
     rounds: int = 0
-    asked_model: bool = False  # the call of this round was told of
+    asked_model: bool = False  # the model call of this round was reported
     due: bool = False  # the model's turn to speak
     empty: bool = False  # the last answer was
-    question: bool = False  # a person is asked
+    question: bool = False  # a person was asked
     calls: dict[str, Call] = field(default_factory=dict)  # without a result
     started: set[str] = field(default_factory=set)
-    clients: frozenset[str] = frozenset()  # tools that the client of the API runs
+    clients: frozenset[str] = frozenset()  # tools that the API client runs
     model: str = ""
     tokens: dict[str, int] = field(default_factory=dict)
     cost: float | None = None
 
 
 class Timeline:
-    """Reads a session's log, in as many pieces as it comes in; `cost` tells what tokens of a model cost."""
+    """Reads a session's log, in any number of pieces; `cost` returns the cost of a model's tokens."""
 
     def __init__(self, cost: Cost = lambda model, usage: None) -> None:
         self._cost = cost
@@ -136,7 +136,7 @@ class Timeline:
                 yield _happening("compacted", one, turns | _tokens(entry.usage))
 
     def _under_way(self) -> Iterator[Happening]:
-        """What the last entries have set going: nothing is written when it starts."""
+        """What the last entries have started: the start itself is not written to the log."""
         turn = self._turn
         if turn.due:
             yield from self._asks(self._last)
@@ -157,7 +157,7 @@ class Timeline:
         return _happening(event, one, {"size": len(text_of(said.content)), **facts})
 
     def _asks(self, at: float, model: str = "") -> Iterator[Happening]:
-        """The model is asked for its next round, if that has not been told yet."""
+        """The call of the model for the next round, if it was not reported yet."""
         turn = self._turn
         if turn.asked_model:
             return
@@ -179,7 +179,7 @@ class Timeline:
         cost = self._cost(turn.model, answered.usage) if answered.usage else None
         if cost is not None:
             turn.cost = (turn.cost or 0.0) + cost
-        # Older logs do not say how long it took: it is then the time since what came before.
+        # Older logs lack the duration: take the time since the previous entry.
         seconds = answered.seconds or (round(max(one.at - self._last, 0.0), 4) if self._last else 0.0)
         facts: dict[str, Any] = {"round": turn.rounds, "seconds": seconds, "size": len(answered.content or "")}
         facts |= _given(first_token=answered.first_token, model=answered.model, cost=cost) | tokens
@@ -233,7 +233,7 @@ def _happening(event: Event, one: Logged, facts: dict[str, Any]) -> Happening:
 
 
 def _given(**facts: Any) -> dict[str, Any]:
-    """The facts that say something."""
+    """The facts that are not empty."""
     return {name: fact for name, fact in facts.items() if fact}
 
 

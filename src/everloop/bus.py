@@ -1,4 +1,4 @@
-"""The message bus: what comes in from the channels and what goes out to them."""
+"""The message bus: messages from channels and to channels."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ import msgspec
 from .log import Content, Request, UserSaid
 from .text import clean
 
-INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
+INSIDE = frozenset({"system", "sub"})  # channels of messages that were not written by a person
 EXECUTOR = "executor"  # the channel of runs of `AgentExecutor`
-PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: nothing can be sent there
+PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: nothing can be sent to them
 WEB = "web"  # the channel of clients that follow the log, such as the web page
-# A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
-# question is open in its session, which it answers, and as a message otherwise.
+# A command waits its turn in the session; an urgent one does not. A "reply" counts as urgent while its session has an
+# open question, which it answers, and as a message otherwise.
 Kind = Literal["message", "command", "urgent", "reply"]
-Busy = Literal["queue", "steer", "interrupt"]  # what a message does to the running turn of its session
+Busy = Literal["queue", "steer", "interrupt"]  # what a message does if its session has a running turn
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
 class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
-    """The task of a sub-agent or of an executor's run, on each of the messages that it is given."""
+    """The task of a sub-agent or of an executor's run; each message to it carries the task."""
 
-    id: str = ""  # of the agent; "" where it is the chat id
+    id: str = ""  # of the agent; "" if it is the chat id
     label: str = ""
     origin: str = "cli:direct"  # the chat that the report belongs to
     parent: str = ""  # the session that started it
-    root: str = ""  # the turn that began it all, whose budget it uses
+    root: str = ""  # the first turn of the chain, whose budget it uses
     depth: int = 1
-    caps: dict[str, int] = {}  # tokens that it and the sub-agents above it may use, by their ids
+    caps: dict[str, int] = {}  # tokens that it and the agents above it may use, by their ids
     rounds: int | None = None
-    seconds: float | None = None  # that it may be at work; while no process runs it, none pass
-    ends_at: float | None = None  # when its time is up, in tasks of an earlier version
-    latest: float | None = None  # when the agent that started it has to end: no phase may go on for longer
-    attended: bool = True  # a person is in the chat; a sub-agent itself asks nothing
-    report: bool = True  # its result comes to the chat as a message
-    definition: dict[str, Any] | None = None  # of the agent that it is, as it was when it began
+    seconds: float | None = None  # that it may work; time without a process that runs it does not count
+    ends_at: float | None = None  # its deadline, in tasks of an earlier version
+    latest: float | None = None  # the deadline of the agent that started it, for all phases
+    attended: bool = True  # a person is in the chat; the sub-agent itself asks no questions
+    report: bool = True  # its result is sent to the chat as a message
+    definition: dict[str, Any] | None = None  # the agent's definition at its start
     inputs: dict[str, Any] = {}
     phase: Literal["work", "extract", "grace"] = "work"  # of an agent with a definition
-    tries: int = 0  # for a result that fits
-    cut: str = ""  # the reason why its work was cut short
+    tries: int = 0  # to get a valid result
+    cut: str = ""  # why its work was cut short
 
 
-# Of a due job: what the model answers to its message, or the message itself.
+# What a due job sends: the model's answer to its message, or the message itself.
 Deliver = Literal["answer", "text"]
 
 
@@ -57,7 +57,7 @@ class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
 
     job: str
     may_schedule: bool = False  # its turn may add jobs
-    note: str = ""  # what the model is told with the message
+    note: str = ""  # a note for the model, after the message
     deliver: Deliver = "answer"
 
 
@@ -65,7 +65,7 @@ class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
     """A stop from another process."""
 
     target: str | int | None = None  # the turn, by its id or by the inbox row that opens it; None for any
-    chat_told: bool = False  # the chat gets the answer to its own /stop
+    chat_told: bool = False  # the chat is answered by its own /stop
 
 
 Cause = SubagentTask | CronOrigin | StopRequest
@@ -75,9 +75,9 @@ Cause = SubagentTask | CronOrigin | StopRequest
 class InboundMessage:
     """A message from a chat.
 
-    `id`, where the channel has one, makes sure that it is taken only once; `session` names another session than
-    the chat's own; `reply` says whether the answer is sent to the chat; `attended` whether a person is there who can
-    be asked. `metadata` is the channel's own: it comes back with the answer.
+    A message with an `id` is accepted only once. `session` names a session other than the chat's own; `reply` says
+    whether the answer is sent to the chat; `attended`, whether a person is there to answer questions. `metadata`
+    belongs to the channel and is returned with the answer.
     """
 
     channel: str
@@ -92,12 +92,12 @@ class InboundMessage:
     reply: bool = True
     attended: bool = True
     request: Request | None = None  # what an API client sent with it
-    parts: list[dict[str, Any]] | None = None  # what was said where text is not all of it: pictures in the request
-    cause: Cause | None = None  # what made it, where that was the system itself
-    untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
+    parts: list[dict[str, Any]] | None = None  # its content if it is not only text: pictures in the request
+    cause: Cause | None = None  # what made it, if that was the system itself
+    untrusted: bool = False  # it contains text from outside; set by the system alone
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    busy: Busy | None = None  # what it does to a turn that runs; by default what the settings say
-    restored: bool = False  # it comes from a backup, and may have been answered before
+    busy: Busy | None = None  # what it does to a running turn; by default as in the settings
+    restored: bool = False  # it comes from a backup and may have been answered before
 
     def __post_init__(self) -> None:
         if self.metadata and self.cause is None:
@@ -129,45 +129,45 @@ class InboundMessage:
 
     @property
     def plain(self) -> bool:
-        """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
-        first. What comes from inside the system loads nothing."""
+        """Whether it is only text: no attachments, and no named skill to be read first. Messages from inside the system
+        load no skills."""
         if self.request is not None and (self.request.tools or self.request.model_only):
             return True
-        if self.task is not None and self.task.definition is not None:  # initial messages, or a program's own step
+        if self.task is not None and self.task.definition is not None:  # it may have initial messages
             return False
         return not self.media and (
             "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)
         )
 
     def said(self, content: Content | None = None, now: str = "") -> UserSaid:
-        """The entry that it becomes; `content` has what was attached to it."""
+        """The log entry for this message; `content` includes its attachments."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
         if self.cron is not None and self.cron.note and isinstance(text, str):
-            text = f"{text}\n\n[{self.cron.note}]"  # or the model would take it for the words of a person
-        # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
+            text = f"{text}\n\n[{self.cron.note}]"  # marked as not the user's words
+        # A client that sends the history itself would not send the time again with the next request.
         told = "" if self.request is not None and not self.request.kept else now
-        # Only what the system itself says of a message is to be believed; all of these are.
+        # These fields can be believed only if the system itself set them.
         untrusted = (inside or self.request is not None) and self.untrusted
         own_files = untrusted and self.own_files
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
-        """The message as it enters the inbox: with its session (one from inside the system works in its
-        origin's), and with text that can be written down."""
+        """The message as it enters the inbox: with its session (its origin's if it is from inside the system), and with
+        text that can be stored."""
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
 
     def opened(self) -> InboundMessage:
-        """The message as the inbox keeps it once it has opened a turn: what an API client sent is in the log."""
+        """The message as the inbox keeps it after it has opened a turn: the request of an API client is in the log."""
         return self if self.request is None else replace(self, request=None, parts=None)
 
 
 def _read_old_metadata(message: InboundMessage) -> None:
-    """Give a message its cause, where an earlier version wrote it to the inbox with that in its metadata."""
+    """Set the cause of a message that an earlier version wrote to the inbox with its metadata."""
     facts, id = message.metadata, message.id or ""
     if message.channel == "sub" and id.startswith("spawn:"):
-        with contextlib.suppress(msgspec.ValidationError):  # its turn fails, and says so
+        with contextlib.suppress(msgspec.ValidationError):  # its turn fails and reports that
             message.cause = msgspec.convert(facts, SubagentTask)
     elif id.startswith("cron:") and "cron" in facts:
         note, may_schedule = str(facts.get("note", "")), bool(facts.get("may_schedule"))
@@ -182,7 +182,7 @@ def _read_old_metadata(message: InboundMessage) -> None:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a parked turn asks a person: its session, its position in the log, and who the turn works for."""
+    """The question of a parked turn: its session, its position in the log, and the person that the turn works for."""
 
     session: str
     position: int
@@ -217,7 +217,7 @@ class MessageBus:
         return await self._inbound.get()
 
     async def publish_outbound(self, message: OutboundMessage, taken: Callable[[], None] | None = None) -> None:
-        """Hand a message to the consumers; `taken` is called when one of them has it."""
+        """Pass a message to the consumers; `taken` is called when one of them has received it."""
         await self._outbound.put((message, taken))
 
     async def consume_outbound(self) -> OutboundMessage:

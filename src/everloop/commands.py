@@ -18,7 +18,7 @@ COMMANDS: dict[Name, str] = {
     "status": "show the model, the session and what is running",
     "help": "show this",
 }
-# These are answered at once; the others wait for their place in the session.
+# These are answered at once; the others wait their turn in the session.
 URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"})
 WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # may have text after them
 ALWAYS = "always"
@@ -57,7 +57,7 @@ def answer_of(text: str) -> Answer | None:
 
 
 def command_of(text: str) -> Name | None:
-    """The command that a message is, if it is one: a slash, a name, and (mostly) nothing after it."""
+    """The command in a message, if it is one: a slash, a name, and for most commands nothing after it."""
     head, rest = (*text.split(maxsplit=1), "", "")[:2]
     if not head.startswith("/"):
         return None
@@ -69,7 +69,7 @@ def command_of(text: str) -> Name | None:
 
 
 def meant_by(text: str) -> Name | None:
-    """The command that a message of one word is a slip away from. A path is none: it goes to the model."""
+    """The command that a message of one word probably misspells. A path is a message to the model."""
     word = text.strip().lower()
     if not (word.startswith("/") and word[1:].isascii() and word[1:].isalpha()) or command_of(text) is not None:
         return None
@@ -77,7 +77,7 @@ def meant_by(text: str) -> Name | None:
 
 
 def _one_slip(word: str, known: str) -> bool:
-    """Whether one letter is missing, too many or wrong, or two have changed places."""
+    """Whether the words differ by one letter that is missing, extra or wrong, or by two that are swapped."""
     if word == known or abs(len(word) - len(known)) > 1:
         return False
     start = next((n for n, (one, other) in enumerate(zip(word, known, strict=False)) if one != other), len(known))

@@ -1,4 +1,4 @@
-"""What a watcher of a running turn is told. Events are for watching; the log is the truth."""
+"""Events of a running turn, for its subscribers. They are for display; the log is the truth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 @dataclass(slots=True, frozen=True)
 class TurnStarted:
     turn: str
-    resumed: bool = False  # the turn was cut off by a crash and goes on now
+    resumed: bool = False  # the turn was interrupted and continues now
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +29,7 @@ class Reasoning:
 
 @dataclass(slots=True, frozen=True)
 class Restarted:
-    """The answer shown so far in this round was lost with its connection and begins again."""
+    """The connection broke: the part of the round's answer that was shown is void, and the answer starts again."""
 
     reason: str
 
@@ -43,7 +43,7 @@ class ToolStarted:
 
 @dataclass(slots=True, frozen=True)
 class ToolProgress:
-    """Something a tool says while it runs."""
+    """A line of progress from a running tool."""
 
     call: str
     text: str
@@ -60,7 +60,7 @@ class ToolEnded:
 
 @dataclass(slots=True, frozen=True)
 class Asked:
-    """The turn waits for a person's word on these calls; the question shows exactly what would run."""
+    """The turn waits for a person to approve or deny these calls; the question shows exactly what would run."""
 
     turn: str
     calls: tuple[str, ...]
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(slots=True, frozen=True)
 class Steered:
-    """A message was handed to the running turn."""
+    """A message was passed to the running turn."""
 
     text: str
 
@@ -90,7 +90,7 @@ class Compacting:
 
 @dataclass(slots=True, frozen=True)
 class Compacted:
-    """The conversation is shown to the model in fewer words from here on: tokens of a request, about."""
+    """From here on the model is shown a shorter conversation; `before` and `after` estimate a request's tokens."""
 
     turns: int  # that were summarised
     before: int
@@ -126,4 +126,4 @@ Event = (
     | TurnEnded
 )
 Emit = Callable[[Event], None]
-Show = Callable[[int, Event], None]  # told the log's last entry before the event's round, and the event
+Show = Callable[[int, Event], None]  # gets the number of the last log entry before the event's round, and the event

@@ -1,4 +1,4 @@
-"""The log of a session: what can stand in it, and the conversation it adds up to.
+"""The log of a session: its entries, and the conversation that they add up to.
 
 Everything that happens in a session is one of these entries, appended and never changed. The history sent to a
 model, the crash journal, the activity log, replay and fork are all read from them.
@@ -45,28 +45,28 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResponseFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request of OpenAI's Responses API is shown with when its answer is read again."""
+    """The fields of a request of OpenAI's Responses API that are needed when its answer is read again."""
 
     previous: str = ""  # the response that it continues
     background: bool = False
-    names: dict[str, str] = {}  # the client's, of tools that the model knows by another name
-    custom: tuple[str, ...] = ()  # tools that take a text instead of arguments
+    names: dict[str, str] = {}  # the client's names of tools that the model knows by other names
+    custom: tuple[str, ...] = ()  # tools that take text instead of arguments
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an API client sent along with what was said: its side of the conversation, its tools, its wishes."""
+    """What an API client sent with the message: its side of the conversation, its tools and its options."""
 
-    before: tuple[Message, ...] = ()  # messages that stand before what was said, in OpenAI's shapes
-    system: str = ""  # the client's own system text
-    tools: tuple[Message, ...] = ()  # the client's: calls of them are handed back to it
+    before: tuple[Message, ...] = ()  # messages before it, in OpenAI's format
+    system: str = ""  # the client's own system prompt
+    tools: tuple[Message, ...] = ()  # the client's own: calls of them are handed to the client
     options: dict[str, Any] = {}  # of the model call: temperature, …
     model: str = ""
     metadata: dict[str, str] = {}  # the client's own notes
-    kept: bool = False  # the session goes on after it; otherwise the request is all there is
+    kept: bool = False  # the session is kept; otherwise the request is all of it
     answer_only: bool = False  # no tool may be called, so none is offered
-    model_only: bool = False  # the agent takes no part: neither its prompt nor its tools are used
-    response: ResponseFacts | None = None  # it came by the Responses API, which keeps it
-    via: str = ""  # the worker that has the client's connection, where another one runs the turn
+    model_only: bool = False  # the agent is not involved: neither its prompt nor its tools are used
+    response: ResponseFacts | None = None  # it came through the Responses API, which stores it
+    via: str = ""  # the worker that has the client's connection, if another one runs the turn
 
     @property
     def client_tools(self) -> frozenset[str]:
@@ -74,17 +74,17 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
-    """A message from outside. The first one of a turn opens it; later ones were steered into it."""
+    """An incoming message. The first one of a turn opens it; later ones were steered into it."""
 
     content: Content
     sender: str = ""
-    now: str = ""  # the time, where a while has passed since the conversation last heard it
-    inside: bool = False  # it came from inside the system, a sub-agent say: no person's word
-    untrusted: bool = False  # it holds what came from outside
-    loaded: str = ""  # skills that it names, read when it came: no word of the person
-    request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
+    now: str = ""  # the time, if the conversation was last told it a while ago
+    inside: bool = False  # it came from inside the system, such as a sub-agent: no person wrote it
+    untrusted: bool = False  # it contains text from outside
+    loaded: str = ""  # skills that it names, read when it arrived: no person wrote this part
+    request: Request | None = None  # it came through the API; without text, it brings results of the client's tools
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    before: tuple[Message, ...] = ()  # messages of an agent's definition that stand before it
+    before: tuple[Message, ...] = ()  # initial messages of an agent's definition
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -94,12 +94,12 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     finish_reason: str = "stop"
     usage: dict[str, int] = {}
     model: str = ""
-    seconds: float = 0.0  # that the model took, with every try
-    first_token: float = 0.0  # seconds until the first piece of it, where it was streamed to a subscriber
-    untrusted: bool = False  # the model was shown tools whose descriptions came from outside
-    logprobs: tuple[dict[str, Any], ...] = ()  # of each token, where the client of an API asked for it
-    flushed: float = 0.0  # seconds that the turn waited for the disk since the step before
-    worker: str = ""  # that went on with the turn here, where it was cut off, handed off or parked before
+    seconds: float = 0.0  # that the model took, with all attempts
+    first_token: float = 0.0  # seconds until its first token, if it was streamed to a subscriber
+    untrusted: bool = False  # the model was shown tools with descriptions from outside
+    logprobs: tuple[dict[str, Any], ...] = ()  # of each token, if an API client requested them
+    flushed: float = 0.0  # seconds that the turn waited for the disk since the previous step
+    worker: str = ""  # that continued the turn here, after it was interrupted, handed off or parked
 
     @property
     def empty(self) -> bool:
@@ -122,8 +122,8 @@ class CallsAsked(msgspec.Struct, frozen=True, omit_defaults=True, tag="asked"):
 
     ids: tuple[str, ...]
     question: str
-    grants: tuple[str, ...] = ()  # what the session is granted by the answer "always"
-    once: tuple[str, ...] = ()  # and by a plain yes
+    grants: tuple[str, ...] = ()  # what the answer "always" grants the session
+    once: tuple[str, ...] = ()  # what a plain yes grants it
 
     def decided(self, allowed: bool, by: str, note: str, always: bool) -> tuple[CallsDecided, tuple[str, ...]]:
         """Return the entry of a person's answer, and what it grants the session."""
@@ -132,7 +132,7 @@ class CallsAsked(msgspec.Struct, frozen=True, omit_defaults=True, tag="asked"):
 
 
 class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided"):
-    """A person's word on calls that were asked for."""
+    """A person's decision about calls that needed approval."""
 
     ids: tuple[str, ...]
     allowed: bool
@@ -147,54 +147,54 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     content: str
     status: Status = "ok"
     seconds: float = 0.0
-    untrusted: bool = False  # it holds what came from outside
+    untrusted: bool = False  # it contains text from outside
     images: tuple[str, ...] = ()  # data URLs that belong to it
-    repeats: int = 0  # how often the same call had failed before, with nothing new in between
+    repeats: int = 0  # how often the same call failed before, with nothing new in between
     own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    flushed: float = 0.0  # as of an answer
+    flushed: float = 0.0  # as in `ModelAnswered`
     worker: str = ""
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
     reason: Reason
     text: str = ""
-    status: int = 0  # the HTTP status of the model's server, where that ended the turn
-    error: str = ""  # what went wrong, where the reason is "error"; `text` is how the chat is told
+    status: int = 0  # the HTTP status of the model's server, if that ended the turn
+    error: str = ""  # what went wrong, if the reason is "error"; `text` is what the chat is shown
 
     @classmethod
     def failed(cls, error: str, status: int = 0) -> TurnEnded:
-        """The end of a turn that an error ended."""
+        """The end of a turn by an error."""
         return cls("error", apology(error), status, error)
 
 
 def apology(error: str) -> str:
-    """Return how a chat is told of an error."""
+    """Return the text that a chat is shown for an error."""
     return f"Sorry, I encountered an error: {error}"
 
 
 class Noted(msgspec.Struct, frozen=True, tag="note"):
-    """A message put into the history from outside, without a turn (a library's `Session.add_message`)."""
+    """A message that was added to the history without a turn (`Session.add_message` of the library)."""
 
     message: dict[str, Any]
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="new"):
-    """`/new`: the conversation starts afresh here; what stands before stays readable."""
+    """`/new`: a new conversation begins here; earlier entries stay readable."""
 
 
 class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"):
-    """From here on the model is shown less: what stands up to `until` as a summary, some long results as a pointer to
-    a file. The entries themselves stay. It builds on the one before it, which stands at `follows`."""
+    """From here on the model is shown less: the entries up to `until` as a summary, some long results as a pointer to a
+    file. The entries themselves stay. It builds on the previous `Compacted`, which is at `follows`."""
 
     until: int
     summary: str = ""
-    turns: int = 0  # that the summary stands for, in all
-    aside: dict[str, str] = {}  # the file that holds a result, by call
-    trimmed: int = 0  # up to this position no pictures are shown, and of long arguments of calls only the beginning
-    untrusted: bool = False  # something that came from outside stood in what is summarised
-    own_files: bool = False  # only files that the agent did not write did
-    stopgap: bool = False  # the summary was made without a model, until there is a better one
-    usage: dict[str, int] = {}  # what the summary has cost
+    turns: int = 0  # that the summary replaces in total
+    aside: dict[str, str] = {}  # the file with a result, by call
+    trimmed: int = 0  # up to this position pictures and the ends of long arguments are left out
+    untrusted: bool = False  # what is summarised contained text from outside
+    own_files: bool = False  # that came only from files that the agent did not write
+    stopgap: bool = False  # the summary was made without a model, for the time being
+    usage: dict[str, int] = {}  # tokens that the summary used
     follows: int = 0
 
 
@@ -211,7 +211,7 @@ Entry = (
     | Compacted
 )
 
-SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that say whether text from outside came with them
+SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that record whether they contain text from outside
 
 
 class Logged(msgspec.Struct, frozen=True):
@@ -229,7 +229,7 @@ _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
 def kind_of(entry: Entry) -> str:
-    """The name of an entry's kind, as it stands in the log."""
+    """The name of an entry's kind, as in the log."""
     return str(entry.__struct_config__.tag)
 
 
@@ -238,9 +238,9 @@ def encode_entry(entry: Entry) -> str:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """An entry as UTF-8, for a store that takes bytes: to make a text of a long one takes longer than to encode it."""
+    """An entry as UTF-8, for a store that takes bytes: converting a long one to `str` takes longer than encoding it."""
     if isinstance(entry, UserSaid) and (request := entry.request) is not None and len(request.before) > MANY:
-        # One by one: no other thread runs beside a single step over megabytes of text.
+        # One by one: encoding megabytes in one call would block all other threads.
         before = tuple(msgspec.Raw(_encoder.encode(message)) for message in request.before)
         entry = msgspec.structs.replace(entry, request=msgspec.structs.replace(request, before=before))
     return _encoder.encode(entry)
@@ -263,8 +263,8 @@ def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
 class Transcript:
     """Turns entries into messages, one at a time, so that a running turn never reads its history again.
 
-    Results are held back until every call of their round has one and then come in the order of the calls,
-    whatever order they finished in: what has come out so far is always a valid conversation.
+    Results are held back until every call of their round has one and are then returned in the order of the calls, not
+    that in which they finished: the messages returned are always a valid conversation.
     """
 
     def __init__(self) -> None:
@@ -301,7 +301,7 @@ class Transcript:
             case TurnEnded():
                 if self._last_role == "assistant":
                     return []
-                # Strict chat templates want an assistant's word between two messages of the user.
+                # Strict chat templates require an assistant message between two user messages.
                 return [assistant_message(AWAY if _away(entry) else entry.text)]
             case Noted():
                 return [entry.message]
@@ -309,19 +309,19 @@ class Transcript:
                 return []
 
     def _shown_images(self) -> list[Message]:
-        """The images of a round. A tool's message can hold only text, so they follow as the user's."""
+        """The images of a round. A tool message can contain only text, so they follow as a user message."""
         parts: list[dict[str, Any]] = []
         for number, call in enumerate(self._calls, 1):
             if images := self._images.get(call.id):
-                # Without the id: the model may have chosen it, and this message counts as the person's.
+                # Without the id: the model may have chosen it, and this message counts as the user's.
                 parts.append({"type": "text", "text": f"(what call {number} of this round, {call.name}, gave)"})
                 parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
         return [{"role": "user", "content": parts}] if parts else []
 
 
 def _whole(said: UserSaid) -> Content:
-    """What was said, with what belongs to it: skills, and the time where that is told. It is in the log, so that no
-    later request differs."""
+    """The message with what was added to it: skills, and the time if it is told. Both are in the log, so that later
+    requests have the same bytes."""
     further = [said.loaded] if said.loaded else []
     further += [f"[It is now {said.now}.]"] if said.now else []
     if not further:
@@ -332,12 +332,12 @@ def _whole(said: UserSaid) -> Content:
 
 
 def _away(ended: TurnEnded) -> bool:
-    """Whether nothing was said with calls that were handed to a client."""
+    """Whether calls were handed to a client without any text."""
     return ended.reason == "handed" and not ended.text
 
 
 def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
-    """Add what an entry completes to a conversation, with what is to be known of it."""
+    """Add the messages that an entry completes to a conversation, and record whether they are untrusted."""
     messages = transcript.add(entry)
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
@@ -348,7 +348,7 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
 
 
 def day_in_words(at: float) -> str:
-    """A day as the model reads it. With the time, each conversation would begin with other bytes than the last one."""
+    """A day as the model reads it. A time of day would change the first bytes of each conversation."""
     return time.strftime("%A, %Y-%m-%d", time.localtime(at))
 
 
@@ -358,7 +358,7 @@ def in_words(at: float) -> str:
 
 
 def with_notice(content: str, repeats: int) -> str:
-    """The result of a call that keeps failing, with a word about that: in its JSON if it has any."""
+    """The result of a call that keeps failing, with a notice about that: inside its JSON if it is JSON."""
     notice = f"This same call has now failed {repeats + 1} times. Do not make it again: {REPEATING_ADVICE}"
     try:
         body = msgspec.json.decode(content)
@@ -380,7 +380,7 @@ def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:
 
 
 def text_of(content: Any) -> str:
-    """A message's text, whatever a library has put there; what is no text is named."""
+    """A message's text, in any form that libraries use; a part that is not text is named."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else "" if content is None else str(content)
     parts = (part if isinstance(part, dict) else {"type": "text", "text": part} for part in content)
@@ -395,8 +395,8 @@ def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:
 
 
 class Written(Awaitable[T_co], Protocol[T_co]):
-    """A write to a log under way. It cannot be cancelled: what was handed to the disk gets there, and a task that is
-    cancelled while it waits hears of it when the write is done."""
+    """A pending write to a log. It cannot be cancelled: a task that is cancelled while it waits is cancelled when the
+    write is done."""
 
     def done(self) -> bool: ...
 

@@ -61,7 +61,7 @@ class Decision(BaseModel):
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
     """The server in front of an agent."""
-    agent.subagents.waits = True  # a report that comes after the answer would reach no client
+    agent.subagents.waits = True  # a report that arrives after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
@@ -136,7 +136,7 @@ _INSTRUCTIONS = (
 
 
 def checked(message: str, session: str, id: str) -> str:
-    """The session's key; a ToolError for what cannot be taken."""
+    """The session's key; a ToolError if it is not allowed."""
     if not message.strip() or len(message) > MAX_MESSAGE:
         raise ToolError(f"message: must have 1 to {MAX_MESSAGE:,} characters")
     if id and not session:
@@ -161,25 +161,25 @@ async def _report(context: Context[Any, Any], names: asyncio.Queue[str]) -> None
 
 
 class _State(BaseModel):
-    """What a client sends back with a person's answer, since the protocol of 2026-07-28: the question's place."""
+    """The state that a client returns with a person's answer since protocol 2026-07-28: the place of the question."""
 
     session: str
     place: int
 
 
 def _can_ask(context: Context[Any, Any]) -> bool:
-    """Whether the client can put a question to a person."""
+    """Whether the client can ask a person."""
     offered = context.client_capabilities
     return offered is not None and offered.elicitation is not None
 
 
 def _is_modern(context: Context[Any, Any]) -> bool:
-    """Whether a question is a result that the client comes back with, and not a request to the client."""
+    """Whether a question is a result that the client answers with a further call, and not a request to the client."""
     return context.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _decider(context: Context[Any, Any]) -> Decide | None:
-    """How a question is answered while the turn waits; None where no person can be asked."""
+    """The function that asks a person while the turn waits; None if no person can be asked."""
     if not _can_ask(context):
         return None
 
@@ -207,7 +207,7 @@ def _answer_in(context: Context[Any, Any]) -> Answer | None:
 
 
 def _answer(action: str, decision: Decision | None) -> Answer | None:
-    """The person's answer; None where they have given none: then the question stays open."""
+    """The person's answer; None if there is none: the question stays open."""
     if action == "decline":
         return Answer(False)
     if decision is None:

@@ -34,26 +34,26 @@ def tool_message(call_id: str, name: str, content: str) -> Message:
 class Conversation(list[Message]):
     """The messages of one request, as a plain list that also keeps its JSON.
 
-    A conversation only ever grows at its end, so each message is encoded once in its life and not once a round:
-    that is what keeps the cost of a round apart from the length of the history.
+    A conversation only grows at its end, so each message is encoded once, not once per round: the cost of a round does
+    not depend on the length of the history.
     """
 
     def __init__(self, messages: Iterable[Message] = (), *, blind: Blind | None = None) -> None:
-        """`blind`: for a model that cannot see pictures, what takes their place."""
+        """`blind` replaces the pictures, for a model that cannot see them."""
         super().__init__()
         self.call_ids: set[str] = set()  # of all tool calls in it
         self._parts: list[bytes] = []  # of its JSON, without the brackets
-        self._encoded = 0  # how many messages stand in them
+        self._encoded = 0  # how many messages the parts contain
         self._size = 0
-        self.untrusted = False  # whether something in it came from outside, or from files of unknown origin
-        self.outside = False  # whether something came from beyond the person's own files
-        self.described_outside = False  # whether the last request offered tools that text from outside describes
+        self.untrusted = False  # whether it contains untrusted text, from outside or from files of unknown origin
+        self.outside = False  # whether some of that came from outside the user's own files
+        self.described_outside = False  # whether the last request offered tools with descriptions from outside
         self.blind = blind
-        self.summary: Message | None = None  # of what stood before
-        # Of user's messages that are no person's word, or not all of them: what a person said, by their place.
+        self.summary: Message | None = None  # of the messages before
+        # For user messages that a person did not write, or not all of: the part that a person wrote, by position.
         self.own_words: dict[int, Any] = {}
         self.stopgap = False  # the summary was made without a model
-        self.weighed = (0, 0)  # how many messages were weighed, and what they weigh
+        self.weighed = (0, 0)  # how many messages were weighed, and their weight
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -71,18 +71,18 @@ class Conversation(list[Message]):
                 self._size += 400 + len(str(call.get("function")))
 
     def become(self, other: Conversation) -> None:
-        """Show something else from now on, to all who hold this conversation."""
+        """Replace the messages, for every holder of this conversation."""
         self[:] = other
         self.__dict__.update(other.__dict__)
 
     @property
     def characters(self) -> int:
-        """At least as many as all its texts have together."""
+        """An upper bound of the characters of all its texts."""
         return self._size
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory, whether its JSON was asked for or not."""
+        """About how many bytes it takes in memory, with the JSON that is encoded already."""
         return self._size + sum(map(len, self._parts))
 
     def json(self) -> bytes:
@@ -90,15 +90,15 @@ class Conversation(list[Message]):
         return b"".join(self.json_parts())
 
     def json_parts(self) -> list[bytes]:
-        """The same in parts, few and mostly as they were the last time, so that they need not be copied."""
-        if self._encoded > len(self):  # messages were removed: begin again
+        """The JSON in a few parts, most of them unchanged since the last call, so that they need not be copied."""
+        if self._encoded > len(self):  # messages were removed: encode all again
             self._parts.clear()
             self._encoded = 0
         if self._encoded < len(self):
             new = b",".join([encode_json(message) for message in self[self._encoded :]])
             self._parts.append(b"," + new if self._parts else new)
             self._encoded = len(self)
-            # Each part is more than twice as long as the next: there are few, and a byte is seldom copied.
+            # Each part is at least twice as long as the next, so there are few parts, and a byte is seldom copied.
             while len(self._parts) > 1 and len(self._parts[-2]) < 2 * len(self._parts[-1]):
                 last = self._parts.pop()
                 self._parts[-1] += last
@@ -106,7 +106,7 @@ class Conversation(list[Message]):
 
 
 def _characters(content: Any) -> int:
-    """About as many characters as a message's content has, without making another text of it."""
+    """About how many characters a message's content has, without encoding it."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, list):

@@ -35,13 +35,13 @@ from .log import (
 from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
-# A turn with one of these ends was cut from outside, at a moment that no log can repeat.
+# A turn with one of these ends was interrupted from outside, at a moment that no log can repeat.
 CUT = frozenset({"cancelled", "timeout", "aborted", "replaced", "budget", "error", "abandoned"})
 
 
 @dataclass(slots=True, frozen=True)
 class Difference:
-    """Where the recording and the engine part: the step (from 1), and what each has there."""
+    """The first difference between the recording and the engine: the step (from 1), and both versions of it."""
 
     step: int
     recorded: Entry | None
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay. `cut` says why the recording could only be followed so far."""
+    """The result of a replay. `cut` says why the rest of the recording could not be replayed."""
 
     steps: list[Entry] = field(default_factory=list)
     difference: Difference | None = None
@@ -63,7 +63,7 @@ class Replayed:
 
 
 async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Replayed:
-    """Run a turn again from its recorded entries; `history` is what stands before it in its conversation."""
+    """Run a turn again from its recorded entries; `history` is the conversation before it."""
     recorded = [entry for entry in entries if not isinstance(entry, CallsBegun | Compacted)]
     if not recorded or not isinstance(first := recorded[0], UserSaid):
         first_entry = recorded[0] if recorded else None
@@ -71,7 +71,7 @@ async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Rep
     kept, cut = _until_cut(recorded)
     tape = _Tape(kept, ends=not cut)
     conversation = Conversation(messages_of(history))
-    conversation.call_ids.clear()  # the recorded ids were free, also those of calls that were left out by then
+    conversation.call_ids.clear()  # the recorded ids were free, also those of calls that had been compacted away
     turn = Turn("replay", [first], conversation, tape)
     found: Difference | None = None
     try:
@@ -82,14 +82,14 @@ async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Rep
     except _Apart as apart:
         found = Difference(tape.at + 1, tape.next, None, str(apart))
     produced = [first, *tape.written, *turn.outcome]
-    if cut:  # where the engine would have gone from there is not recorded
+    if cut:  # what the engine would have done next is not recorded
         produced = produced[: len(kept)]
     found = _compare(kept, produced, complete=found is None and not cut) or found
     return Replayed(produced[: found.step - 1] if found else produced, found, cut)
 
 
 def _until_cut(recorded: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
-    """The part of a turn that can be replayed, and why the rest cannot."""
+    """The part of a turn that can be replayed, and why the rest cannot be."""
     last = recorded[-1]
     if not isinstance(last, TurnEnded):
         return recorded, "it has not ended"
@@ -110,7 +110,7 @@ def _belongs_to_cut(entry: Entry) -> bool:
 
 
 def _limits(recorded: Sequence[Entry]) -> Limits:
-    """The limits are not in the log: the rounds are as many as it took, and one more if they were not the end."""
+    """The limits are not in the log: allow as many rounds as there were, and one more if the limit did not end it."""
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
     if isinstance(last, TurnEnded) and last.reason == "empty":
@@ -124,7 +124,7 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
 
 
 def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: bool) -> Difference | None:
-    """The first step at which the two are not the same; when not complete, one may be longer."""
+    """The first step that differs; if the recording is incomplete, one side may be longer."""
     for place, (one, other) in enumerate(zip(recorded, produced, strict=False)):
         if _timeless(one) != _timeless(other):
             return Difference(place + 1, one, other, "the engine takes another step")
@@ -145,16 +145,16 @@ def _timeless(entry: Entry) -> Entry:
 
 
 def _by_policy(entry: CallEnded) -> bool:
-    """Whether a call was denied by the policy, and not by a person: then the engine itself gives the result."""
+    """Whether the policy denied a call, not a person: then the engine itself gives the result."""
     return entry.status == "denied" and not entry.content.startswith(REFUSED)
 
 
 class _Apart(BaseException):
-    """The engine asks for something that the recording has not. (No Exception: the engine would answer those.)"""
+    """The engine asks for something that was not recorded. (A BaseException: the engine handles other exceptions.)"""
 
 
 class _CutHere(BaseException):
-    """All that was recorded of a turn that was cut off has been given."""
+    """Everything that was recorded of an interrupted turn has been replayed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -167,10 +167,10 @@ class _Result:
 
 
 class _Tape:
-    """Model, tools and log in one: gives what was recorded, in the order in which it was."""
+    """Model, tools and log in one: gives the recorded answers and results, in their order."""
 
     def __init__(self, recorded: Sequence[Entry], ends: bool) -> None:
-        self.at = 1  # the first message is there from the start
+        self.at = 1  # the first message is already there
         self.written: list[Entry] = []
         self._recorded = recorded
         self._ends = ends
@@ -189,7 +189,7 @@ class _Tape:
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
     async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
-        """What the policy said then: results that are denials, and a question."""
+        """The recorded decisions of the policy: denials and a question."""
         ids, denied = {call.id for call in calls}, {}
         while isinstance(entry := self.next, CallEnded) and _by_policy(entry) and entry.id in ids:
             denied[entry.id] = entry.content
@@ -200,7 +200,7 @@ class _Tape:
         return Review(denied=denied)
 
     def decision(self) -> list[Entry]:
-        """What the person said who was asked."""
+        """The recorded answer of the person."""
         entry = self._peek("waits for a person")
         if not isinstance(entry, CallsDecided):
             raise _Apart("the engine waits for a person here")
@@ -211,7 +211,7 @@ class _Tape:
         return [entry]
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The one call whose result comes next: so results come in the order in which they were recorded."""
+        """The call whose result was recorded next: results are given in their recorded order."""
         entry = self._peek(f"runs {calls[0].name}")
         for call in calls:
             if isinstance(entry, CallEnded) and entry.id == call.id and entry.name == call.name:
@@ -231,7 +231,7 @@ class _Tape:
         if entry.status == "denied":
             raise _Apart(f"the engine runs {call.name} ({call.id}) here, which was allowed")
         self.at += 1
-        # What a crash leaves is the engine's own word, not a tool's.
+        # The result of an interrupted call is written by the engine, not by a tool.
         content = INTERRUPTED if entry.status == "interrupted" else entry.content
         return _Result(content, entry.status, entry.untrusted, entry.images, entry.own_files)
 

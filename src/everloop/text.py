@@ -1,4 +1,4 @@
-"""Text made safe to store or to show, and cut to a length."""
+"""Make text safe to store or to show, and shorten it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *ra
 _PRINTABLE |= dict.fromkeys(range(0xE0000, 0xE0080), "�")
 _PRINTABLE |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
 
-# Drawn as nothing, or as an empty space, though their categories are those of letters and marks.
+# Drawn as nothing or as blank space, though Unicode counts them as letters and marks.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | frozenset(
     chr(code) for code in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 )
@@ -76,7 +76,7 @@ def cut_inline(text: str, limit: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with everything that cannot be seen written out, as ‹U+001B›.
+    """Return the text with everything invisible written out, as ‹U+001B›.
 
     What a person reads before approving it must be what runs. Line ends and the tabs that indent a line stay. Long
     gaps, which would push text out of sight, are counted.
@@ -129,7 +129,7 @@ def excerpt(text: str, query: str, most: int = 300) -> str:
 
 
 def _best_place(text: str, query: str, span: int) -> int:
-    """Where the part of a text begins that has the most of the words."""
+    """The start of the part of a text that contains most of the words."""
     folded, places = _folded(text)
     words = dict.fromkeys(word for part in _folded(query)[0].split() if (word := part.strip(_PUNCTUATION)))
     hits = sorted((at, word) for word in islice(words, _MOST_WORDS) for at in _hits(folded, word))

@@ -1,4 +1,4 @@
-"""Work beside the event loop: blocking functions on daemon threads, kept for the next one, and background tasks."""
+"""Work outside the event loop: blocking functions on reusable daemon threads, and background tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IDLE_SECONDS = 10.0
 
 
 class _Worker:
-    """One thread and the jobs it is handed; without any for a while, it ends."""
+    """A thread and its queue of jobs; it ends when it has had none for a while."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -31,7 +31,7 @@ class _Worker:
                     _idle.remove(self)
                     return
                 except ValueError:
-                    continue  # it was taken just now: the job is on its way
+                    continue  # the worker was just chosen: a job is about to arrive
             job()
             del job  # it holds the arguments and the result
 
@@ -84,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Tasks that nothing waits for. What goes wrong in them is logged."""
+    """Tasks that nothing awaits. Their errors are logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +95,7 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for those that run, and cancel the ones that take longer than this."""
+        """Wait for running tasks, and cancel those that take longer than this."""
         if self._tasks:
             _, stuck = await asyncio.wait(self._tasks, timeout=seconds)
             for task in stuck:

@@ -70,12 +70,12 @@ ABSENT = (-32002, -32601)  # the editor does not have the file, or this request:
 
 
 class EditorFiles:
-    """The files of a folder that the editor has open, behind the agent's file tools.
+    """The editor's view of the files of a folder, for the agent's file tools.
 
-    The tools have checked that the call may access a path before it comes here. The editor is not confined, though:
-    while a confined command runs in the folder, which could swap a folder on the way for a link, the agent accesses
-    the disk itself. `folder` is a real path, `session` gives the session to name for a call, and `is_busy` says whether
-    such a command runs.
+    The tools check that a call may access a path before they ask here. The editor is not confined, though: while a
+    confined command runs in the folder, it could swap a folder on the path for a link, so the agent accesses the disk
+    itself. `folder` is a real path, `session` returns the editor's session for a call, and `is_busy` says whether such
+    a command runs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EditorFiles:
         except RequestError as error:
             if error.code in ABSENT:
                 return None
-            raise _refused("read", real, error) from None  # its person may have said no
+            raise _refused("read", real, error) from None  # the user may have refused
 
     async def write(self, real: str, text: str) -> bool:
         session = self._session_for(real)
@@ -114,7 +114,7 @@ class EditorFiles:
         return True
 
     def _session_for(self, real: str) -> str | None:
-        """The session to name to the editor; None where it is not asked for this file."""
+        """The editor's session; None if the editor is not used for this file."""
         if not within(real, self._folder) or self._is_busy():
             return None
         return self._session(current_call().session)
@@ -128,7 +128,7 @@ def _refused(what: str, real: str, error: RequestError) -> ToolError:
 CHANNEL = "acp"
 PAGE = 50  # sessions in one list
 MAX_KEY = 200
-CONNECT_SECONDS = 120.0  # for an MCP server of the editor, which may be fetched at its first start
+CONNECT_SECONDS = 120.0  # for an MCP server of the editor, which may be downloaded at its first start
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 STOP_REASONS: dict[str, StopReason] = {
     "cancelled": "cancelled",
@@ -169,14 +169,14 @@ class EditorAgent:
         self._config = config
         self._enter = enter
         self._client: Client | None = None
-        self._files = FileSystemCapabilities()  # what the editor offers of its own
+        self._files = FileSystemCapabilities()  # the capabilities that the editor offers
         self._agents: dict[str, AgentLoop] = {}
         self._sessions: dict[str, EditorSession] = {}
         self._opening = asyncio.Lock()
         self._open = AsyncExitStack()
 
     async def close(self) -> None:
-        """End all work here. Turns under way stay open on disk; the next start goes on with them."""
+        """End all work here. Running turns stay open on disk, and the next start continues them."""
         await self._open.aclose()
 
     def on_connect(self, conn: Client) -> None:
@@ -206,7 +206,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
-        """The agent runs as the person who started the editor: there is nothing to prove."""
+        """The agent runs as the user who started the editor, so no authentication is needed."""
         return AuthenticateResponse()
 
     # ------------------------------------------------------------------------------------------ sessions
@@ -222,7 +222,7 @@ class EditorAgent:
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> LoadSessionResponse:
-        """Open a session of the folder and show it as it was."""
+        """Open a session of the folder and replay it to the editor."""
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
         info = await session.agent.store.session("me", session.key)
         for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
@@ -232,7 +232,7 @@ class EditorAgent:
     async def resume_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> ResumeSessionResponse:
-        """Open a session of the folder that the editor shows already."""
+        """Open a session of the folder that the editor already shows."""
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
         return ResumeSessionResponse(modes=_modes(session), config_options=self._config_options(session))
 
@@ -324,7 +324,7 @@ class EditorAgent:
         return self._agents[name]
 
     def _offer_files(self, agent: AgentLoop, folder: Path) -> None:
-        """Have the agent read and write the files of the editor, as far as it offers them."""
+        """Let the agent read and write through the editor, as far as the editor offers that."""
         if self._client is None or not (self._files.read_text_file or self._files.write_text_file):
             return
 
@@ -400,7 +400,7 @@ class EditorAgent:
             await self._client.session_update(session_id=key, update=update)
 
     async def ask_person(self, session: EditorSession, question: str, calls: tuple[str, ...]) -> Answer | None:
-        """Ask for permission in the editor; None where the person has not answered: then the question stays open."""
+        """Ask for permission in the editor; None if the user gave no answer: the question stays open."""
         assert self._client is not None
         call = ToolCallUpdate(
             tool_call_id=calls[0] if calls else "question",
@@ -421,11 +421,11 @@ class EditorAgent:
         raise RequestError.method_not_found(method)
 
     async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
-        """Notifications that are not known are ignored, as the protocol says."""
+        """Ignore unknown notifications, as the protocol requires."""
 
 
 class _ShownTurn:
-    """Sends what happens in a turn to the editor, in order."""
+    """Sends the events of a turn to the editor, in order."""
 
     def __init__(self, editor: EditorAgent, session: EditorSession) -> None:
         self._editor = editor
@@ -453,7 +453,7 @@ class _ShownTurn:
         return await self._editor.ask_person(self._session, question, calls)
 
     async def finish(self, result: TurnResult) -> None:
-        """Show what was not streamed, and how full the model's window is."""
+        """Send what was not streamed, and how full the model's window is."""
         if result.text.strip() and result.reason != "error" and not self._said.endswith(result.text.strip()):
             self._updates.put_nowait(update_agent_message_text(result.text))
         used, size = await self._session.agent.context_use(self._session.key)
@@ -473,7 +473,7 @@ def _folder(cwd: str) -> Path:
 
 
 def _server(given: Any) -> McpServer:
-    """An MCP server that the editor names, as one of the settings."""
+    """An MCP server of the editor, in the form of the settings."""
     match given:
         case McpServerStdio():
             return McpServer(

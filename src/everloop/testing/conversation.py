@@ -18,7 +18,7 @@ PARTS = {
 
 
 def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list[str]:
-    """What is wrong with the messages of a request, one line each; empty when nothing is.
+    """The problems of a request's messages, one line each; empty if there are none.
 
     Stricter than some servers: call ids are unique in the whole conversation, and every call has exactly one result
     right after the message it stands in. `strict` also wants the roles as the strictest chat templates do: the system
@@ -28,7 +28,7 @@ def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list
         return ["messages: must be a list with at least one message"]
     problems: list[str] = _check_roles(messages) if strict else []
     seen: set[str] = set()
-    waiting: dict[str, int] = {}  # ids of calls without a result, and where they stand
+    waiting: dict[str, int] = {}  # ids of calls without a result, and their positions
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         role = message.get("role") if isinstance(message, dict) else None
@@ -53,7 +53,7 @@ def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list
 
 
 def _check_roles(messages: Sequence[Any]) -> list[str]:
-    """What is wrong with the order of the roles. A user may say several things in a row."""
+    """The problems of the order of the roles. Several user messages in a row are allowed."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     before: dict[Any, set[Any]] = {
         "system": set(),
@@ -94,7 +94,7 @@ def _check_part(role: str, part: Any) -> str | None:
 
 
 def _check_calls(calls: Any) -> tuple[list[str], list[str]]:
-    """The ids of a message's calls, and what is wrong with these."""
+    """The ids of a message's calls, and the problems of these calls."""
     if not isinstance(calls, list) or not calls:
         return [], ["tool_calls must be a list with at least one call"]
     ids: list[str] = []

@@ -21,7 +21,7 @@ class Reply:
     calls: list[ToolCallRequest] = field(default_factory=list)
     reasoning: str | None = None
     finish_reason: str | None = None
-    tokens: list[str] | None = None  # the text's pieces when streamed; words if not given
+    tokens: list[str] | None = None  # the pieces of the streamed text, by default its words
     delay: float = 0.0  # seconds before the first byte
     token_delay: float = 0.0
     status: int = 200
@@ -30,12 +30,12 @@ class Reply:
     raw: bytes | None = None  # a streamed body, byte by byte as given
     piece: int = 0  # bytes of `raw` in one write; all at once if 0
     cut_after: int | None = None  # chunks after which the connection is cut
-    hang_after: int | None = None  # chunks after which nothing comes for `hang` seconds
+    hang_after: int | None = None  # chunks after which the server is silent for `hang` seconds
     hang: float = 0.0
 
 
 def read_state(messages: Sequence[Any]) -> tuple[str, int]:
-    """The marker of the turn that is open, and how many rounds of it are done."""
+    """The marker of the open turn, and how many of its rounds are done."""
     rounds, since_user = 0, -1
     for message in reversed(messages):
         if not isinstance(message, dict):
@@ -51,7 +51,7 @@ def read_state(messages: Sequence[Any]) -> tuple[str, int]:
 
 
 def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, round: int) -> Reply:
-    """What a model whose name is a script says at this point of the turn; `offered` are the tools' schemas."""
+    """The answer by the script in the model's name at this point of the turn; `offered` are the tools' schemas."""
     script = SCRIPT.fullmatch(name)
     if script is None:
         raise LookupError(f"the model {name!r} does not exist: queue a reply, or name a script like tools-2x1")
@@ -73,7 +73,7 @@ def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, r
 
 
 def written(reply: Reply, tokens: list[str]) -> int:
-    """How many tokens an answer has."""
+    """The number of tokens of an answer."""
     return len(tokens) + 8 * len(reply.calls)
 
 

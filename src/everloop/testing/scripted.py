@@ -1,4 +1,4 @@
-"""A model that says what a test tells it to."""
+"""A model whose answers are scripted by a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(name: str, /, **arguments: Any) -> ToolCallRequest:
 
 @dataclass(slots=True)
 class Request:
-    """What the model was asked, copied at that moment."""
+    """A request to the model, copied when it was made."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -99,7 +99,7 @@ class ChatOnlyProvider(LLMProvider):
             if inspect.isawaitable(step):
                 step = await step
         response = _response(step)
-        if place >= len(self.steps):  # said again: calls need ids of their own
+        if place >= len(self.steps):  # repeated: calls need new ids
             for repeated in response.tool_calls:
                 repeated.id = f"call_{next(_ids)}"
         return response

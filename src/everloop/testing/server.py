@@ -1,4 +1,4 @@
-"""What the fake model servers have in common: queued replies, models whose names are scripts, and broken networks."""
+"""Shared by the fake model servers: queued replies, models whose names are scripts, and broken networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Seen:
     round: int
     problems: list[str]
     body: dict[str, Any] | None = None
-    raw: bytes = b""  # the same as it came
+    raw: bytes = b""  # the same as bytes
     headers: dict[str, str] = field(default_factory=dict)
     gone: bool = False  # the client closed the connection before the answer's end
 
@@ -47,8 +47,8 @@ class FakeServer:
     one that breaks the API's contract gets a 400 that names the problem. A subclass knows one API.
     """
 
-    root = ""  # what stands before the path in the base URL
-    path = ""  # where requests go
+    root = ""  # the prefix of the path in the base URL
+    path = ""  # the path of requests
 
     def __init__(self, *, port: int = 0, keep_bodies: bool = True) -> None:
         self.requests: list[Seen] = []
@@ -59,14 +59,14 @@ class FakeServer:
         self._runner: web.AppRunner | None = None
         self._clients: set[Any] = set()
 
-    # what a subclass says
+    # implemented by a subclass
 
     def check(self, body: dict[str, Any]) -> list[str]:
-        """What is wrong with a request, one line each."""
+        """The problems of a request, one line each."""
         raise NotImplementedError
 
     def plain(self, body: dict[str, Any]) -> list[Any]:
-        """The messages in OpenAI's shape, as far as it matters for where the turn stands."""
+        """The messages in OpenAI's form, as far as needed to find the current round."""
         raise NotImplementedError
 
     def offered(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class FakeServer:
         raise NotImplementedError
 
     def events(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> list[bytes]:
-        """An answer as a stream, cut into chunks; the first one says only that it begins."""
+        """An answer as the chunks of a stream; the first one only begins it."""
         raise NotImplementedError
 
     def whole(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> Any:
-        """The same answer as one body."""
+        """The same answer as a single body."""
         raise NotImplementedError
 
     def models(self) -> Any:
@@ -93,10 +93,10 @@ class FakeServer:
         """Add further paths of the API."""
 
     def refuse(self, request: web.Request) -> web.Response | None:
-        """The answer to a request that is refused before it is read."""
+        """The response if a request is refused before it is read; otherwise None."""
         return None
 
-    # what a test says
+    # called by tests
 
     def reply(self, text: str, **options: Any) -> None:
         """Answer the next request with a text; `options` are further fields of `Reply`."""
@@ -112,11 +112,11 @@ class FakeServer:
         self.replies.append(Reply(status=status, body=body, headers=headers or {}))
 
     def cut(self, after_chunks: int, text: str = "cut in the middle of it", **options: Any) -> None:
-        """Break the connection after so many chunks of the answer (the role's chunk is not counted)."""
+        """Break the connection after this many chunks of the answer, not counting the first one with the role."""
         self.replies.append(Reply(text, cut_after=after_chunks, **options))
 
     def hang(self, seconds: float, after_chunks: int = 0, text: str = "late", **options: Any) -> None:
-        """Say nothing for so long, before the answer or after so many chunks of it."""
+        """Be silent for a time, before the answer or after this many chunks of it."""
         if not after_chunks:
             self.replies.append(Reply(text, delay=seconds, **options))
         else:
@@ -134,15 +134,15 @@ class FakeServer:
 
     @property
     def connections(self) -> int:
-        """How many connections requests have come over."""
+        """The number of connections that requests used."""
         return len(self._clients)
 
     @property
     def invalid(self) -> int:
-        """How many requests had a conversation that breaks the contract."""
+        """The number of requests whose conversation broke the contract."""
         return sum(1 for request in self.requests if request.problems)
 
-    # how it runs
+    # running
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=MAX_REQUEST)
@@ -218,13 +218,13 @@ class FakeServer:
 
 
 async def _send(request: web.Request, reply: Reply, parts: list[bytes], *, first: int) -> web.StreamResponse:
-    """Write a stream, with whatever breaks it on the way; the first part has this number."""
+    """Write a stream with its scripted faults; the first part has this number."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reply.headers})
     await response.prepare(request)
     for count, part in enumerate(parts, start=first):
         await response.write(part)
         if count == reply.cut_after:
-            await asyncio.sleep(0.01)  # lets the client see what was written before the end
+            await asyncio.sleep(0.01)  # lets the client receive what was written before
             assert request.transport is not None
             request.transport.abort()
             return response
@@ -260,7 +260,7 @@ def _cut_up(data: bytes, piece: int) -> list[bytes]:
 
 
 async def serve(server: FakeServer, script: str = "") -> None:
-    """Run until the process is told to end; the first line printed is the base URL."""
+    """Run until SIGTERM; the first line printed is the base URL."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -272,7 +272,7 @@ async def serve(server: FakeServer, script: str = "") -> None:
 
 
 def run(kind: type[FakeServer], name: str, description: str, arguments: Sequence[str] | None = None) -> int:
-    """Such a server as a program."""
+    """Run such a server as a program."""
     parser = argparse.ArgumentParser(prog=f"python -m everloop.testing.{name}", description=description)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
     parser.add_argument("--script", type=Path, help="a file of replies to give first, one JSON object per line")

@@ -1,4 +1,5 @@
-"""What is asked for after untrusted text: exits, by which data leaves, and plants, which steer later sessions."""
+"""Which calls need approval after untrusted text was read: exits, which send data out, and plants, which steer later
+sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FILE_READ_BEFORE = "a file that the agent did not write was read before, and"
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a call is asked for, and what a person's answer grants the session."""
+    """Why a call needs approval, and what a person's answer grants the session."""
 
     why: str
     always: tuple[str, ...] = ()  # granted by "always"
@@ -42,7 +43,7 @@ def objection(
         return _against_address(plan.url, context, conversation, settings)
     if plan.sends:
         return Objection(f"{READ_BEFORE} this call could send data out")
-    # Outside of a sandbox every command has the network. The person's own files do not make each of them a question.
+    # Without a sandbox every command has network access. The user's own files alone do not make each one a question.
     if plan.unconfined and getattr(conversation, "outside", True):
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
@@ -54,7 +55,7 @@ def objection(
     if plan.writes and (why := steers(plan, context)):
         return Objection(f"{READ_BEFORE} of this file: {why}", tuple(f"steers:{path}" for path in plan.paths))
     if plan.command is not None and (why := steers(plan, context)):
-        # No "always": a command that is approved may write anything in the workspace.
+        # No "always": an approved command may write anything in the workspace.
         return Objection(f"{READ_BEFORE} this command writes {why}")
     return None
 
@@ -86,13 +87,13 @@ def _against_address(
 
 _PAIRS = {"(": ")", "<": ">", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", ">": "<", "*": "*", "_": "_", "|": "|"}
 _PAIRS |= {"“": "”", "„": "“", "«": "»", "‘": "’", "「": "」", "（": "）", "《": "》"}
-# May follow an address without belonging to it, if then the word ends.
+# May follow an address without being part of it, if the word ends there.
 _AFTER = ".,;:!?)]}>\"'`*_|…。，、；：！？）」》”“’»"
-_GLUED = "/=&%#@+-._~$?:\\"  # before an address: it is a part of something longer
+_GLUED = "/=&%#@+-._~$?:\\"  # before an address: it is part of something longer
 
 
 def mentioned(url: str, conversation: Sequence[Message]) -> bool:
-    """Whether a user's message or the result of a web search has this very address, not only a part of a longer one."""
+    """Whether a user's message or a web search result contains exactly this address, not as part of a longer one."""
     if not url or any(character.isspace() for character in url):
         return False
     forms = {url, *same_site(url)}
@@ -100,9 +101,9 @@ def mentioned(url: str, conversation: Sequence[Message]) -> bool:
 
 
 def on_a_page(url: str, conversation: Sequence[Message]) -> bool:
-    """Whether a page that was fetched has this very address.
+    """Whether a fetched page contains exactly this address.
 
-    Files, commands and other tools do not count: the model may have written there what it finds there.
+    Files, commands and other tools do not count: the model may have written the address there itself.
     """
     pages = (
         str(message["content"])
@@ -114,20 +115,20 @@ def on_a_page(url: str, conversation: Sequence[Message]) -> bool:
 
 
 def same_site(url: str) -> Iterator[str]:
-    """An address of a whole site is the same with and without its slash."""
+    """The other form of a site's address: with or without the final slash."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # it is no address at all
+    except ValueError:  # not an address
         return
     if parts.netloc and parts.path in ("", "/") and not parts.query and not parts.fragment and url[-1] not in "?#":
         yield url[:-1] if parts.path else url + "/"
 
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
-    own_words = getattr(conversation, "own_words", {})  # the rest was written by a model, or stands in a skill
+    own_words = getattr(conversation, "own_words", {})  # the rest was written by a model, or is from a skill
     for place, message in enumerate(conversation):
         role, content = message.get("role"), own_words.get(place, message.get("content"))
-        # Not what a search that failed says: that may be the model's own words.
+        # Not the result of a failed search: it may quote the model's own words.
         if (role == "user" and not is_marked(content)) or (
             role == "tool" and message.get("name") == "web_search" and is_marked(content)
         ):

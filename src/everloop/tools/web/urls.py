@@ -1,7 +1,7 @@
-"""Web addresses, read strictly: what is checked, what is shown and what is asked for are one and the same text.
+"""Parses URLs strictly, so that the URL that is checked, shown and requested is always the same text.
 
-Attacks live where two programs read an address differently. So whatever has two readings is refused, and the rest is
-written anew from its parts, in ASCII, before any other code sees it.
+Attacks use URLs that two programs read differently. So a URL with two readings is refused, and any other is rebuilt
+from its parts, in ASCII, before other code sees it.
 
 Which network addresses may be reached is decided by tables of our own: `is_global` of the standard library differs
 between versions of Python, does not look into embedded addresses, and counts clouds' metadata services as public.
@@ -28,18 +28,18 @@ _stray_percent = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class BadURL(ValueError):
-    """An address that is not asked for; the text says why and what to do."""
+    """A URL that is refused; the text says why and what to do."""
 
 
 @dataclass(slots=True, frozen=True)
 class URL:
-    """An http(s) address, taken apart; `str()` of it is exactly what is asked for."""
+    """The parts of an http(s) URL; `str()` returns exactly the URL that is requested."""
 
     scheme: str
     host: str  # lower case, ASCII; an IPv6 address without its brackets
     port: int
     target: str  # path and query
-    address: Address | None  # where the host is one, not a name
+    address: Address | None  # if the host is an IP address
 
     @property
     def authority(self) -> str:
@@ -50,7 +50,7 @@ class URL:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> URL:
-        """Where a redirect leads to from here."""
+        """The target of a redirect from here."""
         if _odd(location):
             raise BadURL("it has line ends or other characters that no address may have")
         try:
@@ -62,7 +62,7 @@ class URL:
 
 
 def parse_url(text: str) -> URL:
-    """Read an address; a BadURL unless it has exactly one reading."""
+    """Parse a URL; a BadURL unless it has exactly one reading."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_URL:
         raise BadURL(f"it has {len(text)} characters, and {MAX_URL} is the most")
@@ -96,7 +96,7 @@ def _split_authority(authority: str) -> tuple[str, int | None]:
 
 
 def _read_host(host: str) -> tuple[str, Address | None]:
-    """The host in the one way it is written, and its address if it is one."""
+    """The normalised host, and its address if it is an IP address."""
     if host.startswith("["):
         try:
             address = IPv6Address(host[1:-1])
@@ -108,7 +108,7 @@ def _read_host(host: str) -> tuple[str, Address | None]:
     host = host.lower().removesuffix(".")
     labels = host.split(".")
     if _is_number(labels[-1]):
-        # Systems take 127.1, 0x7f.1, 017700000001 and the like for addresses, each in its own way.
+        # Systems read 127.1, 0x7f.1, 017700000001 and the like as addresses, each in its own way.
         try:
             four = IPv4Address(host)
         except ValueError:
@@ -122,8 +122,8 @@ def _read_host(host: str) -> tuple[str, Address | None]:
 
 
 def _to_ascii(host: str) -> str:
-    """A host in other scripts as the DNS knows it."""
-    import idna  # comes with aiohttp; few addresses need it
+    """An internationalised host name in the form of the DNS."""
+    import idna  # comes with aiohttp; few hosts need it
 
     try:
         return idna.encode(host, uts46=True, std3_rules=True).decode()
@@ -136,10 +136,10 @@ def _quoted(text: str) -> str:
 
 
 Address = IPv4Address | IPv6Address
-# "private": out of reach unless the person has listed the host. "never": not even then; it is no web server's address.
+# "private": allowed only if the user has listed the host. "never": not even then; no web server has such an address.
 Kind = Literal["public", "private", "never"]
 
-_V4: dict[str, Kind] = {  # the first that fits counts
+_V4: dict[str, Kind] = {  # the first match counts
     "168.63.129.16/32": "never",  # Azure's metadata and agent service
     "169.254.0.0/16": "never",  # link-local: where nearly all clouds have their metadata service
     "100.100.100.200/32": "never",  # Alibaba's metadata service

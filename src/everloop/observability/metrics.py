@@ -21,7 +21,7 @@ from .metrics_text import OTHER, Counter, Histogram, heading, sample
 
 ANSWER_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-# The token counts of a model call, by OpenAI's names.
+# Kinds of tokens by their OpenAI names.
 TOKENS = {
     "prompt_tokens": "input",
     "completion_tokens": "output",
@@ -70,13 +70,13 @@ class Meters:
     def ran(self, claim: Claim, entries: Sequence[Entry], tools: Container[str]) -> None:
         """Count what a turn did since it was claimed, whether or not it has ended.
 
-        `entries` are those of the whole turn, of which `claim.entries` existed before; `tools` are the registered
-        names: a name that a model or a client made up does not become a label.
+        `entries` are those of the whole turn, of which `claim.entries` existed before. `tools` are the registered
+        names: a name made up by a model or a client must not become a label.
         """
         first, last = (entries[0] if entries else None), (claim.entries[-1] if claim.entries else None)
         if not claim.resumed:
             self.taken.add()
-        elif not isinstance(last, CallsAsked | CallsDecided):  # those waited for an approval
+        elif not isinstance(last, CallsAsked | CallsDecided):  # parked turns were waiting for approval, not interrupted
             self.taken_over.add()
         request = first.request if isinstance(first, UserSaid) else None
         clients = request.client_tools if request is not None else frozenset()
@@ -94,7 +94,7 @@ class Meters:
                     self.turns.add(entry.reason)
 
     def refused(self) -> None:
-        """Count a write that came after another worker had taken over the session."""
+        """Count a write that was refused because another worker had taken over the session."""
         self.stale.add()
 
     def requested(self, route: str, status: int) -> None:

@@ -1,4 +1,4 @@
-"""The text of /metrics: the counters of the process, and gauges of the store that all processes share."""
+"""The text of /metrics: counters of this process, and gauges of the store that all processes share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .metrics import Meters
 from .metrics_text import heading, sample
 
 log = logging.getLogger(__name__)
-FRESH_SECONDS = 2.0  # for which the store's overview is reused
-LOOK_SECONDS = 5.0  # less than a scraper waits, so that it gets the rest when the store does not answer
+FRESH_SECONDS = 2.0  # how long the store's overview is reused
+LOOK_SECONDS = 5.0  # less than a scraper's timeout, so that it gets the rest if the store does not respond
 
 Gauge = tuple[str, str, Callable[[Overview], float]]
 STORE: tuple[Gauge, ...] = (
@@ -45,7 +45,7 @@ STORE: tuple[Gauge, ...] = (
 
 
 class Page:
-    """Renders the text. Requests at the same time or within two seconds share one query of the store."""
+    """Renders the text. Requests within two seconds share one query of the store."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._store = store
@@ -66,19 +66,20 @@ class Page:
         yield sample(name, self._relay.batches)
 
     def _of_standby(self) -> Iterator[str]:
-        """Known to the process itself: while writes wait, a query of the store may wait behind them."""
+        """Return the standby wait, which the process knows itself: a query of the store might wait behind the waiting
+        writes."""
         name = "everloop_standby_wait_seconds"
         yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
         yield sample(name, self._store.standby_wait)
 
     async def _overview(self) -> Overview | None:
-        """The store's overview; None when it is unavailable."""
+        """Return the store's overview; None if it is unavailable."""
         loop = asyncio.get_running_loop()
         if self._looking is None:
             if loop.time() < self._fresh_until:
                 return self._seen
             self._looking = loop.create_task(self._look())
-        # A client that disconnects does not cancel the query of others, and a slow query is not repeated.
+        # A client that disconnects must not cancel the query for others, and a slow query is not repeated.
         await asyncio.wait([looking := self._looking], timeout=LOOK_SECONDS)
         return looking.result() if looking.done() else None
 

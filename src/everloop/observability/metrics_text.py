@@ -7,12 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_SERIES = 500  # of one metric: memory and scrapes stay bounded, whatever becomes a label
+MAX_SERIES = 500  # per metric: bounds memory and scrapes, whatever becomes a label
 OTHER = "other"
 
 
 class Counter:
-    """A number that only grows, one for each combination of labels."""
+    """A monotonic counter per combination of labels."""
 
     kind = "counter"
 
@@ -34,7 +34,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts observations in buckets of at most a given size."""
+    """Counts observations in buckets with an upper bound."""
 
     kind = "histogram"
 
@@ -78,6 +78,6 @@ def format_number(value: float) -> str:
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
-    """Escape a text to one line. Lone surrogates are written out: they cannot be encoded."""
+    """Escape text to a single line. Lone surrogates, which cannot be encoded, are written as escapes."""
     text = text.encode(errors="backslashreplace").decode().replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quote else text

@@ -25,7 +25,7 @@ def command(options: argparse.Namespace) -> int:
 
 async def _new_link(config: Config) -> str:
     from ..server.access import Access
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store = store_at(config.store, config)
     try:

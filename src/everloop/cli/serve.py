@@ -65,7 +65,7 @@ async def _check_tokens(config: Config) -> None:
 
 
 async def _has_tokens(path: Path) -> bool:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     if not await asyncio.to_thread(path.exists):
         return False
@@ -119,7 +119,7 @@ def _databases(config: Config, owners: Owners, meters: Meters, told: asyncio.Fut
 async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     await _check_tokens(config)
     meters = Meters()

@@ -18,7 +18,7 @@ from ..providers.factory import make_provider
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
-from ..store.pruning import prune
+from ..store.deletion import prune
 from ..threads import in_thread
 from .common import forget_outputs
 from .main import INTERRUPTED

@@ -30,7 +30,7 @@ def command(options: argparse.Namespace) -> int:
 @contextlib.asynccontextmanager
 async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
     """The store that an owner's tokens are in; without an owner, all that have tokens."""
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     places: list[Path | DSN] = [config.store]
     if config.store_directory is not None:

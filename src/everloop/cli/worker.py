@@ -32,7 +32,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _work(config: Config) -> int:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store, meters = store_at(config.store, config), _meters(config)
     async with (

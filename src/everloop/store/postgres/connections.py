@@ -36,7 +36,7 @@ from ...config.sources import DSN
 from ...errors import EverloopError, OwnerMoved, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from . import prepared
-from .lone_writes import LoneWrite, MustTransact
+from .prepared import LoneWrite, MustTransact
 from .replication import TIMELINE
 from .transactions import NOW
 

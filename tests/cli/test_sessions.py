@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.cli.service import at_work
+from everloop.cli.serve import at_work
 from everloop.cli.session_list import Listed, Totals
 from everloop.cli.terminal import session_lines
 from everloop.config import Config

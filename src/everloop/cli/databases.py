@@ -20,7 +20,7 @@ from ..store.deletion import prune
 from ..store.location import store_at
 from ..store.postgres.directory import Directory
 from .common import forget_outputs
-from .service import unless
+from .serve import unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable

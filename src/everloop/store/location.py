@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..config import Config
 from ..config.sources import DSN, is_dsn
@@ -41,6 +41,14 @@ def store_path(workspace: str | Path | None = None) -> Path | DSN:
     if named := os.environ.get("EVERLOOP_STORE"):
         return checked(named)
     return home() / "everloop.db" if workspace is None else own_path(workspace)
+
+
+@overload
+def store_at(where: DSN, config: Any = None) -> PostgresStore: ...
+
+
+@overload
+def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore: ...
 
 
 def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:

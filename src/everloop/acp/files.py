@@ -1,4 +1,4 @@
-"""The editor's own files: what a person has not saved yet is what the agent reads, and the editor writes."""
+"""Files accessed through the editor: the agent reads unsaved changes, and the editor writes the files."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..text import one_line
 from ..tools.base import ToolError
 from ..tools.context import current_call
 
-ABSENT = (-32002, -32601)  # the editor does not have the file, or this request: the file on disk counts
+ABSENT = (-32002, -32601)  # the editor does not have the file, or does not support the request: use the file on disk
 
 
 class EditorFiles:
-    """The files of a folder that the editor has open, behind the agent's file tools.
+    """Access to the files of an editor's folder, used by the agent's file tools.
 
-    The tools have checked that the call may access a path before it comes here. The editor is not confined, though:
-    while a confined command runs in the folder, which could swap a folder on the way for a link, the agent accesses
-    the disk itself. `folder` is a real path, `session` gives the session to name for a call, and `is_busy` says whether
-    such a command runs.
+    The tools have already checked that the call may access the path. The editor itself is not confined, though: while a
+    confined command runs in the folder, which could replace a parent folder by a link, the agent accesses the disk
+    directly. `folder` is a real path, `session` returns the session to name for a call, and `is_busy` returns whether
+    such a command is running.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EditorFiles:
         except RequestError as error:
             if error.code in ABSENT:
                 return None
-            raise _refused("read", real, error) from None  # its person may have said no
+            raise _refused("read", real, error) from None  # the user may have refused
 
     async def write(self, real: str, text: str) -> bool:
         session = self._session_for(real)
@@ -61,7 +61,7 @@ class EditorFiles:
         return True
 
     def _session_for(self, real: str) -> str | None:
-        """The session to name to the editor; None where it is not asked for this file."""
+        """Return the session to name to the editor; None if the editor is not asked for this file."""
         if not within(real, self._folder) or self._is_busy():
             return None
         return self._session(current_call().session)

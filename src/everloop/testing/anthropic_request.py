@@ -1,4 +1,4 @@
-"""The contract a request must keep for Anthropic's Messages API to take it."""
+"""The contract that a request to Anthropic's Messages API must fulfil."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_MARKERS = 4
 
 
 def check_request(body: dict[str, Any]) -> list[str]:
-    """What is wrong with a request, one line each; empty when nothing is.
+    """Return the problems of a request, one line each; empty if it is valid.
 
-    As strict as the API, and stricter where it mends by itself: the roles must alternate.
+    As strict as the API, and stricter where the API repairs requests itself: roles must alternate.
     """
     problems: list[str] = []
     if not isinstance(body.get("model"), str) or not body["model"]:
@@ -46,7 +46,7 @@ def check_request(body: dict[str, Any]) -> list[str]:
 
 
 def blocks_of(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All that can be cached, in the order in which it is."""
+    """Yield everything that can be cached, in caching order."""
     for part in (body.get("tools"), body.get("system"), *(_content(m) for m in body.get("messages") or ())):
         yield from (block for block in part or () if isinstance(block, dict))
 
@@ -87,7 +87,7 @@ def _check_tools(tools: Any) -> list[str]:
 def _check_messages(messages: list[Any]) -> list[str]:
     problems: list[str] = []
     seen: set[str] = set()
-    waiting: list[str] = []  # ids of the calls of the message before
+    waiting: list[str] = []  # ids of the calls in the preceding message
     side = "user"
     for at, message in enumerate(messages):
         where, role = f"messages.{at}", message.get("role") if isinstance(message, dict) else None
@@ -118,7 +118,7 @@ def _check_messages(messages: list[Any]) -> list[str]:
 
 
 def _check_results(content: list[Any], waiting: list[str]) -> list[str]:
-    """Results come first in the message right after their calls, each once."""
+    """Return the problems of the results: they come first in the message right after their calls, each exactly once."""
     kinds = [block.get("type") for block in content if isinstance(block, dict)]
     ids = [
         block.get("tool_use_id") for block in content if isinstance(block, dict) and block.get("type") == "tool_result"

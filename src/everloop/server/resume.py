@@ -1,4 +1,4 @@
-"""How far a client has read a streamed answer: the `id` of each event, and the header of a client that reconnects."""
+"""Resumable streams: the `id` of each event, and the header of a client that reconnects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9a-f]{8}))?", re.AS
 
 
 class Place:
-    """The position of a stream that is being written."""
+    """The current position of a stream being written."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -23,7 +23,7 @@ class Place:
         self.sum = 0
 
     def resume(self, position: Position) -> None:
-        """Go on where a client is."""
+        """Resume at a client's position."""
         self.seq, self.chars, self.sum = position.seq, position.chars, position.sum or 0
 
     def add(self, seq: int, text: str) -> None:
@@ -34,16 +34,16 @@ class Place:
         self.sum = checksum(text, self.sum)
 
     def restart(self) -> None:
-        """The round's text starts again."""
+        """Start the round's text over."""
         self.chars = self.sum = 0
 
     def line(self) -> bytes:
-        """The `id` line of the next event. A command shows nothing of the log, so its events have none."""
+        """Return the `id` line of the next event. A command is not in the log, so its events have none."""
         return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self.sum)
 
 
 def position_of(headers: Mapping[str, str]) -> Position | None:
-    """The position that a client resumes from, if it does."""
+    """Return the position that a client resumes from, if any."""
     given = headers.get(HEADER)
     if given is None:
         return None

@@ -178,10 +178,10 @@ class Turns:
         """Run the turn and write its answer."""
         if asked.is_counted:
             await self._count(asked)
+        writer = wire(asked)
         if asked.chat.stream:
-            return await self._stream(request, asked, wire(asked))
-        outcome = await self._run(asked)
-        return json_response(wire(asked).whole(outcome), asked.chat)
+            return await self._stream(request, asked, writer)
+        return json_response(writer.whole(await self._run(asked)), asked.chat)
 
     async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
         """Run several turns at once. The first failure cancels the others."""

@@ -289,8 +289,8 @@ class SubagentManager:
     async def ended(self, claim: Claim, ended: TurnEnded | Parked) -> None:
         """Handle the end of a turn: wake its waiters.
 
-        If it was stopped, stop the sub-agents that it waited for, and start any that has not started yet: no other process
-        knows about those.
+        If it was stopped, stop the sub-agents that it waited for, and start any that has not started yet: no other
+        process knows about those.
         """
         owner, key = claim.owner, claim.key
         self._at_work.pop((owner, key), None)

@@ -1,4 +1,4 @@
-"""The agent as an MCP server over standard input and output: a client asks it, lists its sessions, searches them."""
+"""The agent as an MCP server over standard input and output: a client can ask it, list its sessions and search them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ Word = Literal["allow", "allow for this session", "refuse"]
 
 
 class Reply(BaseModel):
-    """The answer of a turn. `reason` is why it ended: "answer" where the model answered, "question" where a person must
-    answer first."""
+    """The answer of a turn.
+
+    `reason` is why the turn ended: "answer" if the model answered, "question" if a person must answer first.
+    """
 
     answer: str
     session: str
@@ -60,7 +62,7 @@ class Decision(BaseModel):
 
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
-    """The server in front of an agent."""
+    """Return an MCP server for the agent."""
     agent.subagents.waits = True  # a report that arrives after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -79,7 +81,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
         if id:
             sent.id = f"{CHANNEL}:{len(key)}:{key}:{id}"
         if kind_of(sent) != "message":  # a program must not approve, stop or clear anything
-            raise ToolError("commands and answers to questions are not taken here: they are a person's")
+            raise ToolError("commands and answers to questions are not accepted here: only a person may give them")
         progress: asyncio.Queue[str] = asyncio.Queue()
 
         def watch(event: events.Event) -> None:
@@ -95,7 +97,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
                 result = await give_answer(agent, sent, earlier.place, answer, watch) if answer is not None else None
         finally:
             told.cancel()
-        if result is None:  # the person has given no answer, or another one before
+        if result is None:  # the person gave no answer, or had already given another one
             return Reply(answer="The question was not answered here.", session=key, reason="question")
         if result.reason == "question" and _can_ask(context) and _is_modern(context):
             place = await place_of_question(agent, sent)
@@ -136,11 +138,11 @@ _INSTRUCTIONS = (
 
 
 def checked(message: str, session: str, id: str) -> str:
-    """The session's key; a ToolError if it is not allowed."""
+    """Validate the arguments. Return the session's key, or raise a ToolError."""
     if not message.strip() or len(message) > MAX_MESSAGE:
         raise ToolError(f"message: must have 1 to {MAX_MESSAGE:,} characters")
     if id and not session:
-        raise ToolError("id: give the session too, or the message cannot be found again")
+        raise ToolError("id: give the session too, because messages are looked up by both")
     for name, text in (("session", session), ("id", id)):
         if text and (not text.strip() or not text.isprintable() or len(text) > MAX_KEY):
             raise ToolError(f"{name}: must have at most {MAX_KEY} printable characters")
@@ -161,25 +163,25 @@ async def _report(context: Context[Any, Any], names: asyncio.Queue[str]) -> None
 
 
 class _State(BaseModel):
-    """The state that a client returns with a person's answer since protocol 2026-07-28: the place of the question."""
+    """State that the client returns with the person's answer (since protocol 2026-07-28): the question's position."""
 
     session: str
     place: int
 
 
 def _can_ask(context: Context[Any, Any]) -> bool:
-    """Whether the client can ask a person."""
+    """Return whether the client can ask a person a question."""
     offered = context.client_capabilities
     return offered is not None and offered.elicitation is not None
 
 
 def _is_modern(context: Context[Any, Any]) -> bool:
-    """Whether a question is a result that the client answers with a further call, and not a request to the client."""
+    """Return whether a question is a result that the client follows up on, rather than a request to the client."""
     return context.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _decider(context: Context[Any, Any]) -> Decide | None:
-    """The function that asks a person while the turn waits; None if no person can be asked."""
+    """Return the callback that asks a person while the turn waits; None if no person can be asked."""
     if not _can_ask(context):
         return None
 
@@ -207,7 +209,7 @@ def _answer_in(context: Context[Any, Any]) -> Answer | None:
 
 
 def _answer(action: str, decision: Decision | None) -> Answer | None:
-    """The person's answer; None if there is none: the question stays open."""
+    """Return the person's answer; None if there was none, which leaves the question open."""
     if action == "decline":
         return Answer(False)
     if decision is None:

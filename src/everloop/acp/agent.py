@@ -66,16 +66,16 @@ from ..tools.files.files import file_tools
 from ..tools.shell.shell import Exec
 from .updates import TurnUpdates, Update, of_log, read_prompt
 
-ABSENT = (-32002, -32601)  # the editor does not have the file, or this request: the file on disk counts
+ABSENT = (-32002, -32601)  # the editor does not have the file, or does not support the request: use the file on disk
 
 
 class EditorFiles:
-    """The editor's view of the files of a folder, for the agent's file tools.
+    """Access to the files of an editor's folder, used by the agent's file tools.
 
-    The tools check that a call may access a path before they ask here. The editor is not confined, though: while a
-    confined command runs in the folder, it could swap a folder on the path for a link, so the agent accesses the disk
-    itself. `folder` is a real path, `session` returns the editor's session for a call, and `is_busy` says whether such
-    a command runs.
+    The tools have already checked that the call may access the path. The editor itself is not confined, though: while a
+    confined command runs in the folder, which could replace a parent folder by a link, the agent accesses the disk
+    directly. `folder` is a real path, `session` returns the session to name for a call, and `is_busy` returns whether
+    such a command is running.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class EditorFiles:
         return True
 
     def _session_for(self, real: str) -> str | None:
-        """The editor's session; None if the editor is not used for this file."""
+        """Return the session to name to the editor; None if the editor is not asked for this file."""
         if not within(real, self._folder) or self._is_busy():
             return None
         return self._session(current_call().session)
@@ -126,9 +126,9 @@ def _refused(what: str, real: str, error: RequestError) -> ToolError:
 
 
 CHANNEL = "acp"
-PAGE = 50  # sessions in one list
+PAGE = 50  # sessions per page of the list
 MAX_KEY = 200
-CONNECT_SECONDS = 120.0  # for an MCP server of the editor, which may be downloaded at its first start
+CONNECT_SECONDS = 120.0  # for an editor's MCP server, which may be downloaded at its first start
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 STOP_REASONS: dict[str, StopReason] = {
     "cancelled": "cancelled",
@@ -160,23 +160,23 @@ class EditorSession:
 
 
 class EditorAgent:
-    """Answers an editor's requests. Each folder has an agent of its own, with the sessions of that folder.
+    """Handles an editor's requests. Each folder has an agent of its own, with the sessions of that folder.
 
-    `enter` gives the settings for work in a folder: whether its files are trusted, and where its store is. It blocks.
+    `enter` returns the settings for work in a folder: whether its files are trusted, and where its store is. It blocks.
     """
 
     def __init__(self, config: Config, enter: Callable[[Path], Config]) -> None:
         self._config = config
         self._enter = enter
         self._client: Client | None = None
-        self._files = FileSystemCapabilities()  # the capabilities that the editor offers
+        self._files = FileSystemCapabilities()  # what the editor itself offers
         self._agents: dict[str, AgentLoop] = {}
         self._sessions: dict[str, EditorSession] = {}
         self._opening = asyncio.Lock()
         self._open = AsyncExitStack()
 
     async def close(self) -> None:
-        """End all work here. Running turns stay open on disk, and the next start continues them."""
+        """Stop all work. Running turns stay open on disk; the next start resumes them."""
         await self._open.aclose()
 
     def on_connect(self, conn: Client) -> None:
@@ -206,7 +206,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
-        """The agent runs as the user who started the editor, so no authentication is needed."""
+        """Accept: the agent runs as the user who started the editor, so there is nothing to authenticate."""
         return AuthenticateResponse()
 
     # ------------------------------------------------------------------------------------------ sessions
@@ -284,7 +284,7 @@ class EditorAgent:
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool, **_: Any
     ) -> SetSessionConfigOptionResponse:
-        """Choose the model that answers from now on, among those of the settings."""
+        """Choose the model for later prompts, from those in the settings."""
         session = self._session(session_id)
         if config_id != "model" or value not in self._models():
             raise _invalid(f"{config_id} cannot be set to {one_line(str(value), 60)}")
@@ -306,7 +306,7 @@ class EditorAgent:
         return session
 
     async def _agent(self, folder: Path, servers: tuple[McpServer, ...], model: str) -> AgentLoop:
-        """The agent for a folder, with the editor's MCP servers beside those of the settings."""
+        """Return the agent for a folder, with the editor's MCP servers in addition to those of the settings."""
         name = repr((folder, servers, model or self._config.model))
         async with self._opening:
             if name not in self._agents:
@@ -317,14 +317,14 @@ class EditorAgent:
                     if model:
                         config = dataclasses.replace(config, model=model)
                     agent = self._agents[name] = await self._open.enter_async_context(working(config))
-                    agent.subagents.waits = True  # a turn that no prompt began would not be shown
+                    agent.subagents.waits = True  # a turn that no prompt opened would not be shown
                     self._offer_files(agent, folder)
                 except EverloopError as error:
                     raise RequestError(-32603, str(error)) from None
         return self._agents[name]
 
     def _offer_files(self, agent: AgentLoop, folder: Path) -> None:
-        """Let the agent read and write through the editor, as far as the editor offers that."""
+        """Make the agent read and write files through the editor, as far as the editor supports it."""
         if self._client is None or not (self._files.read_text_file or self._files.write_text_file):
             return
 
@@ -400,7 +400,7 @@ class EditorAgent:
             await self._client.session_update(session_id=key, update=update)
 
     async def ask_person(self, session: EditorSession, question: str, calls: tuple[str, ...]) -> Answer | None:
-        """Ask for permission in the editor; None if the user gave no answer: the question stays open."""
+        """Ask for permission in the editor; None if the person has not answered, which leaves the question open."""
         assert self._client is not None
         call = ToolCallUpdate(
             tool_call_id=calls[0] if calls else "question",
@@ -453,7 +453,7 @@ class _ShownTurn:
         return await self._editor.ask_person(self._session, question, calls)
 
     async def finish(self, result: TurnResult) -> None:
-        """Send what was not streamed, and how full the model's window is."""
+        """Send what was not streamed, and how much of the model's context window is used."""
         if result.text.strip() and result.reason != "error" and not self._said.endswith(result.text.strip()):
             self._updates.put_nowait(update_agent_message_text(result.text))
         used, size = await self._session.agent.context_use(self._session.key)
@@ -473,7 +473,7 @@ def _folder(cwd: str) -> Path:
 
 
 def _server(given: Any) -> McpServer:
-    """An MCP server of the editor, in the form of the settings."""
+    """Convert an MCP server from the editor to a setting."""
     match given:
         case McpServerStdio():
             return McpServer(

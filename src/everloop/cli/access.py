@@ -31,7 +31,7 @@ def token(options: argparse.Namespace) -> int:
 @contextlib.asynccontextmanager
 async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
     """The store that an owner's tokens are in; without an owner, all that have tokens."""
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     places: list[Path | DSN] = [config.store]
     if config.store_directory is not None:
@@ -151,7 +151,7 @@ def link(options: argparse.Namespace) -> int:
 
 async def _new_link(config: Config) -> str:
     from ..server.access import Access
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store = store_at(config.store, config)
     try:

@@ -207,7 +207,7 @@ def hush() -> None:
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
     """Open the store, for commands that need an existing one."""
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     if not config.store.exists():
         raise EverloopError(

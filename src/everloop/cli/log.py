@@ -21,7 +21,7 @@ from ..config import Config
 from ..config.sources import DSN
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
-from ..store.opening import store_at
+from ..store.location import store_at
 from ..text import printable
 from .common import checked_key, find_turn, load_with_store, reading
 from .file_watch import FileWatch

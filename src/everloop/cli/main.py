@@ -77,13 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
-    """Read `everloop FOLDER` as `everloop --workspace FOLDER`. A folder named like a command is written ./NAME."""
-    skip = False
+    """Read `everloop [chat] FOLDER` as `everloop [chat] --workspace FOLDER`.
+
+    Without `chat`, a folder named like a command is written ./NAME.
+    """
+    skip = in_chat = False
     for place, argument in enumerate(arguments):
         if skip or argument.startswith("-"):
             skip = not skip and argument in VALUED
             continue
-        if argument in commands:
+        if argument == "chat" and not in_chat:
+            in_chat = True
+            continue
+        if argument in commands and not in_chat:
             return arguments
         if not (os.sep in argument or argument.startswith("~") or os.path.isdir(argument)):
             raise EverloopError(_no_command(argument, commands))
@@ -264,8 +270,8 @@ def _add_upkeep(add: Add) -> None:
 
 
 def _session_actions(sessions: Parser) -> None:
-    sessions.set_defaults(action="list")
     actions = sessions.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+    sessions.set_defaults(action="list")
     flags = _flags(hidden=True)
 
     def add(name: str, text: str) -> Parser:
@@ -304,8 +310,8 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 
 
 def _channel_actions(channels: Parser, common: Parser) -> None:
-    channels.set_defaults(action="list", json=False)
     actions = channels.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+    channels.set_defaults(action="list", json=False)
 
     def add(name: str, text: str) -> Parser:
         action: Parser = actions.add_parser(name, help=text, parents=[common], allow_abbrev=False)

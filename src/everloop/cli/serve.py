@@ -24,7 +24,7 @@ from ..providers.factory import make_provider
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
-from ..store.pruning import prune
+from ..store.deletion import prune
 from ..threads import in_thread
 from .common import check_model, forget_outputs, is_trusted, load_config, missing_model, prepare_workspace
 from .folder import enter
@@ -80,7 +80,7 @@ async def _check_tokens(config: Config) -> None:
 
 
 async def _has_tokens(path: Path) -> bool:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     if not await asyncio.to_thread(path.exists):
         return False
@@ -134,7 +134,7 @@ def _databases(config: Config, owners: Owners, meters: Meters, told: asyncio.Fut
 async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     await _check_tokens(config)
     meters = Meters()
@@ -312,7 +312,7 @@ def worker(options: argparse.Namespace) -> int:
 
 
 async def _work(config: Config) -> int:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store, meters = store_at(config.store, config), _meters(config)
     async with (

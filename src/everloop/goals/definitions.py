@@ -22,7 +22,7 @@ MOST_TURNS = 1_000
 MOST_MINUTES = 24 * 60.0
 REASONING = ("none", "minimal", "low", "medium", "high")
 DEEPEST = 30  # levels of a schema
-# Keywords at the top of the schema of inputs. Anything else there is an input in the wrong place.
+# Keywords allowed at the top of the schema of inputs. Anything else there is a misplaced input.
 AT_THE_TOP = frozenset({
     "$comment", "$defs", "$id", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "default", "definitions",
     "dependencies", "dependentRequired", "dependentSchemas", "description", "else", "examples", "if", "maxProperties",
@@ -34,7 +34,7 @@ Problem = tuple[tuple[str, ...], str]  # (path of keys, what is wrong)
 
 
 class DefinitionError(EverloopError, ValueError):
-    """A definition that is wrong or cannot run: what is wrong with it, and where."""
+    """An invalid or unusable definition: what is wrong with it, and where."""
 
     def __init__(self, message: str, path: tuple[str, ...] = (), problem: str = "") -> None:
         super().__init__(message)
@@ -44,16 +44,16 @@ class DefinitionError(EverloopError, ValueError):
 
 @dataclass(frozen=True)
 class AgentDefinition:
-    """One kind of agent. `${input}` in its prompts stands for the value of a declared input.
+    """One kind of agent. `${input}` in its prompts is replaced by the value of a declared input.
 
-    `inputs` and `output_schema` are JSON schemas; `tools` names all tools that the agent has. `initial_messages` stand
-    before the query, each with a `role` (user or assistant) and a `content`. `reasoning` is how long the model thinks.
+    `inputs` and `output_schema` are JSON schemas; `tools` lists all the agent's tools. `initial_messages` precede the
+    query, each with a `role` (user or assistant) and a `content`. `reasoning` is the reasoning effort of the model.
     """
 
     name: str
     description: str
     system_prompt: str
-    query: str = ""  # what it is asked to do; without one it is given its inputs
+    query: str = ""  # the task; without one, the agent is given its inputs
     inputs: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     tools: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class AgentDefinition:
 
     @property
     def prompts(self) -> list[str]:
-        """The texts that inputs are put into."""
+        """The texts that contain input placeholders."""
         initial = [said["content"] for said in self.initial_messages]
         return [self.system_prompt, self.query, self.output_description or "", *initial]
 
@@ -201,7 +201,7 @@ def _message_problems(messages: Any) -> Iterator[Problem]:
             yield path, f"the role of message {number} must be user or assistant, not {role!r:.60}"
         elif not isinstance(content, str) or not content.strip():
             yield path, f"the content of message {number} must be a text, not {_kind(content)}"
-        elif role == "assistant" and before != "user":  # chat templates refuse it
+        elif role == "assistant" and before != "user":  # chat templates reject it
             yield path, f"message {number} is the assistant's: a message of the user must stand before it"
         before = role
 

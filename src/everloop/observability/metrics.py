@@ -27,12 +27,12 @@ from ..log import (
 from ..store.base import Claim, Overview, Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_SERIES = 500  # of one metric: memory and scrapes stay bounded, whatever becomes a label
+MAX_SERIES = 500  # per metric: bounds memory and scrapes, whatever becomes a label
 OTHER = "other"
 
 
 class Counter:
-    """A number that only grows, one for each combination of labels."""
+    """A monotonic counter per combination of labels."""
 
     kind = "counter"
 
@@ -54,7 +54,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts observations in buckets of at most a given size."""
+    """Counts observations in buckets with an upper bound."""
 
     kind = "histogram"
 
@@ -98,14 +98,14 @@ def format_number(value: float) -> str:
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
-    """Escape a text to one line. Lone surrogates are written out: they cannot be encoded."""
+    """Escape text to a single line. Lone surrogates, which cannot be encoded, are written as escapes."""
     text = text.encode(errors="backslashreplace").decode().replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quote else text
 
 
 ANSWER_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-# The token counts of a model call, by OpenAI's names.
+# Kinds of tokens by their OpenAI names.
 TOKENS = {
     "prompt_tokens": "input",
     "completion_tokens": "output",
@@ -154,13 +154,13 @@ class Meters:
     def ran(self, claim: Claim, entries: Sequence[Entry], tools: Container[str]) -> None:
         """Count what a turn did since it was claimed, whether or not it has ended.
 
-        `entries` are those of the whole turn, of which `claim.entries` existed before; `tools` are the registered
-        names: a name that a model or a client made up does not become a label.
+        `entries` are those of the whole turn, of which `claim.entries` existed before. `tools` are the registered
+        names: a name made up by a model or a client must not become a label.
         """
         first, last = (entries[0] if entries else None), (claim.entries[-1] if claim.entries else None)
         if not claim.resumed:
             self.taken.add()
-        elif not isinstance(last, CallsAsked | CallsDecided):  # those waited for an approval
+        elif not isinstance(last, CallsAsked | CallsDecided):  # parked turns were waiting for approval, not interrupted
             self.taken_over.add()
         request = first.request if isinstance(first, UserSaid) else None
         clients = request.client_tools if request is not None else frozenset()
@@ -178,7 +178,7 @@ class Meters:
                     self.turns.add(entry.reason)
 
     def refused(self) -> None:
-        """Count a write that came after another worker had taken over the session."""
+        """Count a write that was refused because another worker had taken over the session."""
         self.stale.add()
 
     def requested(self, route: str, status: int) -> None:
@@ -210,8 +210,8 @@ class Meters:
 
 
 log = logging.getLogger(__name__)
-FRESH_SECONDS = 2.0  # for which the store's overview is reused
-LOOK_SECONDS = 5.0  # less than a scraper waits, so that it gets the rest when the store does not answer
+FRESH_SECONDS = 2.0  # how long the store's overview is reused
+LOOK_SECONDS = 5.0  # less than a scraper's timeout, so that it gets the rest if the store does not respond
 
 Gauge = tuple[str, str, Callable[[Overview], float]]
 STORE: tuple[Gauge, ...] = (
@@ -243,7 +243,7 @@ STORE: tuple[Gauge, ...] = (
 
 
 class Page:
-    """Renders the text. Requests at the same time or within two seconds share one query of the store."""
+    """Renders the text. Requests within two seconds share one query of the store."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._store = store
@@ -264,19 +264,20 @@ class Page:
         yield sample(name, self._relay.batches)
 
     def _of_standby(self) -> Iterator[str]:
-        """Known to the process itself: while writes wait, a query of the store may wait behind them."""
+        """Return the standby wait, which the process knows itself: a query of the store might wait behind the waiting
+        writes."""
         name = "everloop_standby_wait_seconds"
         yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
         yield sample(name, self._store.standby_wait)
 
     async def _overview(self) -> Overview | None:
-        """The store's overview; None when it is unavailable."""
+        """Return the store's overview; None if it is unavailable."""
         loop = asyncio.get_running_loop()
         if self._looking is None:
             if loop.time() < self._fresh_until:
                 return self._seen
             self._looking = loop.create_task(self._look())
-        # A client that disconnects does not cancel the query of others, and a slow query is not repeated.
+        # A client that disconnects must not cancel the query for others, and a slow query is not repeated.
         await asyncio.wait([looking := self._looking], timeout=LOOK_SECONDS)
         return looking.result() if looking.done() else None
 

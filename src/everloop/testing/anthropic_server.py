@@ -1,6 +1,6 @@
-"""A real HTTP server that speaks Anthropic's Messages API with scripted answers: see `openai_server`.
+"""A real HTTP server that speaks Anthropic's Messages API and returns scripted answers: see `openai_server`.
 
-It checks requests as the API does, and keeps a prompt cache, so that its usage shows what was read from the cache.
+It validates requests as the API does, and simulates a prompt cache, so that its usage reports what was read from it.
 
     python -m everloop.testing.anthropic_server --port 0
 """
@@ -23,7 +23,7 @@ from .server import FakeServer, Seen, as_json, run
 
 __all__ = ["FakeAnthropic", "Reply", "Seen"]
 
-LOOK_BACK = 20  # blocks before a marker at which an older marker's prefix is found
+LOOK_BACK = 20  # number of blocks before a marker in which an older marker's prefix is found
 ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -38,7 +38,7 @@ ERRORS = {
 
 
 class FakeAnthropic(FakeServer):
-    """The server: each request of `/v1/messages` gets the next queued reply; without one, the model's name decides."""
+    """The server: each request of `/v1/messages` takes the next queued reply; without one, the model's name decides."""
 
     path = "/v1/messages"
 
@@ -81,7 +81,7 @@ class FakeAnthropic(FakeServer):
         return {"data": [{"type": "model", "id": "tools-1x1", "display_name": "a script"}], "has_more": False}
 
     def events(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> list[bytes]:
-        """The events in the API's order; a block begins with its first piece, and ends with its last."""
+        """Yield events as the API sends them; a block is opened before its first chunk and closed after its last."""
         usage = {**self._usage(body), "output_tokens": 1}
         message = {**_head(body), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         chunks = [event("message_start", message=message) + event("ping")]
@@ -106,7 +106,7 @@ class FakeAnthropic(FakeServer):
         return {**_head(body), "content": content, **end, "usage": usage}
 
     def _usage(self, body: dict[str, Any]) -> dict[str, int]:
-        """The usage of this request; the prefix up to each marker is cached."""
+        """Return the usage of this request, and update the cache: the prefix up to each marker."""
         sizes, prefixes, marks = [0], [b""], []
         state = hashlib.blake2b()
         for part in _cacheable(body):
@@ -133,14 +133,14 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 def _cacheable(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cached blocks, after the fields whose change invalidates the cache."""
+    """Return the blocks, preceded by everything that invalidates the cached messages if it changes."""
     parts = list(blocks_of({**body, "messages": []}))
     settings = {"model": body.get("model"), "thinking": body.get("thinking"), "choice": body.get("tool_choice")}
     return [*parts, settings, *blocks_of({"messages": body["messages"]})]
 
 
 def _blocks(reply: Reply, tokens: list[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each block's start, and its pieces."""
+    """Return each block as it is opened, with the chunks that follow."""
     blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     if reply.reasoning:
         pieces = [{"type": "thinking_delta", "thinking": word} for word in words(reply.reasoning)]
@@ -187,9 +187,9 @@ MOST_MARKERS = 4
 
 
 def check_request(body: dict[str, Any]) -> list[str]:
-    """The problems of a request, one line each; empty if there are none.
+    """Return the problems of a request, one line each; empty if it is valid.
 
-    As strict as the API, and stricter where the API corrects requests itself: the roles must alternate.
+    As strict as the API, and stricter where the API repairs requests itself: roles must alternate.
     """
     problems: list[str] = []
     if not isinstance(body.get("model"), str) or not body["model"]:
@@ -214,7 +214,7 @@ def check_request(body: dict[str, Any]) -> list[str]:
 
 
 def blocks_of(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All blocks that can be cached, in the API's order."""
+    """Yield everything that can be cached, in caching order."""
     for part in (body.get("tools"), body.get("system"), *(_content(m) for m in body.get("messages") or ())):
         yield from (block for block in part or () if isinstance(block, dict))
 
@@ -255,7 +255,7 @@ def _check_tools(tools: Any) -> list[str]:
 def _check_messages(messages: list[Any]) -> list[str]:
     problems: list[str] = []
     seen: set[str] = set()
-    waiting: list[str] = []  # ids of the calls in the previous message
+    waiting: list[str] = []  # ids of the calls in the preceding message
     side = "user"
     for at, message in enumerate(messages):
         where, role = f"messages.{at}", message.get("role") if isinstance(message, dict) else None
@@ -286,7 +286,7 @@ def _check_messages(messages: list[Any]) -> list[str]:
 
 
 def _check_results(content: list[Any], waiting: list[str]) -> list[str]:
-    """Results must come first in the message right after their calls, each once."""
+    """Return the problems of the results: they come first in the message right after their calls, each exactly once."""
     kinds = [block.get("type") for block in content if isinstance(block, dict)]
     ids = [
         block.get("tool_use_id") for block in content if isinstance(block, dict) and block.get("type") == "tool_result"

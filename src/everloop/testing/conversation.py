@@ -1,4 +1,4 @@
-"""The contract a conversation must keep for OpenAI's API to take it."""
+"""The contract that a conversation must fulfil for OpenAI's API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PARTS = {
 
 
 def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list[str]:
-    """The problems of a request's messages, one line each; empty if there are none.
+    """Return the problems of a request's messages, one line each; empty if they are valid.
 
     Stricter than some servers: call ids are unique in the whole conversation, and every call has exactly one result
-    right after the message it stands in. `strict` also wants the roles as the strictest chat templates do: the system
-    prompt alone and first, then the user, and never two messages of the assistant in a row.
+    right after its message. `strict` also requires roles as the strictest chat templates do: the system prompt alone
+    and first, then the user, and never two assistant messages in a row.
     """
     if not isinstance(messages, list) or not messages:
         return ["messages: must be a list with at least one message"]
@@ -53,7 +53,7 @@ def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list
 
 
 def _check_roles(messages: Sequence[Any]) -> list[str]:
-    """The problems of the order of the roles. Several user messages in a row are allowed."""
+    """Return the problems in the order of roles. Consecutive user messages are allowed."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     before: dict[Any, set[Any]] = {
         "system": set(),
@@ -94,7 +94,7 @@ def _check_part(role: str, part: Any) -> str | None:
 
 
 def _check_calls(calls: Any) -> tuple[list[str], list[str]]:
-    """The ids of a message's calls, and the problems of these calls."""
+    """Return the ids of a message's calls, and the problems of the calls."""
     if not isinstance(calls, list) or not calls:
         return [], ["tool_calls must be a list with at least one call"]
     ids: list[str] = []

@@ -1,4 +1,4 @@
-"""Switches off one help of small models at a time, to measure what it brings."""
+"""Switches off helps of small models, to measure what they bring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest.mock import patch
 from everloop.providers.base import LLMResponse
 from everloop.providers.local.small import next as following
 from everloop.providers.local.small import prompt, route, shaping, tools, turn, values
-from everloop.providers.local.small.seen import Seen, meant, seen_in
+from everloop.providers.local.small.conversation import Seen, meant, seen_in
 from everloop.providers.local.small.words import paths_in
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
@@ -109,7 +109,6 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
     "kept beginnings": [(values, "kept", _always(""))],
     "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
-    "as named": [(shaping, "as_named", _always(""))],
     "only tool": [(shaping, "only", _always(frozenset()))],
     "fitting tools": [(shaping, "fits", _always(True))],
     "call or words": [(shaping, "wanted_next", _always("either"))],
@@ -124,9 +123,10 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
 
 
 @contextlib.contextmanager
-def without(name: str | None) -> Iterator[None]:
-    """Switch off a help while it lasts; none for None."""
+def without(*names: str) -> Iterator[None]:
+    """Switch off some helps while it lasts."""
     with contextlib.ExitStack() as held:
-        for module, attribute, instead in HELPS.get(name or "", ()):
-            held.enter_context(patch.object(module, attribute, instead))
+        for name in names:
+            for module, attribute, instead in HELPS[name]:
+                held.enter_context(patch.object(module, attribute, instead))
         yield

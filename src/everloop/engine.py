@@ -541,9 +541,16 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
     """
     if not hasattr(response, "tool_calls"):
         raise TypeError(f"the provider returned a {type(response).__name__} and not an LLMResponse")
+    for part in ("content", "reasoning"):
+        if not isinstance(value := getattr(response, part), str | None):
+            raise TypeError(
+                f"the provider returned an LLMResponse whose {part} is a {type(value).__name__}, not a text"
+            )
     calls: list[Call] = []
     mine: set[str] = set()
     for number, request in enumerate(response.tool_calls or ()):
+        if not hasattr(request, "arguments"):
+            raise TypeError(f"the provider returned a call that is a {type(request).__name__}, not a ToolCallRequest")
         id = clean(str(request.id or ""))
         while not id or id in used or id in mine:
             id, number = f"{turn}_{len(used) + number}", number + 1
@@ -551,7 +558,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         arguments, error = _arguments(request)
         if len(calls) >= limit:
             error = f"at most {limit} calls in one answer are run; make the others in the next round"
-        calls.append(Call(id, _tool_name(request.name), arguments, error))
+        calls.append(Call(id, _tool_name(str(request.name or "")), arguments, error))
     return ModelAnswered(
         content=clean(response.content) if response.content else None,
         calls=tuple(calls),

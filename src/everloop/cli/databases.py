@@ -16,11 +16,11 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..server.app import Server
 from ..server.placement import Database, Placement
-from ..store.opening import store_at
+from ..store.deletion import prune
+from ..store.location import store_at
 from ..store.postgres.directory import Directory
-from ..store.pruning import prune
 from .common import forget_outputs
-from .service import unless
+from .serve import unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,7 @@ from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
-from ..store.location import is_home_workspace, own_path
-from ..store.opening import store_at
+from ..store.location import is_home_workspace, own_path, store_at
 from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore

@@ -14,7 +14,7 @@ from ..config import Config
 from ..log import UserSaid, text_of
 from ..providers.factory import make_provider
 from ..store.base import SessionInfo, Store
-from ..store.opening import store_at
+from ..store.location import store_at
 from ..text import one_line
 from .agent import AgentLoop, TurnResult, agent_of
 from .owners import OWN, Owners

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from .. import events
@@ -72,9 +73,12 @@ class ModelCall:
         options = option_keywords(self._provider, self._options)
         answer = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
         if emit is None or not isinstance(self._provider, StreamingProvider):
-            return await answer.whole(
-                await self._provider.chat(conversation, tools=tools, model=self._model, **options)
-            )
+            asked = self._provider.chat(conversation, tools=tools, model=self._model, **options)
+            if not isawaitable(asked):
+                raise TypeError(
+                    f"{type(self._provider).__name__}.chat() is not an async function: write `async def chat`"
+                )
+            return await answer.whole(await asked)
         whole: LLMResponse | None = None
         async for item in self._provider.stream(conversation, tools=tools, model=self._model, **options):
             if not isinstance(item, Delta):

@@ -25,8 +25,7 @@ from ..runtime.tool_calls import HOW_TO_ANSWER
 from ..store.base import SessionInfo, Store
 from ..text_cursor import Position
 from .errors import bad_request
-from .resume import HEADER as LAST_ID
-from .resume import Place
+from .sse import LAST_EVENT_ID, Place
 
 RETRY = b"retry: 1000\n\n"
 PING = b": ping\n\n"
@@ -45,7 +44,7 @@ class Resume:
 
 def read_position(request: web.Request) -> Resume | None:
     """Return the position in the request: the id of the last event that the client has, or `after`."""
-    for name, given in ((LAST_ID, request.headers.get(LAST_ID)), ("after", request.query.get("after"))):
+    for name, given in ((LAST_EVENT_ID, request.headers.get(LAST_EVENT_ID)), ("after", request.query.get("after"))):
         if given:
             found = _ID.fullmatch(given)
             if found is None:

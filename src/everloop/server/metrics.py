@@ -9,9 +9,7 @@ from aiohttp import web
 
 from ..config import Config
 from ..errors import ConfigError
-from ..observability.metrics import Meters
-from ..observability.metrics_page import Page
-from ..observability.metrics_text import CONTENT_TYPE, OTHER
+from ..observability.metrics import CONTENT_TYPE, OTHER, Meters, Page
 from ..store.base import Store
 from ..store.tokens import ADMIN
 from .connections import Runner

@@ -1,17 +1,67 @@
-"""Streamed answers for HTTP clients: converts a turn's events to server-sent events."""
+"""Streamed answers for HTTP clients: converts a turn's events to server-sent events.
+
+The `id` of each event says how far the client has read; a client that reconnects sends it back as `Last-Event-ID`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import events
 from ..messages import encode_json
 from ..providers.openai import encode
-from ..text_cursor import Position, TextCursor
-from .resume import Place
+from ..text_cursor import Position, TextCursor, checksum
+from .errors import bad_request
+
+LAST_EVENT_ID = "Last-Event-ID"
+_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9a-f]{8}))?", re.ASCII)
+
+
+class Place:
+    """The current position of a stream being written."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.chars = 0
+        self.sum = 0
+
+    def resume(self, position: Position) -> None:
+        """Resume at a client's position."""
+        self.seq, self.chars, self.sum = position.seq, position.chars, position.sum or 0
+
+    def add(self, seq: int, text: str) -> None:
+        if seq != self.seq:
+            self.restart()
+            self.seq = seq
+        self.chars += len(text)
+        self.sum = checksum(text, self.sum)
+
+    def restart(self) -> None:
+        """Start the round's text over."""
+        self.chars = self.sum = 0
+
+    def line(self) -> bytes:
+        """Return the `id` line of the next event. A command is not in the log, so its events have none."""
+        return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self.sum)
+
+
+def position_of(headers: Mapping[str, str]) -> Position | None:
+    """Return the position that a client resumes from, if any."""
+    given = headers.get(LAST_EVENT_ID)
+    if given is None:
+        return None
+    found = _POSITION.fullmatch(given)
+    if found is None:
+        raise bad_request(
+            f"{LAST_EVENT_ID}: is not a position in a stream; send the id of the last event that was read",
+            LAST_EVENT_ID,
+        )
+    return Position(int(found[1]), int(found[2]), int(found[3], 16) if found[3] else None)
+
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
 MANY = 2048  # parts queued for a client; beyond that they are joined, so that a slow client costs no more than the text

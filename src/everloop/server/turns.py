@@ -28,15 +28,14 @@ from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..runtime.owners import OWN, Owners
 from ..store.base import Store
+from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.registry import marked
 from .agent_choice import agent_of, model_of
 from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
 from .guard import OWNER, TOKEN
 from .requests import ChatRequest
-from .resume import HEADER as LAST_ID
-from .resume import Position, position_of
-from .sse import AnswerStream, Begin, Encoder, Write
+from .sse import LAST_EVENT_ID, AnswerStream, Begin, Encoder, Write, position_of
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
@@ -179,10 +178,10 @@ class Turns:
         """Run the turn and write its answer."""
         if asked.is_counted:
             await self._count(asked)
+        writer = wire(asked)
         if asked.chat.stream:
-            return await self._stream(request, asked, wire(asked))
-        outcome = await self._run(asked)
-        return json_response(wire(asked).whole(outcome), asked.chat)
+            return await self._stream(request, asked, writer)
+        return json_response(writer.whole(await self._run(asked)), asked.chat)
 
     async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
         """Run several turns at once. The first failure cancels the others."""
@@ -222,7 +221,9 @@ class Turns:
         said, parts, before = said_in(chat.messages, kept=has_history)
         known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
         if position is not None and not (known.id and chat.stream):
-            raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
+            raise bad_request(
+                f"{LAST_EVENT_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_EVENT_ID
+            )
         token, model = request[TOKEN], model_of(chat.model)
         chosen = agent_of(chat, request.headers, token.agent if token is not None else "", self._agent)
         message = InboundMessage(
@@ -293,7 +294,7 @@ class Turns:
                 break
             number += 1
         if position is not None and not place:
-            raise bad_request(f"{LAST_ID}: the answer to this request has no such position", LAST_ID)
+            raise bad_request(f"{LAST_EVENT_ID}: the answer to this request has no such position", LAST_EVENT_ID)
         return Known(id, earlier is not None, bool(place) and place != id)
 
     async def _stream(self, request: web.Request, asked: Asked, wire: Wire) -> web.StreamResponse:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..bus import InboundMessage, Kind
+from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
 from ..log import (
     CallEnded,
@@ -32,7 +32,7 @@ from ..log import (
     kind_of,
     open_turn,
 )
-from .base import Busy, Claim, Incoming, Waiting, new_turn_id
+from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Waiting, new_turn_id
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ _USUAL = tuple(
     if field.name not in _ALWAYS
 )
 _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
+_decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
+_decode_parts = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 
 # ---------------------------------------------------------------------------------------------- beginning
@@ -366,6 +368,97 @@ def added_usage(data: str, more: dict[str, int]) -> str:
     """The tokens that a session keeps, and those of one more call."""
     total = usage_of(data)
     return encode({name: total.get(name, 0) + more.get(name, 0) for name in total | more}).decode()
+
+
+# ---------------------------------------------------------------------------------------------- the outbox
+
+
+class Outbound(NamedTuple):
+    """An outgoing message as a row keeps it."""
+
+    data: str
+    channel: str
+    chat_id: str
+
+
+class Address(NamedTuple):
+    """The channel and chat of a row that an older version wrote without them."""
+
+    id: int
+    channel: str
+    chat_id: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """The rows that a worker took from the outbox."""
+
+    rows: list[Outgoing] = field(default_factory=list)
+    damaged: list[tuple[int, str]] = field(default_factory=list)  # row and reason, to be set aside
+
+    def log_damaged(self) -> None:
+        """Warn of each damaged row, once: it is not read again."""
+        for id, why in self.damaged:
+            log.warning(
+                "outbox row %d cannot be decoded (%s) and was set aside; the other messages are sent. Once repaired, "
+                "it is sent after UPDATE outbox SET damaged = NULL WHERE id = %d",
+                id,
+                why,
+                id,
+            )
+
+
+def encoded_outgoing(messages: Iterable[OutboundMessage]) -> list[Outbound]:
+    return [
+        Outbound(encode(message).decode(), outbox_column(message.channel), outbox_column(message.chat_id))
+        for message in messages
+    ]
+
+
+def outbox_column(text: str) -> str:
+    """A channel or chat id as a column has it: PostgreSQL keeps no NUL."""
+    return text.replace("\0", "\ufffd")
+
+
+def missing_addresses(rows: Iterable[Sequence[Any]], taken: Taken) -> list[Address]:
+    """The addresses of rows (id, data) that have none yet."""
+    found = []
+    for id, data in rows:
+        if (message := _outbound(id, data, taken)) is not None:
+            found.append(Address(id, outbox_column(message.channel), outbox_column(message.chat_id)))
+    return found
+
+
+def take_outgoing(rows: Iterable[Sequence[Any]], limit: int, taken: Taken) -> None:
+    """Decode rows (id, data, turn, tries) up to a limit."""
+    for id, data, turn, tries in rows:
+        if len(taken.rows) >= limit:
+            return
+        if (message := _outbound(id, data, taken)) is not None:
+            message.repeat = message.repeat or tries > 0
+            taken.rows.append(Outgoing(id, message, turn))
+
+
+def _outbound(id: int, data: str, taken: Taken) -> OutboundMessage | None:
+    try:
+        return _decode_outbound(data)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        taken.damaged.append((id, str(error)))
+        return None
+
+
+def encoded_parts(parts: Iterable[SentPart]) -> str:
+    return encode([(outbox_column(part.id), part.end) for part in parts]).decode()
+
+
+def delivery(at: float, parts: str | None) -> Delivery:
+    return Delivery(at, tuple(SentPart(*part) for part in _decode_parts(parts)) if parts else ())
+
+
+def dead_letter(row: Sequence[Any]) -> DeadLetter:
+    """A row (id, at, channel, chat, reason, data) as a dead letter."""
+    id, at, channel, chat_id, reason, data = row
+    return DeadLetter(id, at, channel, chat_id, reason, _decode_outbound(data).content)
 
 
 # ---------------------------------------------------------------------------------------------- questions

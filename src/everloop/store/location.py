@@ -1,4 +1,4 @@
-"""Where the store is by default: one SQLite file for each workspace, which is found again when the folder moves."""
+"""Where the store is: by default one SQLite file for each workspace, which is found again when the folder moves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 from ..config import Config
 from ..config.sources import DSN, is_dsn
 from ..errors import ConfigError
 from ..text import printable
+
+if TYPE_CHECKING:
+    from .postgres.store import PostgresStore
+    from .sqlite import SQLiteStore
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,30 @@ def store_path(workspace: str | Path | None = None) -> Path | DSN:
     if named := os.environ.get("EVERLOOP_STORE"):
         return checked(named)
     return home() / "everloop.db" if workspace is None else own_path(workspace)
+
+
+@overload
+def store_at(where: DSN, config: Any = None) -> PostgresStore: ...
+
+
+@overload
+def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore: ...
+
+
+def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
+    """The store at a path or a `postgresql://` address. Nothing is opened before its first call, and
+    only the module of that store is imported."""
+    place = checked(where)
+    flush_always = getattr(config, "flush", "needed") == "always"
+    if isinstance(place, DSN):
+        from .postgres.store import LEASE_SECONDS, PostgresStore
+
+        lease = getattr(config, "lease_seconds", LEASE_SECONDS)
+        pool = getattr(config, "store_pool", None) if getattr(config, "store", None) == place else None
+        return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
+    from .sqlite import SQLiteStore
+
+    return SQLiteStore(place, flush_always=flush_always)
 
 
 def is_home_workspace(workspace: str | Path, config: Config) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 from ..log import Cleared, Entry, Noted, messages_of
 from ..messages import Message
 from .base import Store
-from .location import store_path
-from .opening import store_at
+from .location import store_at, store_path
 
 
 class Session:

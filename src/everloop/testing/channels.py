@@ -37,7 +37,7 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.sqlite import SQLiteStore
 from ..store.sqlite.writer import SYNCHRONOUS
-from ..tools.outgoing import OutgoingFiles
+from ..tools.message import OutgoingFiles
 
 PATIENCE = 60.0  # time limit for a process to finish its work
 AT_ONCE = 2  # scenes that run concurrently

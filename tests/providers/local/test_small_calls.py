@@ -63,7 +63,7 @@ def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> N
     error = '{"status":"error","message":"old_text does not stand in pond.ini."}'
     wrong = assistant_message(None, [("c0", "edit_file", {"path": "pond.ini", "old_text": "a", "new_text": "b"})])
     look = made("read_file", numbered("depth = 3"), path="pond.ini")
-    request = asked("the depth of pond.ini: 4", wrong, tool_message("c0", "edit_file", error), *look)
+    request = asked("change the depth in pond.ini to 4", wrong, tool_message("c0", "edit_file", error), *look)
     assert not may_be_words(request)
     assert "edit_file" in offered(request)
 
@@ -197,13 +197,6 @@ def test_lines_that_begin_alike_can_all_be_edited() -> None:
     look = made("read_file", numbered("pike one\npike two\npike three"), path="fish.txt")
     line = call_line(asked("set pike to 5 in fish.txt", *look), "edit_file")
     assert all(f'\\"pike {number}\\"' in line for number in ("one", "two", "three"))
-
-
-def test_a_file_that_is_looked_for_by_its_name_is_not_searched_for_words() -> None:
-    for text in ("where is moss.txt?", "i cant find moss.txt, where is it", "find the file moss.txt"):
-        assert "find_files" in offered(asked(text))
-        assert not offered(asked(text)) & {"grep", "read_file"}
-    assert "grep" in offered(asked("find the word pike in moss.txt"))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.observability.metrics import Meters
-from everloop.observability.metrics_page import Page
+from everloop.observability.metrics import Meters, Page
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import heartbeat
 from everloop.store.postgres.store import PostgresStore

@@ -36,7 +36,7 @@ from ...config.sources import DSN
 from ...errors import EverloopError, OwnerMoved, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from . import prepared
-from .lone_writes import LoneWrite, MustTransact
+from .prepared import LoneWrite, MustTransact
 from .replication import TIMELINE
 from .transactions import NOW
 
@@ -561,7 +561,7 @@ class Connections:
         return True
 
     def _call(self, state: ThreadState, give_up: float, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run the statement of a lone write with the thread's mark: see `lone_writes.Call`."""
+        """Run the statement of a lone write with the thread's mark: see `prepared.Call`."""
         import psycopg
 
         connection = state.connection

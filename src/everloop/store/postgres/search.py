@@ -1,7 +1,7 @@
 """Search over past conversations in PostgreSQL: a text search vector for each message, beside the log.
 
 As with SQLite, turns write nothing here, and a search first indexes what is new. The vectors are built from the words
-of `search_text`, so that both stores find the same; PostgreSQL stems English words, intersects and ranks.
+of `store/search.py`, so that both stores find the same; PostgreSQL stems English words, intersects and ranks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..base import Found
-from ..search_index import Batch, Lag, Text, next_batches, said
-from ..search_text import MAX_TERMS, Query
+from ..search import MAX_TERMS, Batch, Lag, Query, Text, next_batches, said
 
 if TYPE_CHECKING:
     from .connections import Connection

@@ -17,7 +17,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims, outbox
+from .. import claims
 from ..base import (
     ChannelRow,
     Claim,
@@ -39,8 +39,7 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Begun, Held
-from ..outbox import Taken, encoded
+from ..claims import Begun, Held, Taken
 from ..overview import Replication
 from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
@@ -50,9 +49,9 @@ from . import transactions as tx
 from .connections import Connections, Primary, connect, explain
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
-from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier, send_now
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
+from .prepared import Call, LoneWrite, MustTransact, repeatable
 from .schema import Migration
 from .transactions import NOW, Looked, LookedAt, living
 
@@ -263,7 +262,7 @@ class PostgresStore:
         return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        (row,) = encoded([message])
+        (row,) = claims.encoded_outgoing([message])
         return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
@@ -301,7 +300,7 @@ class PostgresStore:
         found = await self._write(LoneWrite(alone, work), key)
         taken = found if isinstance(found, Taken) else Taken()
         if isinstance(found, tx.TakenAlone):
-            outbox.take(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
+            claims.take_outgoing(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
             if taken.damaged or found.has_more:
                 rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
                 try:
@@ -338,7 +337,7 @@ class PostgresStore:
         return {name: worker for name, worker, fresh in rows if living(worker, fresh)}
 
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
-        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
+        return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
@@ -347,14 +346,14 @@ class PostgresStore:
         await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
-        marked = _does(queries.MARK_PARTS, outbox.encoded_parts(parts), sent, id, worker)
+        marked = _does(queries.MARK_PARTS, claims.encoded_parts(parts), sent, id, worker)
         return await self._write(marked, ("outbox", worker)) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(_does(queries.BURY, outbox.column(reason), id, worker), ("outbox", worker)) == 1
+        return await self._write(_does(queries.BURY, claims.outbox_column(reason), id, worker), ("outbox", worker)) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
+        return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
         revived = await self._write(lambda db: db.execute(queries.REVIVE, (list(ids),)).fetchall())

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
-from .. import claims, outbox
+from .. import claims
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
-from ..outbox import Outbound, encoded
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Outbound, Parked, SessionState
 from ..peers import gone
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from . import prepared
-from .lone_writes import Call, MustTransact
+from .prepared import Call, MustTransact
 
 if TYPE_CHECKING:
     from .connections import Connection, Result
@@ -516,7 +515,7 @@ def finish_values(
     appended: Appended, entries: Sequence[Entry], outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> tuple[Any, ...]:
     """The values of STEP_FINISH after its mark."""
-    columns = [list(column) for column in zip(*encoded(outgoing), strict=True)] or [[], [], []]
+    columns = [list(column) for column in zip(*claims.encoded_outgoing(outgoing), strict=True)] or [[], [], []]
     return (*appended.values(), appended.claim.inbox, claims.end_reason(entries), sender, *columns)
 
 
@@ -548,7 +547,7 @@ def finish(
 
 def park(db: Connection, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
     """Leave a turn in the store until a person has answered."""
-    claim, messages = appended.claim, encoded(outgoing)
+    claim, messages = appended.claim, claims.encoded_outgoing(outgoing)
     _check(db.execute(RELEASE, (claim.session, claim.fence)), claim)
     append(db, appended)
     db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
@@ -672,7 +671,7 @@ def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str 
 def answer(
     db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> list[int]:
-    messages = encoded(outgoing)
+    messages = claims.encoded_outgoing(outgoing)
     if isinstance(row, InboundMessage):
         row = accept(db, row, "urgent")
     done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
@@ -689,29 +688,29 @@ def take_outgoing(
     channels: Sequence[str] | None,
     lease: float,
     known: Sequence[tuple[int, str]] = (),
-) -> outbox.Taken:
+) -> claims.Taken:
     """Take rows that no living worker is sending, and set aside those that were taken and turned out to be damaged. Two
     workers that do so at once get different ones.
 
     Only rows to be taken are locked: another worker that looks at the same time skips locked rows.
     """
-    taken = outbox.Taken()
+    taken = claims.Taken()
     _set_aside(db, known)
     db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", ([id for id, _ in known],))
     unaddressed = db.execute(UNADDRESSED)
     senders = db.execute(SENDERS, (lease,)).fetchall()
-    for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
+    for id, channel, chat_id in claims.missing_addresses(unaddressed.fetchall(), taken):
         db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
     _set_aside(db, taken.damaged)
     # The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
     dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [outbox.column(name) for name in names]
-    in_chat = None if chat is None else outbox.column(chat[1])
+    of = None if names is None else [claims.outbox_column(name) for name in names]
+    in_chat = None if chat is None else claims.outbox_column(chat[1])
     while len(taken.rows) < limit:
         wanted, before, damaged = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
         rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
-        outbox.take(rows, limit, taken)
+        claims.take_outgoing(rows, limit, taken)
         _set_aside(db, taken.damaged[damaged:])
         ids = [row.id for row in taken.rows[before:]]
         db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
@@ -728,7 +727,7 @@ def keep_outgoing(db: Connection, id: int, worker: str) -> bool:
 
 
 class TakenAlone(NamedTuple):
-    rows: Sequence[Any]  # (id, data, turn, tries) as `outbox.take` reads them
+    rows: Sequence[Any]  # (id, data, turn, tries) as `claims.take_outgoing` reads them
     ids: Sequence[int] = ()  # of rows that were taken, but are not here: the connection broke
     has_more: bool = False  # for a transaction: rows of an older version, or of a worker known here to be dead
 
@@ -745,8 +744,8 @@ def take_outgoing_alone(
     lease: float,
 ) -> TakenAlone:
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [outbox.column(name) for name in names]
-    in_chat = None if chat is None else outbox.column(chat[1])
+    of = None if names is None else [claims.outbox_column(name) for name in names]
+    in_chat = None if chat is None else claims.outbox_column(chat[1])
     found = call(STEP_TAKE, worker, limit, of, in_chat, lease)
     if found and len(found[0]) == 1:
         return TakenAlone((), found[0][0])

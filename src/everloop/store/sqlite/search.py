@@ -17,8 +17,7 @@ from typing import Protocol, TypeVar
 
 from ...errors import StoreError
 from ..base import Found
-from ..search_index import MAX_INDEXED, Batch, Lag, Text, next_batches, said
-from ..search_text import Query, indexed
+from ..search import MAX_INDEXED, Batch, Lag, Query, Text, indexed, next_batches, said
 
 T = TypeVar("T")
 

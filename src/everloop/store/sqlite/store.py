@@ -22,7 +22,7 @@ import msgspec
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims, outbox
+from .. import claims
 from ..base import (
     ChannelRow,
     Claim,
@@ -261,7 +261,7 @@ class SQLiteStore:
         return {name: worker for name, worker in rows if alive(worker)}
 
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
-        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
+        return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(queries.HOLD_BACK, worker, _json(ids))
@@ -271,13 +271,13 @@ class SQLiteStore:
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         sent_at = time.time() if sent else None
-        return await self._write(queries.MARK_PARTS, outbox.encoded_parts(parts), sent_at, id, worker) == 1
+        return await self._write(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(queries.BURY, outbox.column(reason), time.time(), id, worker) == 1
+        return await self._write(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
+        return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
         return await self.writer.submit(partial(tx.revive, ids=ids))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
-from .. import claims, outbox
+from .. import claims
 from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..peers import alive
@@ -395,7 +395,7 @@ def send(
 ) -> list[int]:
     """Put messages into the outbox; with a sender they count as tried once."""
     now, tries = time.time(), 1 if sender else 0
-    rows = outbox.encoded(messages)
+    rows = claims.encoded_outgoing(messages)
     made = [db.execute(SEND, (owner, session, turn, *row, sender, tries, now, key)).lastrowid for row in rows]
     return [int(id or 0) for id in made]
 
@@ -426,15 +426,15 @@ def take_outgoing(
     limit: int,
     chat: tuple[str, str] | None = None,
     channels: Sequence[str] | None = None,
-) -> outbox.Taken:
-    taken = outbox.Taken()
-    for id, channel, chat_id in outbox.addresses(db.execute(UNADDRESSED).fetchall(), taken):
+) -> claims.Taken:
+    taken = claims.Taken()
+    for id, channel, chat_id in claims.missing_addresses(db.execute(UNADDRESSED).fetchall(), taken):
         db.execute("UPDATE outbox SET channel = ?, chat_id = ? WHERE id = ?", (channel, chat_id, id))
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else claims.encode([outbox.column(name) for name in names]).decode()
-    rows = db.execute(UNSENT, (of, None if chat is None else outbox.column(chat[1]))).fetchall()
+    of = None if names is None else claims.encode([claims.outbox_column(name) for name in names]).decode()
+    rows = db.execute(UNSENT, (of, None if chat is None else claims.outbox_column(chat[1]))).fetchall()
     free = (row[:4] for row in rows if row[4] is None or (row[4] != worker and not alive(row[4])))
-    outbox.take(free, limit, taken)
+    claims.take_outgoing(free, limit, taken)
     db.executemany("UPDATE outbox SET damaged = ? WHERE id = ?", [(why, id) for id, why in taken.damaged])
     sending = "UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?"
     db.executemany(sending, [(worker, row.id) for row in taken.rows])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....tools.narrow import cut, short_result
+from .conversation import Message, Seen, calls_of, text_of, texts_of, without_clock
 from .examples import FIXED, Example
 from .grammar import call_text
-from .results import cut, short_result
-from .seen import Seen, texts_of
-from .turn import Message, calls_of, text_of, without_clock
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 FULL_LIMIT = 800  # and of one of the last turns

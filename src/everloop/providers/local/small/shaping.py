@@ -16,31 +16,31 @@ from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
+from ....tools.narrow import NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .grammar import Wanted, grammar
-from .grounding import claims_work, failed, fingerprint, invented, leak
-from .narrow import NARROW, command_of
-from .next import fits, only, removes, wanted_next
-from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
-from .results import quote, short_result
-from .route import (
+from .answers import claims_work, fingerprint, imitates, invented, leak, report, sentence
+from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
+from .decide import (
     CODE,
     Decision,
     arithmetic,
     asks_for_the_files,
     decide,
+    fits,
     names_something_else,
+    only,
+    removes,
     saves_answer,
     shows_all,
+    wanted_next,
     writes_code,
 )
-from .route import RECENT as RECENT_TURNS
-from .seen import Seen, described, meant, seen_in
-from .sentences import imitates, report, sentence
-from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
-from .turn import Message, Turn, last_request, parted, text_of, turn_of
-from .values import as_named, values_for
+from .decide import RECENT as RECENT_TURNS
+from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
+from .grammar import Wanted, grammar
+from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
+from .values import values_for
 from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
@@ -280,7 +280,7 @@ def _first_call(
     files = [path for path in paths_in(request) if is_file(path)]
     looked = [name for name, _, _ in turn.calls]
     on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
-    if not looked and not there.listed and "list_dir" in names and on_file and _may_be_another(turn):
+    if not looked and not there.listed and "list_dir" in names and on_file:
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}
@@ -304,10 +304,6 @@ def _first_call(
     if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
         return "read_file", {"path": file}
     return None
-
-
-def _may_be_another(turn: Turn) -> bool:
-    return not turn.file or not turn.corrects
 
 
 def _saved(answer: str) -> str:
@@ -345,9 +341,6 @@ def _begin(turn: Turn, names: frozenset[str]) -> str:
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
     """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
     turn: Turn = request["_turn"]
-    if call is not None and (command := as_named(call.name, call.arguments, turn)):
-        tools = [tool for tool in request["_tools"] if tool.get("name") == call.name]
-        return _again({**request, "_tools": tools, "_values": {call.name: {"command": [command]}}}, "call")
     if call is not None:
         made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
         return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None

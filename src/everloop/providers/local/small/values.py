@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from .grounding import failed
-from .narrow import NARROW
-from .results import lines_of
-from .seen import Seen
-from .turn import Message, Turn, text_of
+from ....tools.narrow import NARROW, failed, lines_of
+from .conversation import Message, Seen, Turn, text_of
 from .words import (
     BEHIND,
     alike,
@@ -101,7 +96,6 @@ def _stands(words: str, text: str) -> bool:
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
-_MOVES = re.compile(r"\s*(?:mv|cp)\b")
 MOST_LINES = 30  # that an edit can choose from
 
 
@@ -136,20 +130,6 @@ def values_for(turn: Turn, conversation: Sequence[Message], there: Seen) -> dict
         # What comes again and again at a time of day is by the calendar, and not once.
         values["cron"] = {"fields": fields, "must": ["cron"] if fields[0] and means(turn.request, "every") else []}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
-
-
-def as_named(tool: str, arguments: Mapping[str, Any], turn: Turn) -> str:
-    """The command that was meant, where one moves or copies and has another name in the place of the one that was
-    given: small models translate names. Else nothing."""
-    command = str(arguments.get("command", ""))
-    if tool != "exec" or "*" in command or not _MOVES.match(command):
-        return ""
-    known = {
-        posixpath.basename(path) for text in (turn.request, *(one[2] for one in turn.calls)) for path in paths_in(text)
-    }
-    invented = [path for path in paths_in(command) if is_file(path) and posixpath.basename(path) not in known]
-    left_out = [path for path in paths_in(turn.request) if is_file(path) and path not in command]
-    return command.replace(invented[0], left_out[0]) if len(invented) == len(left_out) == 1 else ""
 
 
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:

@@ -289,12 +289,10 @@ def without_files(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- kinds of requests
 
 _EVERY = pattern("every")
-_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
 _MARK = re.compile("[?\uff1f]")
 _OWN = word_set("own")
 _QUESTION = pattern("question")
 _POLITE = pattern("polite")
-_LOOKS_FOR = pattern("looks_for")
 _BETWEEN = pattern("between")
 _SHOULD = pattern("should")
 
@@ -330,13 +328,8 @@ def asks_for_a_change(text: str) -> bool:
 
 def asks_how_many_there_are(text: str) -> bool:
     """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
-    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
+    here = means(text, *WORK, "before", "told", "show", "here", "read", "say", "mention", "line", "every")
     return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
-
-
-def looks_for_a_file(text: str) -> bool:
-    """Whether it asks where a file is that it names."""
-    return _LOOKS_FOR.search(text) is not None
 
 
 def in_every_place(text: str) -> bool:

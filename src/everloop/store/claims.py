@@ -279,7 +279,7 @@ def builds_on(entry: Compacted, history_from: int, compacted: int) -> bool:
     return entry.until >= history_from and entry.follows == compacted
 
 
-INTERRUPTED = "a turn that was cut off and goes on at the next start"  # "holds" a session that no worker holds
+INTERRUPTED = "an interrupted turn that resumes at the next start"  # "holds" a session that no worker holds
 
 
 # ---------------------------------------------------------------------------------------------- messages

@@ -120,7 +120,7 @@ async def prune(
                 position = step.position
                 await sleep(PAUSE_SECONDS)
         except StoreError as error:
-            log.warning("old requests are pruned later: %s", error)
+            log.warning("could not prune old requests, will retry later: %s", error)
         if count:
             log.info("removed %d API requests from before %s", count, time.strftime("%Y-%m-%d", time.gmtime(before)))
         await sleep(EVERY_SECONDS)

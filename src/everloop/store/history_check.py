@@ -85,11 +85,11 @@ def _check_session(rows: Rows, id: int, found: Checked) -> Iterator[str]:
             yield from (f"turn {turn} {line}" for line in ended_once(entries))
     for number, state, turn, first_seq, ended_at, opened in messages:
         if turn is not None and turn not in turns and opened:
-            yield f"message {number} opened turn {turn}, of which the log has nothing"
+            yield f"message {number} opened turn {turn}, which has no log entries"
         elif opened and ended_at is not None and state == "done" and not _is_over(turns[turn]):
-            yield f"turn {turn} counts as ended, and its log has no end"
+            yield f"turn {turn} is marked as ended, but its log has no end"
         elif opened and first_seq is not None and first[turn] != first_seq:
-            yield f"turn {turn} does not begin at entry {first_seq}"
+            yield f"turn {turn} does not start at entry {first_seq}"
 
 
 # ---------------------------------------------------------------------------------------------- one log
@@ -108,10 +108,10 @@ def resumable(log: Iterable[tuple[int, Entry]]) -> Iterator[str]:
         match entry:
             case CallEnded(id=id):
                 if id not in pending:
-                    yield f"entry {seq} is a result of no open call"
+                    yield f"entry {seq} is a result without an open call"
                 pending.discard(id)
             case UserSaid() | ModelAnswered() | TurnEnded() if pending:
-                yield f"entry {seq} stands before the results of {sorted(pending)}"
+                yield f"entry {seq} precedes the results of {sorted(pending)}"
         if isinstance(entry, ModelAnswered):
             pending |= {call.id for call in entry.calls}
 
@@ -126,7 +126,9 @@ def decided_first(log: Iterable[Entry]) -> Iterator[str]:
             case CallsDecided(ids=ids):
                 decided.update(ids)
             case CallsBegun(ids=ids):
-                yield from (f"the call {id} went on before a person's word" for id in ids if asked[id] > decided[id])
+                yield from (
+                    f"the call {id} started before a person approved it" for id in ids if asked[id] > decided[id]
+                )
     if wrong := {id: count for id, count in decided.items() if count > max(asked[id], 1)}:
         yield f"decided more than once: {wrong}"
 
@@ -134,7 +136,7 @@ def decided_first(log: Iterable[Entry]) -> Iterator[str]:
 def overlaps(turns: Iterable[str | None]) -> Iterator[str]:
     """Check that the turns of a session do not overlap."""
     runs = [turn for turn, _ in itertools.groupby(turn for turn in turns if turn is not None)]
-    yield from (f"turn {turn} is mixed up with another" for turn, count in Counter(runs).items() if count > 1)
+    yield from (f"turn {turn} overlaps with another" for turn, count in Counter(runs).items() if count > 1)
 
 
 def turns_of(log: Iterable[tuple[str | None, Entry]]) -> dict[str, list[Entry]]:

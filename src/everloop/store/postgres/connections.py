@@ -122,7 +122,7 @@ def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Con
         given = None
     if given is None:
         raise StoreError(
-            f"{dsn} is no address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
+            f"{dsn} is not the address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
             "special characters as in web addresses (@ is %40)"
         )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
@@ -232,17 +232,17 @@ def explain(dsn: DSN, error: Exception) -> Exception:
         return error
     state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
     if state == MOVED:
-        return OwnerMoved(f"{what}: this one, {dsn}, takes nothing more of theirs")
+        return OwnerMoved(f"{what}: {dsn} no longer accepts their data")
     if state == "53100":
         what = f"the disk of the store {dsn} is full: free some space and try again"
     elif state == READ_ONLY:
         what = f"the store {dsn} is read-only: use the address of the primary server"
     elif state == "42501":
-        what = f"the user of the store {dsn} lacks a right ({what}): give it the rights of the database's owner"
+        what = f"the user of the store {dsn} lacks a privilege ({what}): grant it those of the database's owner"
     elif state == "55P03":
-        what = f"the store {dsn} is locked by another worker's write: it is tried again"
+        what = f"the store {dsn} is locked by another worker's write: it will be retried"
     elif state in ("42P01", "42703"):
-        what = f"the tables of the store {dsn} are not as they were made ({what}): restore a copy"
+        what = f"the tables of the store {dsn} were altered ({what}): restore a copy"
     else:
         what = f"the store {dsn}: {what}"
     return StoreError(f"{what}. What was written before is safe.")
@@ -471,7 +471,7 @@ class Connections:
 
     def _connection(self) -> Connection:
         if self._away:
-            raise Unreachable("the store is away, and the process is to end")
+            raise Unreachable("the store is unreachable, and the process is shutting down")
         try:
             connection = self._connect()
             self._open.add(connection)
@@ -535,7 +535,7 @@ class Connections:
                 else:
                     break
         if len(jobs) == 1:
-            jobs[0].error = StoreError(f"the store has undone a write {TRIES} times: try again later")
+            jobs[0].error = StoreError(f"the store has rolled back a write {TRIES} times: try again later")
             return
         for job in jobs:
             self._with_connection([job], state)
@@ -711,4 +711,4 @@ def _attempt(job: Job) -> None:
 
 def _unknown(error: Exception | None) -> StoreError:
     why = f" ({error})" if error is not None else ""
-    return StoreError(f"the connection broke during a commit, and it is unknown whether it was kept{why}")
+    return StoreError(f"the connection broke during a commit, and it is unknown whether it took effect{why}")

@@ -93,7 +93,7 @@ class Directory:
         except StoreError as error:
             if kept is None or fresh:
                 raise
-            log.warning("the directory is away, and %s is looked for where they were: %s", owner, error)
+            log.warning("the directory is unreachable, assuming that %s has not moved: %s", owner, error)
             self._keep(owner, kept[0], began)
             return kept[0]
         place = Place(self._address(rows[0][0]), rows[0][1]) if rows else Place(None)
@@ -244,7 +244,7 @@ def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
             migrate(db, dsn)
             row = db.execute("SELECT pg_try_advisory_lock(hashtext('everloop directory'), hashtext(%s))", (owner,))
             if row.fetchone() != (True,):
-                raise StoreError(f"another command is moving {owner} just now: wait for its end")
+                raise StoreError(f"another command is currently moving {owner}: wait until it ends")
             yield Entry(db, owner, dsn)
         except StoreError:
             raise
@@ -259,6 +259,6 @@ def check_password(target: DSN, directory: DSN) -> None:
     known = conninfo_to_dict(DSN(target.without_password).with_password_of(directory).secret)
     if any(known.get(name) != value for name, value in conninfo_to_dict(target.secret).items()):
         raise StoreError(
-            f"servers connect to {target} with the user and the password of the directory, and these are others: use "
+            f"servers connect to {target} with the user and the password of the directory, but these differ: use "
             "the same ones in both"
         )

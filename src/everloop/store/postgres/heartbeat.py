@@ -176,7 +176,7 @@ class Heartbeat:
         while not stop.is_set:
             if (asked_at := self._asked_at) and time.monotonic() - asked_at > SILENT_SECONDS:
                 self._asked_at = 0.0
-                log.warning("the store has not answered for %.0f s: the primary is looked for", SILENT_SECONDS)
+                log.warning("the store has not answered for %.0f s: looking for the primary", SILENT_SECONDS)
                 if (connection := self._connection) is not None:
                     break_off(connection)
                 primary.break_all()
@@ -271,7 +271,7 @@ class Heartbeat:
         if self.standby_wait and not waited:
             log.warning(
                 "the store has no synchronous standby: %d writes wait for one, the first for %.0f s; start the standby "
-                "again, or take it out of synchronous_standby_names",
+                "again, or remove it from synchronous_standby_names",
                 count,
                 seconds,
             )

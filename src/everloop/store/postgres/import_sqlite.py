@@ -73,7 +73,7 @@ def _file(source: Path) -> sqlite3.Connection:
     try:
         file = sqlite3.connect(source, isolation_level=None)
         if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'session'").fetchone():
-            raise StoreError(f"{source} is no store of Everloop")
+            raise StoreError(f"{source} is not an Everloop store")
         migrate_file(file)
         file.execute("BEGIN")
         held = file.execute(HELD).fetchall()
@@ -95,7 +95,7 @@ def _copy(
     database.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
     for table in TABLES:
         if database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
-            raise StoreError(f"{target} is not empty (it has rows in {table}): name a database that holds nothing yet")
+            raise StoreError(f"{target} is not empty (it has rows in {table}): name an empty database")
     for table, columns in TABLES.items():
         listed = ", ".join(columns)
         with database.cursor().copy(f"COPY {table} ({listed}) FROM STDIN") as copy:
@@ -115,7 +115,7 @@ def _fits(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any
     if columns[n] in ("opened", "tainted", "hidden"):
         return bool(value)
     if isinstance(value, str) and "\0" in value:
-        raise StoreError(f"{table} {row[0]}: its {columns[n]} holds a NUL, which PostgreSQL cannot keep")
+        raise StoreError(f"{table} {row[0]}: its {columns[n]} contains a NUL, which PostgreSQL cannot store")
     return value
 
 

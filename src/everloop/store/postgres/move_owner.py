@@ -106,7 +106,7 @@ def move_owner(
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"{explain(source, error)} Run it again: what is there twice is compared.") from error
+            raise StoreError(f"{explain(source, error)} Run it again: data in both databases is compared.") from error
 
 
 def _is_same(old: Connection, new: Connection) -> bool:
@@ -145,7 +145,7 @@ class _Move:
     def run(self, before_commit: Callable[[], None], wait: float) -> MovedOwner:
         if self._was_moved():
             if self._entry is None:
-                raise StoreError(f"{self._owner} has moved to {self._target} already")
+                raise StoreError(f"{self._owner} has already moved to {self._target}")
             self._entry.put(self._target)
             return self._moved
         try:
@@ -180,9 +180,9 @@ class _Move:
         if not sessions and not any(self._count(table) for table in OF_OWNER):
             raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
         if self._places.keys() - sessions.keys():
-            raise StoreError("a session was deleted meanwhile: try again")
+            raise StoreError("a session was deleted in the meantime: try again")
         lengths = self._lengths_of(known)
-        changed = f"{self._target} has a session of the same name with another log"
+        changed = f"{self._target} has a session of the same name with a different log"
         self._compare((Part(id, known[id], 0, length) for id, length in lengths.items()), changed)
         self._update_sessions()
         self._copy_log(known)
@@ -215,7 +215,7 @@ class _Move:
     def _wait_until_idle(self, give_up: float) -> None:
         while busy := self._busy():
             if time.monotonic() > give_up:
-                raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
+                raise StoreError(f"a worker is working on {', '.join(busy[:3])}: try again once its turn has ended")
             time.sleep(0.1)
 
     def _wait_for_queue(self, wait: float) -> None:

@@ -160,7 +160,7 @@ def _checked(db: sqlite3.Connection, path: Path) -> Contents:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if version == 0 or not {"session", "entry", "inbox", "outbox"} <= tables:
-        raise StoreError(f"{path} is no Everloop store")
+        raise StoreError(f"{path} is not an Everloop store")
     if version > len(MIGRATIONS):
         raise StoreError(f"{path} was written by a newer version of Everloop: update Everloop to use it")
     if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":

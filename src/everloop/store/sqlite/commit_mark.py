@@ -69,8 +69,8 @@ def verify(db: sqlite3.Connection, database: Path) -> None:
     except sqlite3.OperationalError:  # the database is read-only
         pass
     log.warning(
-        "%s: the last %d commits are missing. Its -wal file was lost or cut off, or an older copy was put in its "
-        "place; what was written since then is gone, and calls with effects may run again",
+        "%s: the last %d commits are missing. Its -wal file was lost or truncated, or an older copy was put in its "
+        "place; later writes are lost, and calls with side effects may run again",
         database,
         known - number,
     )

@@ -497,7 +497,7 @@ class SQLiteStore:
                 with tempfile.TemporaryFile(dir=self.path.parent) as file:
                     file.write(bytes(PROBE_BYTES))
             except OSError as error:
-                raise StoreError(f"nothing can be written beside {self.path}: {error.strerror}") from error
+                raise StoreError(f"nothing can be written next to {self.path}: {error.strerror}") from error
 
         await self.writer.submit(work)
 
@@ -576,7 +576,7 @@ class SQLiteStore:
         elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             what = f"{self.path} is damaged or not a database: move it away or restore a copy (it was not changed)"
         elif code == sqlite3.SQLITE_READONLY:
-            what = f"{self.path} is read-only: give this user the right to write it, or choose another store"
+            what = f"{self.path} is read-only: give this user write permission, or choose another store"
         elif code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             what = f"{self.path} cannot be read or written ({error}): check the disk and try again"
         else:

@@ -46,7 +46,7 @@ Event = Literal[
     "turn_ended",
 ]
 Cost = Callable[[str, Mapping[str, int]], float | None]
-EMPTY_ANSWER = "The answer was empty: the model is asked again."
+EMPTY_ANSWER = "The answer was empty; the model is called again."
 # end reasons that interrupt a model call
 WHILE_ASKING = frozenset({"error", "cancelled", "timeout", "aborted", "replaced"})
 # result statuses that carry feedback to the model

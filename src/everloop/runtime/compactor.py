@@ -314,7 +314,7 @@ class Compactor:
         except Exception as error:  # the turn continues, whatever the error
             if not fall_back:
                 raise
-            log.warning("the older turns of session %s could not be summarised: %s", claim.key, _reason(error))
+            log.warning("could not summarise the older turns of session %s: %s", claim.key, _reason(error))
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
             return msgspec.structs.replace(entry, stopgap=True)
         return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
@@ -366,7 +366,7 @@ class Compactor:
             try:
                 places[ended.id] = str(keep_output(folder, name, ended.content.encode()))
             except OSError as error:  # a full disk, say: the log still has it
-                log.warning("a long result could not be put aside in %s: %s", folder, error.strerror or error)
+                log.warning("could not save a long result to %s: %s", folder, error.strerror or error)
                 places[ended.id] = ""
         return places
 
@@ -403,7 +403,7 @@ class Compactor:
         except Exception as error:  # the conversation still fits: retry later
             note.failures += 1
             log.warning(
-                "the older turns of session %s could not be summarised, which is tried again later: %s",
+                "could not summarise the older turns of session %s, will retry later: %s",
                 claim.key,
                 _reason(error),
             )

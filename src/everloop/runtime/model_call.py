@@ -40,7 +40,7 @@ _TEXT_CALLS = "everloop.providers.text_calls"
 LARGE = 50_000  # characters of an answer, or of its held-back part, above which it is parsed in a thread
 LONG = 1_000_000  # characters of a conversation above which it is searched for quotations in a thread
 
-FAILED = "the model of this server failed"
+FAILED = "the server's model call failed"
 
 Tools = Sequence[dict[str, Any]] | None
 
@@ -163,9 +163,9 @@ def error_for(owner: str, error: Exception) -> Exception:
     """
     if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
         return error
-    log.error("the model failed for %s: %s", owner, error)
+    log.error("the model call for owner %s failed: %s", owner, error)
     status = getattr(error, "status", None)
-    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    told = ProviderError(f"{FAILED} (status {status})" if status else FAILED, status=status)
     if isinstance(error, ProviderError):
         told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
     return told

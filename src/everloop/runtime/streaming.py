@@ -180,7 +180,7 @@ class TurnPublisher:
             try:
                 show(seq, event)
             except Exception:  # a subscriber's failure must not fail the turn
-                log.exception("a watcher of %s failed", self._claim.key)
+                log.exception("a subscriber of session %s failed", self._claim.key)
         if self.is_followed:
             batch = self._batch(self._chars, [event])
             for follow in self._followers:

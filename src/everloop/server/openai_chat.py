@@ -94,7 +94,7 @@ class ChoiceWire(Chunks):
         return (self.usage(_usage(outcomes)) if self.include_usage else b"") + self.done()
 
     def whole(self, outcome: Outcome) -> bytes:
-        raise NotImplementedError("several answers are whole together")
+        raise NotImplementedError("several answers are encoded together")
 
 
 def _usage(outcomes: Sequence[Outcome]) -> Counter[str]:

@@ -62,17 +62,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
-UNFLUSHED = 1024 * 1024  # characters of a turn's log that are kept in memory until they are flushed
+UNFLUSHED = 1024 * 1024  # characters of a turn's log kept in memory until they are flushed
 PATIENCE = 30.0  # seconds that a call waits for a server that was reachable before
 
 
 class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
-    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode before the same
+    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode in front of the same
     database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is
     how long a worker that misses its heartbeats keeps its leases; it should be the same in all processes of a store.
-    With `flush_always` every step waits for the disk.
+    With `flush_always`, every step waits for the disk.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        # A key of its own: a new message does not wait for writes of the session's turn.
+        # A key of its own: a new message need not wait for writes of the session's turn.
         key = ("inbox", message.owner, message.session_key)
         alone = partial(tx.accept_alone, message=message, kind=kind)
         return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
@@ -152,7 +152,7 @@ class PostgresStore:
         return await self._readable(await self._in_reader(work))
 
     async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
-        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
             claims.log_damaged(await self._write(partial(tx.set_aside, damaged=damaged)))
@@ -231,7 +231,7 @@ class PostgresStore:
             if incoming:
                 raise MustTransact
             finished = tx.finish_alone(db, call, appended, values)
-            if finished.outbox and sender is None:  # from here it costs neither a thread's wake-up nor the loop's
+            if finished.outbox and sender is None:  # from here on it needs neither a thread's wake-up nor the loop's
                 return replace(finished, announced=send_now(db, SENDING))
             return finished
 
@@ -306,7 +306,7 @@ class PostgresStore:
                 try:
                     others = await self._write(rest, key)
                     taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
-                except StoreError as error:  # what was taken is to be sent all the same
+                except StoreError as error:  # what was taken must be sent all the same
                     log.warning("%s", error)
         taken.log_damaged()
         if taken.rows:
@@ -458,7 +458,7 @@ class PostgresStore:
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        # One key for each owner: calls at the same time are one transaction, and none waits for another's lock.
+        # One key per owner: concurrent calls are one transaction, and none waits for another's lock.
         work = partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds)
         return await self._write(work, ("rate", owner))
 
@@ -524,7 +524,7 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        if self.heartbeat.knows(worker):  # a renewal under way then sees that it is outdated
+        if self.heartbeat.knows(worker):  # a renewal in progress then sees that it is outdated
             self.heartbeat.keep(worker, address)
         await self._write(_does(queries.JOIN, worker, address))
         self.heartbeat.keep(worker, address)
@@ -567,7 +567,7 @@ class PostgresStore:
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         try:
             await self._notifier.send(what, ids)
-        except StoreError:  # no other worker may know of what was written
+        except StoreError:  # no other worker may know about what was written
             self.heartbeat.owes = True
             raise
 
@@ -618,7 +618,7 @@ class PostgresStore:
         return await self._in_reader(lambda db: db.execute(query, values).fetchall())
 
     def _connect(self) -> Connection:
-        """A connection to the server itself."""
+        """Return a connection to the server itself."""
         connection = self._primary.connect() if self._primary is not None else connect(self.dsn)
         return self._migration.through(connection, self._refuse_pooler)
 
@@ -626,7 +626,7 @@ class PostgresStore:
         refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
 
     def _connect_pooled(self, pool: DSN) -> Connection:
-        """A connection through the pooler, once it is known to lead to the same tables."""
+        """Return a connection through the pooler, once it is known to lead to the same tables."""
         with self._checking_pool:
             if not self._pool_checked:
                 with self._connect() as direct, connect(pool, pooled=True) as pooled:
@@ -645,7 +645,7 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:
-    """One statement; its result is how many rows it changed."""
+    """Return a single statement as a job whose result is the number of rows it changed."""
 
     def work(db: Connection) -> int:
         with db.pipeline():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import imaplib
+import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -335,3 +338,33 @@ async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at
         async with asyncio.timeout(30):
             await until(lambda: len(mail.heard(ANNA)) == 2)
     assert mail.heard(ANNA) == ["re: after the search", "re: before IDLE"]
+
+
+@pytest.mark.parametrize(
+    "told", [b"* 2 EXISTS\r\n+ idling\r\n", b"+ idling\r\n* 2 EXISTS\r\n"], ids=["before", "in the same bytes"]
+)
+def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
+    """What has been read into a buffer is not waited for: nothing more would come for half an hour."""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            connection.sendall(b"* PREAUTH [CAPABILITY IMAP4rev1 IDLE] hello\r\n")
+            for line in lines:
+                tag, command = line.split()[0], line.split()[-1]
+                if command == b"IDLE":
+                    connection.sendall(told)
+                    idle_tag = tag
+                elif command == b"DONE":
+                    connection.sendall(idle_tag + b" OK done\r\n")
+                elif command == b"CAPABILITY":
+                    connection.sendall(b"* CAPABILITY IMAP4rev1 IDLE\r\n" + tag + b" OK done\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        server = imaplib.IMAP4(*listener.getsockname(), timeout=20)
+        waiting = threading.Thread(target=email._idle, args=(server,), daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        server.shutdown()

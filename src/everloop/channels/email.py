@@ -558,9 +558,9 @@ def _bodies(mail: Message) -> dict[str, Message]:
     found: dict[str, Message] = {}
     for part in _leaves(mail):
         kind = part.get_content_type()
-        if kind in ("text/plain", "text/html") and part.get_content_disposition() != "attachment":
-            if not _name_of(part):
-                found.setdefault(kind, part)
+        is_file = part.get_content_disposition() == "attachment" or _name_of(part)
+        if kind in ("text/plain", "text/html") and not is_file:
+            found.setdefault(kind, part)
     return found
 
 

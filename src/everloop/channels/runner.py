@@ -385,9 +385,8 @@ class ChannelInbox:
         kind = kind_of(incoming)
         if standing == "member":
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
-        elif standing == "peer" and message.group and answer_of(incoming.content) is not None:
-            if not await self._asked_for(incoming):
-                kind = "message"
+        elif standing == "peer" and message.group and not await self._may_answer(incoming):
+            kind = "message"
         if kind != "urgent" and await self._is_over_limit(message):
             return False
         if message.files:
@@ -406,8 +405,10 @@ class ChannelInbox:
             await self._put(incoming, kind)
         return True
 
-    async def _asked_for(self, incoming: InboundMessage) -> bool:
-        """Whether the open question of a session, if there is one, came up in a turn that this sender began."""
+    async def _may_answer(self, incoming: InboundMessage) -> bool:
+        """Whether a message is no answer to the session's open question, or one of the person who caused it."""
+        if answer_of(incoming.content) is None:
+            return True
         info = await self._store.session(incoming.owner, incoming.session_key)
         if info is None or not info.parked or info.open_turn is None:
             return True

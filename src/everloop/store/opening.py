@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from .sqlite import SQLiteStore
 
 
-def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
-    """The store at a path or a `postgresql://` address. Nothing is opened before its first call."""
+def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = None) -> SQLiteStore | PostgresStore:
+    """The store at a path or a `postgresql://` address. Nothing is opened before its first call.
+
+    `pool` is the pooler before a database other than that of the settings, which name their own."""
     place = checked(where)
     flush_always = getattr(config, "flush", "needed") == "always"
     if isinstance(place, DSN):
         from .postgres.store import LEASE_SECONDS, PostgresStore
 
         lease = getattr(config, "lease_seconds", LEASE_SECONDS)
-        pool = getattr(config, "store_pool", None) if getattr(config, "store", None) == place else None
+        if getattr(config, "store", None) == place:
+            pool = getattr(config, "store_pool", None)
         return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
     from .sqlite import SQLiteStore
 

@@ -109,8 +109,10 @@ class PostgresStore:
 
     @property
     def _lease(self) -> float:
-        """Seconds after which a lease that was not renewed has ended. While this process cannot renew its own leases, none
-        counts as ended: there may be no primary, so that nobody could renew theirs."""
+        """Seconds after which a lease that was not renewed has ended.
+
+        While this process cannot renew its own leases, none counts as ended: without a primary, no process can.
+        """
         return math.inf if self.heartbeat.is_late else self._lease_seconds
 
     # ------------------------------------------------------------------------------------------ inbox

@@ -508,14 +508,16 @@ async def test_an_owners_database_is_reached_through_its_own_pooler(postgres, da
         assert f"Servers reach {DSN(other)} through {DSN(pool)}." in done.out
         token = await add_token(other, "anna")
         await until(lambda: clients() == 0)
-        async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
-            async with process(fake, tmp_path, **settings) as (_, url):
-                async with asyncio.TaskGroup() as group:
-                    for n in range(4):
-                        group.create_task(Client(url, http, token).ask(f"mark:{n}", {"X-Session": f"s{n}"}))
-                assert clients() > 0
-                assert sessions_in(postgres, other, "anna") == 4
-                assert sessions_in(postgres, database, "anna") == 0
+        async with (
+            FakeOpenAI() as fake,
+            aiohttp.ClientSession() as http,
+            process(fake, tmp_path, **settings) as (_, url),
+        ):
+            client = Client(url, http, token)
+            await asyncio.gather(*(client.ask(f"mark:{n}", {"X-Session": f"s{n}"}) for n in range(4)))
+            assert clients() > 0
+            assert sessions_in(postgres, other, "anna") == 4
+            assert sessions_in(postgres, database, "anna") == 0
     done = await everloop("directory", "--no-pool", other, **settings)
     assert done.out.strip() == f"Servers that open {DSN(other)} from now on reach it directly."
     assert "through" not in (await everloop("directory", **settings)).out

@@ -63,9 +63,8 @@ class Machine:
         inside += ["--inh-caps", READS, "--ambient-caps", READS]
         with log.open("ab") as output:
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            self._network.children.append(
-                subprocess.Popen([*inside, *command], cwd="/", env=dict(environment), **files)
-            )
+            child = subprocess.Popen([*inside, *command], cwd="/", env=dict(environment), **files)
+        self._network.children.append(child)
 
     def processes(self) -> list[int]:
         return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]

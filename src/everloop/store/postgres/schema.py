@@ -398,7 +398,9 @@ CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
 """
 
 # The poolers through which servers reach the databases of a directory. Both addresses are without passwords.
-m014_pools = "CREATE TABLE database_pool (store text PRIMARY KEY, pool text NOT NULL);"
+m014_pools = """
+CREATE TABLE database_pool (store text PRIMARY KEY, pool text NOT NULL);
+"""
 
 MIGRATIONS: tuple[str, ...] = (
     m001_core,

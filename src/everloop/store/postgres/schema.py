@@ -397,6 +397,11 @@ CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
     FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
 """
 
+# The poolers through which servers reach the databases of a directory. Both addresses are without passwords.
+m014_pools = """
+CREATE TABLE database_pool (store text PRIMARY KEY, pool text NOT NULL);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -411,6 +416,7 @@ MIGRATIONS: tuple[str, ...] = (
     m011_channels,
     m012_archive,
     m013_directory,
+    m014_pools,
 )
 
 

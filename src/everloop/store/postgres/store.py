@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -98,12 +99,20 @@ class PostgresStore:
         self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds, self._primary)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
-        self._lease = lease_seconds
+        self._lease_seconds = lease_seconds
         self._flush_always = flush_always
         self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
         self._migration = Migration(self.dsn)
         self._pool_checked = False
         self._checking_pool = threading.Lock()
+
+    @property
+    def _lease(self) -> float:
+        """Seconds after which a lease that was not renewed has ended.
+
+        While this process cannot renew its own leases, none counts as ended: without a primary, no process can.
+        """
+        return math.inf if self.heartbeat.is_late else self._lease_seconds
 
     # ------------------------------------------------------------------------------------------ inbox
 

@@ -154,6 +154,14 @@ class Window(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Sent:
+    """What the last request was made of beside the log, by hash; "" for what is not kept."""
+
+    prompt: str = ""
+    tools: str = ""
+
+
 class Turn:
     """A turn under way: its entries, the conversation they continue, and who watches."""
 
@@ -179,6 +187,7 @@ class Turn:
         self.approved: set[str] = set()  # calls that a person has allowed
         self.reviewed: set[str] = set()  # calls that the policy has seen
         self.running: dict[str, float] = {}  # calls under way, and since when
+        self.sent = Sent()
         self.flushed = 0.0  # seconds of waiting for the disk that no entry tells of yet
         self._resumed_by = resumed_by
         self._log = log
@@ -226,7 +235,16 @@ class Turn:
         first = first if seconds - first > 0.001 else 0.0
         outside = self.conversation.described_outside
         flushed, worker = self.stamp()
-        return replace(answered, seconds=seconds, first_token=first, untrusted=outside, flushed=flushed, worker=worker)
+        return replace(
+            answered,
+            seconds=seconds,
+            first_token=first,
+            untrusted=outside,
+            flushed=flushed,
+            worker=worker,
+            prompt=self.sent.prompt,
+            tools=self.sent.tools,
+        )
 
     def stamp(self) -> tuple[float, str]:
         """What the next entry tells of the step before it: the time of its flush, and the worker that has resumed the
@@ -255,7 +273,9 @@ class Turn:
         """Put the outcome on disk and let go of the turn until the question is answered."""
         entries, self.outcome = self.outcome, []
         self.reviewed.clear()  # the rules may be others when it goes on
+        began = time.monotonic()
         await self._written(self._log.park(entries, question), entries)
+        self.flushed += time.monotonic() - began
 
     def know(self, entries: Sequence[Entry]) -> None:
         """Take in what is on disk."""
@@ -544,6 +564,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         usage=counts(response),
         model=_short_text(response.model),
         logprobs=tuple(getattr(response, "logprobs", ())),
+        failures=tuple(getattr(response, "failures", ())),
     )
 
 

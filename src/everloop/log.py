@@ -87,6 +87,14 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     before: tuple[Message, ...] = ()  # messages of an agent's definition that stand before it
 
 
+class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt of a model call that failed, so that the model was asked once more."""
+
+    error: str
+    began: float = 0.0  # seconds after the model was first asked
+    seconds: float = 0.0  # until it failed
+
+
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
     content: str | None = None
     calls: tuple[Call, ...] = ()
@@ -100,6 +108,9 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     logprobs: tuple[dict[str, Any], ...] = ()  # of each token, where the client of an API asked for it
     flushed: float = 0.0  # seconds that the turn waited for the disk since the step before
     worker: str = ""  # that went on with the turn here, where it was cut off, handed off or parked before
+    prompt: str = ""  # the hash of the system prompt that was sent, where the store has kept it
+    tools: str = ""  # the hash of the tools that were offered, as of the prompt
+    failures: tuple[FailedAttempt, ...] = ()  # attempts before the one that gave this answer
 
     @property
     def empty(self) -> bool:

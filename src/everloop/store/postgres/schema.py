@@ -397,6 +397,16 @@ CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
     FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
 """
 
+# As m017_requests of SQLite.
+m014_requests = """
+CREATE TABLE request_text (
+    owner text NOT NULL, hash text NOT NULL, key text NOT NULL, data text NOT NULL, at float8 NOT NULL,
+    PRIMARY KEY (owner, hash, key));
+CREATE TRIGGER request_text_moved BEFORE INSERT ON request_text
+    FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+ALTER TABLE inbox ADD COLUMN flushed float8 NOT NULL DEFAULT 0;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -411,6 +421,7 @@ MIGRATIONS: tuple[str, ...] = (
     m011_channels,
     m012_archive,
     m013_directory,
+    m014_requests,
 )
 
 

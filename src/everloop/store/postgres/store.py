@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -421,6 +422,18 @@ class PostgresStore:
     ) -> list[TurnInfo]:
         rows = await self._read(queries.TURNS, owner, prefix, session, session, limit)
         return [TurnInfo(*row) for row in rows]
+
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        await self.connections.submit("unflushed", kept, ("request", owner))
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, list(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        noted = _does(queries.NOTE_FLUSHES, list(seconds), list(seconds.values()))
+        await self.connections.submit("unflushed", noted)
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         def write(work: Callable[[Connection], T], /) -> Written[T]:

@@ -37,10 +37,10 @@ from .page_routes import Parameter, json_response, key_of, operation
 Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeover", "end"]
 TURNS = 50
 SHOWN = 4_000  # characters of a step's text
-WORDS = 100  # characters of what opened a turn
+WORDS = 100  # characters of the message that opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
-IDLE = 0.5  # seconds without a step after which the time is cut out
+IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 # ---------------------------------------------------------------------------------------------- responses
 
@@ -50,7 +50,7 @@ class TurnItem(msgspec.Struct):
     started_at: float
     ended_at: float | None
     reason: str | None
-    title: str  # the first words of what opened it
+    title: str  # the first words of the message that opened it
 
 
 class TurnList(msgspec.Struct):
@@ -58,24 +58,24 @@ class TurnList(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """Something that took time, or marks a moment."""
+    """Something that took time, or marks a point in time."""
 
     kind: Kind
     name: str  # of the model or the tool
-    at: float  # when it began
+    at: float  # when it started
     seconds: float
-    offset: float  # seconds on the axis, from which idle time is cut out
+    offset: float  # seconds on the axis, which omits idle time
     seq: int | None  # its entry in the log; None while it runs
     status: str
     call: str  # the id of a tool call
-    first_token: float  # seconds; 0 where the answer was not streamed
+    first_token: float  # seconds; 0 if the answer was not streamed
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    cost: float | None  # in dollars; None where no price is known
+    cost: float | None  # in dollars; None if no price is known
     arguments: dict[str, Any]
     text: str
-    flushed: float  # seconds that the turn waited for the disk before the step began
+    flushed: float  # seconds that the turn waited for flushes before the step
 
 
 class Gap(msgspec.Struct):
@@ -97,32 +97,32 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
-    flushed: float  # seconds that it waited for the disk, without its last write
+    flushed: float  # seconds that it waited for flushes, without its last write
     steps: list[Step]
     gaps: list[Gap]
 
 
 class SentRequest(msgspec.Struct):
-    """The request of a model call. The conversation is what the log says; what is not in the log is rebuilt."""
+    """The request of a model call. The conversation comes from the log; what is not in the log is rebuilt."""
 
     model: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
-    rebuilt: list[str]  # what may differ from what was sent then, in a sentence each
+    rebuilt: list[str]  # sentences that say what may differ from the original request
 
 
 # ---------------------------------------------------------------------------------------------- the timeline
 
 
 def cost_by(config: Config, model: str, usage: Mapping[str, int]) -> float | None:
-    """What tokens of a model cost; None where no price is known, and for a model on this machine."""
+    """Return the cost of a model's tokens; None if no price is known, and for a model on this machine."""
     if config.provider == "local" or (price := price_of(model, config.prices)) is None:
         return None
     return cost_of(price, usage)
 
 
 def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: float) -> TurnTimeline:
-    """The timeline of a turn from its entries. `now` is the end of what still runs."""
+    """Build the timeline of a turn from its entries. `now` is the end of steps still in progress."""
 
     def cost(model: str, usage: Mapping[str, int]) -> float | None:
         return cost_by(config, model or config.model, usage)
@@ -151,7 +151,7 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
 
 def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
     steps: list[Step] = []
-    asked: Happening | None = None  # the model call under way
+    asked: Happening | None = None  # the model call in progress
     running: dict[str, Happening] = {}  # tools, by call
     question: Step | None = None
     arguments: dict[str, dict[str, Any]] = {}
@@ -218,11 +218,11 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
 
 
 def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: float) -> None:
-    """Add that a worker resumed the turn before the step of an entry, if it did."""
+    """Add a step for a worker that resumed the turn before the step of an entry, if one did."""
     if not entry.worker:
         return
     last = next((step for step in reversed(steps) if step.kind in ("takeover", "model")), None)
-    if last is not None and last.kind == "takeover":  # known by the call that was cut off
+    if last is not None and last.kind == "takeover":  # recognised by the interrupted call
         last.name = entry.worker
     else:
         steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
@@ -285,7 +285,7 @@ def _step(
 
 
 def _place(steps: Sequence[Step]) -> list[Gap]:
-    """Put steps, which are in order, on the axis without idle time. Return what was cut out."""
+    """Place steps, which are in order, on the axis without idle time. Return the gaps."""
     gaps: list[Gap] = []
     if not steps:
         return gaps
@@ -303,7 +303,7 @@ def _place(steps: Sequence[Step]) -> list[Gap]:
 
 
 async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
-    """The request whose answer is the entry at this position; None if none is there."""
+    """Return the request whose answer is the entry at this position; None if there is none."""
     after = info.history_from if seq > info.history_from else 0
     logged = await agent.store.read_log(info.id, after, seq)
     if not logged or logged[-1].seq != seq or not isinstance(answered := logged[-1].entry, ModelAnswered):

@@ -234,10 +234,10 @@ class PageApi:
         "GET",
         "/api/sessions",
         "sessions",
-        "The latest sessions with their states, without those that are archived.",
+        "The latest unarchived sessions with their states.",
         SessionList,
         None,
-        Parameter("archived", "1 for those that are archived instead."),
+        Parameter("archived", "1 for archived sessions instead."),
     )
     async def _sessions(self, request: web.Request) -> web.Response:
         owner, archived = request[OWNER], request.query.get("archived", "") == "1"
@@ -283,8 +283,8 @@ class PageApi:
         "A session as server-sent events: the entries of its log, then what is being written.",
         None,
         None,
-        Parameter("after", "The position, or the id of an event, to go on from."),
-        Parameter("last", "Without a position: how many entries from the end to begin with.", "integer"),
+        Parameter("after", "The position, or the id of an event, to resume from."),
+        Parameter("last", "Without a position: how many entries before the end to start.", "integer"),
         Parameter("Last-Event-ID", "The id of the last event that the client has.", place="header"),
         media=EVENTS,
     )
@@ -300,7 +300,7 @@ class PageApi:
         "Entries of a session's log, up to a position.",
         LogPage,
         None,
-        Parameter("before", "The position that the page ends before.", "integer"),
+        Parameter("before", "The position before which the page ends.", "integer"),
         Parameter("limit", "How many entries.", "integer"),
     )
     async def _log(self, request: web.Request) -> web.Response:
@@ -345,7 +345,7 @@ class PageApi:
         self._feeds.look(owner, key)
         return json_response(Posted(message.id or "", reply), 202)
 
-    @operation("POST", "/api/sessions/{key}/stop", "stop", "Stop the turn that runs.", Stopped, Nothing)
+    @operation("POST", "/api/sessions/{key}/stop", "stop", "Stop the running turn.", Stopped, Nothing)
     async def _stop(self, request: web.Request) -> web.Response:
         await read_body(request, Nothing)
         owner, key = request[OWNER], own_key_of(request)

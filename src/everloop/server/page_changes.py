@@ -100,7 +100,7 @@ class ChangesApi:
                             await changes.end()
                             return
         except (StoreError, OSError) as error:
-            log.warning("the changes of a turn are not noted: %s", error)
+            log.warning("could not record the changes of a turn: %s", error)
         finally:
             subscriber.close()
 

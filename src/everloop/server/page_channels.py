@@ -92,7 +92,7 @@ class ChannelsApi:
 
         body = await read_body(request, PairBody)
         if body.admin and not _is_operator(request):
-            raise forbidden("only an operator lets people pair others", "missing_right")
+            raise forbidden("only an operator may let people pair others", "missing_right")
         try:
             said = await confirm_anywhere(self._store, self._of(request), body.code, body.admin)
         except StoreError:

@@ -211,7 +211,7 @@ class FilesApi:
         "Files of the workspace whose paths have these characters in this order, the best first.",
         MatchingFiles,
         None,
-        Parameter("q", "What was typed of a path."),
+        Parameter("q", "The typed part of a path."),
     )
     async def matching(self, request: web.Request) -> web.Response:
         typed = request.query.get("q", "")
@@ -390,7 +390,7 @@ async def _in_thread(path: str, work: Callable[..., T], *arguments: object) -> T
     except FileNotFoundError:
         raise not_found(f"{shown} does not exist", "path", "file_not_found") from None
     except (NotADirectoryError, IsADirectoryError):
-        raise bad_request(f"{shown} is a folder where a file is needed, or the other way round", "path") from None
+        raise bad_request(f"{shown} is a folder where a file is needed, or vice versa", "path") from None
     except OSError as error:
         raise ApiError(403, f"{shown}: {error.strerror}", param="path", code="not_readable") from None
 

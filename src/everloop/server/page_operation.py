@@ -228,7 +228,7 @@ class OperationApi:
             del self._usage[next(iter(self._usage))]
         return known
 
-    @operation("GET", "/api/tokens", "tokens", "All tokens, revoked ones too.", TokenList, right=ADMIN)
+    @operation("GET", "/api/tokens", "tokens", "All tokens, including revoked ones.", TokenList, right=ADMIN)
     async def tokens(self, request: web.Request) -> web.Response:
         return json_response(TokenList([_token(token) for token in await self._store.tokens()]))
 
@@ -255,13 +255,13 @@ class OperationApi:
             raise not_found("there is no valid token with this id", code="token_not_found")
         return json_response(TokenRevoked(True))
 
-    @operation("GET", "/api/health", "health", "What `everloop doctor` says.", HealthList, right=ADMIN)
+    @operation("GET", "/api/health", "health", "The report of `everloop doctor`.", HealthList, right=ADMIN)
     async def health(self, request: web.Request) -> web.Response:
         found = await self._checks()
         items = [HealthItem(one.name, one.ok, one.found, "" if one.ok else one.fix) for one in found]
         return json_response(HealthList(all(one.ok for one in found), items))
 
-    @operation("GET", "/api/workers", "workers", "Workers, leases and what waits.", WorkerList, right=ADMIN)
+    @operation("GET", "/api/workers", "workers", "Workers, leases and pending work.", WorkerList, right=ADMIN)
     async def workers(self, request: web.Request) -> web.Response:
         work = await self._store.overview()
         return json_response(

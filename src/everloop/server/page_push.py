@@ -47,11 +47,13 @@ class PushApi:
         self._store = owners.store
         self._config = next((one for one in owners.config.channels if (one.network or one.name) == PUSH), None)
 
-    @operation("GET", "/api/push", "push", "Whether notifications can be had, and with which key.", PushState)
+    @operation("GET", "/api/push", "push", "Whether push notifications are available, and with which key.", PushState)
     async def state(self, request: web.Request) -> web.Response:
         return json_response(await self._state(request))
 
-    @operation("POST", "/api/push/subscribe", "subscribe", "Be told in a browser.", PushState, SubscriptionBody)
+    @operation(
+        "POST", "/api/push/subscribe", "subscribe", "Subscribe a browser to notifications.", PushState, SubscriptionBody
+    )
     async def subscribe(self, request: web.Request) -> web.Response:
         from ..channels.base import Options
         from ..channels.push import Subscriptions, checked, fetcher_of
@@ -67,7 +69,14 @@ class PushApi:
         await Subscriptions(self._store, config.name).add(made)
         return json_response(await self._state(request))
 
-    @operation("POST", "/api/push/unsubscribe", "unsubscribe", "Be told in a browser no more.", PushState, EndpointBody)
+    @operation(
+        "POST",
+        "/api/push/unsubscribe",
+        "unsubscribe",
+        "Unsubscribe a browser from notifications.",
+        PushState,
+        EndpointBody,
+    )
     async def unsubscribe(self, request: web.Request) -> web.Response:
         from ..channels.push import Subscriptions
 
@@ -79,7 +88,7 @@ class PushApi:
         return json_response(await self._state(request))
 
     @operation(
-        "POST", "/api/push/visible", "visible", "Tell whether a page is being looked at.", PushState, VisibleBody
+        "POST", "/api/push/visible", "visible", "Report whether a page is being looked at.", PushState, VisibleBody
     )
     async def visible(self, request: web.Request) -> web.Response:
         from ..channels.push import Subscriptions

@@ -127,7 +127,7 @@ async def read_body(request: web.Request, shape: type[B]) -> B:
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=shape)
     except msgspec.MsgspecError as error:
-        raise bad_request(f"the body is not what is expected here: {error}") from None
+        raise bad_request(f"the body is not valid here: {error}") from None
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> web.Response:

@@ -77,7 +77,7 @@ class SessionsApi:
         "POST",
         "/api/sessions/{key}/fork",
         "fork",
-        "Begin a new session with the first entries of this one; an unfinished turn is run again.",
+        "Start a new session with the first entries of this one; an unfinished turn is run again.",
         Forked,
         ForkBody,
     )
@@ -124,7 +124,7 @@ class SessionsApi:
         "POST",
         "/api/sessions/{key}/archive",
         "archive",
-        "Take a session out of the list until something happens in it, or put it back.",
+        "Archive a session until something happens in it, or unarchive it.",
         Archived,
         ArchiveBody,
     )

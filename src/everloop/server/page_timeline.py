@@ -381,7 +381,7 @@ class TimelineApi:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
         if sent is None:
-            raise not_found("no model has answered at this position", code="answer_not_found")
+            raise not_found("there is no model answer at this position", code="answer_not_found")
         return json_response(sent)
 
     async def _item(self, turn: TurnInfo) -> TurnItem:

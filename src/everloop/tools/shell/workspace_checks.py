@@ -72,7 +72,7 @@ class WorkspaceChecks:
             self._recovery.start()
 
     def is_running(self, workspace: str) -> bool:
-        """Whether a confined command of this process is running in a workspace."""
+        """Return whether a confined command of this process is running in a workspace."""
         watched = self._watched.get(workspace)
         return watched is not None and bool(watched.running)
 

@@ -200,7 +200,7 @@ class Connection:
         if self._link is not None and self._link.alive:
             return self._link
         if (wait := self._next_try - _now()) > 0 and (self._opening is None or self._opening.done()):
-            raise self._unreachable(f"failed {self._failures} times in a row: it is tried again in {wait:.0f} s")
+            raise self._unreachable(f"failed {self._failures} times in a row: the next attempt is in {wait:.0f} s")
         return await self._open()
 
     def _start(self) -> asyncio.Task[Link]:
@@ -303,7 +303,7 @@ class Connection:
                 raise _SessionLost(note.describe()) from None
             raise self._unreachable(await self._why(link, error, note)) from None
         except ValidationError:
-            raise self._unreachable("answered with something that is no result of a tool") from None
+            raise self._unreachable("answered with something that is not a tool result") from None
         self._failures = 0
         return result
 
@@ -312,7 +312,7 @@ class Connection:
             return said
         if error.code == CONNECTION_CLOSED:
             await asyncio.wait([link.task], timeout=5)
-            again = "what the call had begun may have taken effect; it is started again at the next call"
+            again = "the call may have taken effect; the server is restarted at the next call"
             return f"{link.transport.describe_end()}; {again}"
         return f"refused the call: {one_line(error.message, 2000)}"
 
@@ -329,7 +329,7 @@ class Connection:
         except MCPError as error:
             raise self._unreachable(await self._why(link, error, note)) from None
         except ValidationError:
-            raise self._unreachable("lists its tools in a form that is not MCP's") from None
+            raise self._unreachable("lists its tools in a form that does not conform to MCP") from None
         if found != self.tools:
             self.tools = found
 
@@ -348,7 +348,7 @@ class Connection:
             if not cursor or listed > MAX_LISTED:
                 break
         if len(found) > MAX_TOOLS or cursor:
-            more = f"MCP server {self.server.name}: it has more tools than can be used; the first {MAX_TOOLS} are taken"
+            more = f"MCP server {self.server.name}: it has more tools than can be used; only the first {MAX_TOOLS} are"
             logger.warning("%s: name those you need in [mcp.%s] tools", more, self.server.name)
         return tuple(list(found.values())[:MAX_TOOLS])
 
@@ -365,7 +365,7 @@ class Connection:
         raw = await dispatcher.send_raw_request("tools/list", {"cursor": cursor} if cursor else None)
         listed, following = raw.get("tools"), raw.get("nextCursor")
         good = [tool for entry in listed if (tool := _tool(entry))] if isinstance(listed, list) else []
-        logger.warning("MCP server %s: a tool whose definition is not MCP's was left out", self.server.name)
+        logger.warning("MCP server %s: skipped a tool whose definition does not conform to MCP", self.server.name)
         return good, following if isinstance(following, str) else ""
 
     async def _notified(self, message: Any) -> None:

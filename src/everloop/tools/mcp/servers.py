@@ -108,7 +108,7 @@ class McpServers:
                 usable.register(RemoteTool(names[tool.name], tool, connection, self._run))
             except (ValueError, TypeError, RecursionError) as error:
                 shown, reason = one_line(tool.name, 80), one_line(str(error), 200)
-                logger.warning("MCP server %s: the tool %r is left out: %s", server.name, shown, reason)
+                logger.warning("MCP server %s: skipped the tool %r: %s", server.name, shown, reason)
         return list(usable)
 
     async def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:

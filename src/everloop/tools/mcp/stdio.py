@@ -174,7 +174,9 @@ class Program:
             self._noisy += 1
             if self._noisy > MAX_NOISE:
                 shown = one_line(self._noise, 200)
-                raise _Misbehaved(f"writes to its standard output what is no MCP message: {shown!r}") from None
+                raise _Misbehaved(
+                    f"writes something other than MCP messages to its standard output: {shown!r}"
+                ) from None
             return None
         self._noisy, self._noise = 0, b""
         return message

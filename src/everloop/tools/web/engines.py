@@ -86,7 +86,7 @@ class Brave:
         try:
             answer = msgspec.json.decode(page.body, type=_BraveAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ToolError("Brave sent something that is no list of results: try again later.") from None
+            raise ToolError("Brave returned something other than a list of results: try again later.") from None
         results = answer.web.results if answer.web else []
         return _tidy((result.title, result.url, result.description) for result in results)[:count]
 
@@ -172,7 +172,7 @@ def _check_status(engine: Engine, page: Page) -> None:
 
 
 def _limited(name: str) -> str:
-    return f"{name} takes no more searches for now (its rate limit): go on without, or try again in a minute."
+    return f"{name} accepts no more searches for now (its rate limit): continue without, or try again in a minute."
 
 
 def _tidy(results: Iterable[tuple[str | None, str | None, str | None]]) -> list[Found]:

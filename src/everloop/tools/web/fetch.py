@@ -167,7 +167,7 @@ class Fetcher:
         """Return the addresses to connect to; raise a FetchError if any of them is not allowed."""
         if url.port not in self.ports and not listed:
             known = ", ".join(map(str, self.ports))
-            raise NotPublic(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
+            raise NotPublic(f"{url.host}: port {url.port} is not allowed; only {known} are. {_HOW_TO_LIST}")
         if url.address is not None:
             found = [url.address]
         else:
@@ -220,7 +220,7 @@ class Fetcher:
             reason = error.os_error.strerror or "no connection"
             raise FetchError(f"{url.host} cannot be reached: {reason}.") from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise FetchError(f"{url.host} sent no proper answer ({type(error).__name__}).") from None
+            raise FetchError(f"{url.host} sent an invalid response ({type(error).__name__}).") from None
 
     def _client(self, aiohttp: Any, addresses: list[Address], headers: Mapping[str, str]) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -256,7 +256,7 @@ class Fetcher:
         encoding = ",".join(response.headers.getall("Content-Encoding", ())).strip().lower()
         if encoding not in _ENCODINGS:
             raise FetchError(
-                f"{url.host} packs the page in a way that was not asked for: {_named(encoding)}.", untrusted=True
+                f"{url.host} compressed the page in a way that was not requested: {_named(encoding)}.", untrusted=True
             )
         pieces: list[bytes] = []
         left = self.max_bytes
@@ -298,7 +298,7 @@ def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
         except zlib.error:
             continue
         return out, bool(unpacker.unconsumed_tail)
-    raise FetchError("The page is packed wrongly and cannot be read.")
+    raise FetchError("The page's compression is invalid, so it cannot be read.")
 
 
 @dataclass(slots=True)
@@ -346,7 +346,7 @@ class Metered(socket.socket):
     def _count(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise ConnectionAbortedError("more was sent than is taken")
+            raise ConnectionAbortedError("more was sent than is accepted")
 
 
 def sockets_to(addresses: Sequence[Address], most: int) -> Callable[[Any], socket.socket]:

@@ -53,22 +53,22 @@ class URL:
     def join(self, location: str) -> URL:
         """Return the target of a redirect from here."""
         if _odd(location):
-            raise BadURL("it has line ends or other characters that no address may have")
+            raise BadURL("it has newlines or other characters that are not allowed in an address")
         try:
             return parse_url(urljoin(str(self), location))
         except BadURL:
             raise
         except ValueError as error:
-            raise BadURL(f"it is no address ({error})") from None
+            raise BadURL(f"it is not an address ({error})") from None
 
 
 def parse_url(text: str) -> URL:
     """Parse an address; raise a BadURL unless it is unambiguous."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_URL:
-        raise BadURL(f"it has {len(text)} characters, and {MAX_URL} is the most")
+        raise BadURL(f"it has {len(text)} characters; the maximum is {MAX_URL}")
     if _odd(text):
-        raise BadURL("it has line ends, control or invisible characters: write it without them")
+        raise BadURL("it has newlines, control or invisible characters: write it without them")
     parts = _parts(text)
     if parts is None or parts[1].lower() not in DEFAULT_PORTS:
         named = _scheme(text)
@@ -102,7 +102,7 @@ def _read_host(host: str) -> tuple[str, Address | None]:
         try:
             address = IPv6Address(host[1:-1])
         except ValueError:
-            raise BadURL(f"{host} is no IPv6 address") from None
+            raise BadURL(f"{host} is not an IPv6 address") from None
         return str(address), address
     if not host.isascii():
         host = _to_ascii(host)
@@ -114,11 +114,11 @@ def _read_host(host: str) -> tuple[str, Address | None]:
             four = IPv4Address(host)
         except ValueError:
             raise BadURL(
-                f"{host[:100]} is no IPv4 address: write four decimal numbers, without leading zeros"
+                f"{host[:100]} is not an IPv4 address: write four decimal numbers, without leading zeros"
             ) from None
         return host, four
     if len(host) > 253 or not all(map(_is_label, labels)):
-        raise BadURL("its host is no possible name")
+        raise BadURL("its host is not a valid name")
     return host, None
 
 
@@ -129,7 +129,7 @@ def _to_ascii(host: str) -> str:
     try:
         return idna.encode(host, uts46=True, std3_rules=True).decode()
     except (idna.IDNAError, UnicodeError):
-        raise BadURL("its host is no possible name") from None
+        raise BadURL("its host is not a valid name") from None
 
 
 def _quoted(text: str) -> str:

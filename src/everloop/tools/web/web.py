@@ -196,12 +196,12 @@ async def _read(page: Page) -> Readable:
         case "html":
             return await read_html(page.body, str(page.url), page.charset)
         case "pdf" if page.cut:
-            raise ToolError(f"The PDF is bigger than {len(page.body)} bytes, which is the most that is fetched.")
+            raise ToolError(f"The PDF is bigger than {len(page.body)} bytes, which is the maximum.")
         case "pdf":
             return await read_pdf(page.body, f"The PDF of {page.url.host}")
         case "text" | None:
             if not page.charset and b"\0" in page.body[:1024] and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise ToolError(f"{page.url.host} sent something that is no text.")
+                raise ToolError(f"{page.url.host} sent something that is not text.")
             return Readable("", clean(await in_thread(decode, page.body, page.charset)))
         case _:
             assert_never(reading)

@@ -159,6 +159,14 @@ class Window(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Sent:
+    """What the last request was made of beside the log, by hash; "" for what is not kept."""
+
+    prompt: str = ""
+    tools: str = ""
+
+
 class Turn:
     """A turn in progress: its entries, the conversation they continue, and its subscriber."""
 
@@ -184,6 +192,7 @@ class Turn:
         self.approved: set[str] = set()  # calls that a person has approved
         self.reviewed: set[str] = set()  # calls that the policy has seen
         self.running: dict[str, float] = {}  # in-flight calls and their start times
+        self.sent = Sent()
         self.flushed = 0.0  # seconds spent on flushes that no entry has recorded yet
         self._resumed_by = resumed_by
         self._log = log
@@ -234,7 +243,16 @@ class Turn:
         first = first if seconds - first > 0.001 else 0.0
         outside = self.conversation.described_outside
         flushed, worker = self.stamp()
-        return replace(answered, seconds=seconds, first_token=first, untrusted=outside, flushed=flushed, worker=worker)
+        return replace(
+            answered,
+            seconds=seconds,
+            first_token=first,
+            untrusted=outside,
+            flushed=flushed,
+            worker=worker,
+            prompt=self.sent.prompt,
+            tools=self.sent.tools,
+        )
 
     def stamp(self) -> tuple[float, str]:
         """Return what the next entry records about the step before it: its flush time, and the worker that resumed the
@@ -265,7 +283,9 @@ class Turn:
         """Write the outcome and release the turn until the question is answered."""
         entries, self.outcome = self.outcome, []
         self.reviewed.clear()  # the rules may have changed by the time it resumes
+        began = time.monotonic()
         await self._written(self._log.park(entries, question), entries)
+        self.flushed += time.monotonic() - began
 
     def know(self, entries: Sequence[Entry]) -> None:
         """Take in entries that have been written."""
@@ -567,6 +587,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         usage=counts(response),
         model=_short_text(response.model),
         logprobs=tuple(getattr(response, "logprobs", ())),
+        failures=tuple(getattr(response, "failures", ())),
     )
 
 

@@ -88,6 +88,14 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     before: tuple[Message, ...] = ()  # initial messages from an agent's definition
 
 
+class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt of a model call that failed, so that the model was asked once more."""
+
+    error: str
+    began: float = 0.0  # seconds after the model was first asked
+    seconds: float = 0.0  # until it failed
+
+
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
     content: str | None = None
     calls: tuple[Call, ...] = ()
@@ -101,6 +109,9 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     logprobs: tuple[dict[str, Any], ...] = ()  # per token, if the API client asked for them
     flushed: float = 0.0  # seconds that the turn spent on flushes since the previous step
     worker: str = ""  # the worker that resumed the turn here, after a crash, a handoff or an answer to a parked turn
+    prompt: str = ""  # hash of the system prompt that was sent, if the store keeps it
+    tools: str = ""  # hash of the tools that were offered, likewise
+    failures: tuple[FailedAttempt, ...] = ()  # attempts before the one that gave this answer
 
     @property
     def empty(self) -> bool:

@@ -174,7 +174,7 @@ class _Tape:
     """Model, tools and log in one: returns the recorded entries in their recorded order."""
 
     def __init__(self, recorded: Sequence[Entry], ends: bool) -> None:
-        self.at = 1  # the first message is there from the start
+        self.at = 1  # the first message is already there
         self.written: list[Entry] = []
         self._recorded = recorded
         self._ends = ends

@@ -44,7 +44,7 @@ def checksum(text: str, before: int = 0) -> int:
 
 
 class TextCursor:
-    """Follows the text of one round through its attempts, and returns only what its subscriber has not seen.
+    """Follows the text of one round through its attempts, and returns only what the subscriber has not seen.
 
     An attempt that repeats what was shown adds nothing until it goes beyond that. An attempt that differs invalidates
     what was shown: `feed` returns None, and `restart` returns the attempt's text so far, to be shown from the start.

@@ -34,7 +34,7 @@ from ..log import CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 from ..text import clean, one_line
 
 MOST_SHOWN = 20_000  # characters of a tool's result
-Update = Any  # one of the SDK's many kinds of updates
+Update = Any  # any kind of update of the SDK
 Kind = Literal["read", "edit", "search", "execute", "fetch", "other"]
 KINDS: dict[str, Kind] = {
     "read_file": "read",

@@ -16,16 +16,28 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from .. import events
 from ..context.prompt import Composer
 from ..context.window import Measure, is_overflow
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, ProviderError, StreamingProvider, counts, option_keywords
+from ..providers.base import (
+    Delta,
+    LLMProvider,
+    LLMResponse,
+    ProviderError,
+    StreamingProvider,
+    counts,
+    extra_of,
+    option_keywords,
+)
 from ..store.base import Claim
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
+from .request_texts import TurnTexts
 from .turn_spec import brought_by
 
 if TYPE_CHECKING:
@@ -117,6 +129,7 @@ class TurnModelCall(ModelCall):
         text_calls: bool = True,
         compose: Composer | None = None,
         free: Callable[[Conversation], Free | None] = _all_free,
+        texts: TurnTexts | None = None,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
         self._tools = tools
@@ -124,6 +137,7 @@ class TurnModelCall(ModelCall):
         self._budgets = budgets
         self._claim = claim
         self._free = free  # which image addresses the answer may contain
+        self._texts = texts  # keeps the parts of a request that are not in the log
         self._compose = compose  # builds the requests if a subclass of the context builder does so
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
@@ -135,7 +149,11 @@ class TurnModelCall(ModelCall):
         images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
-            response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
+            tools = self._tools.get_definitions() or None
+            keeping = self._texts.begin(tools, extra_of(self._provider)) if self._texts is not None else None
+            response = await self.ask(request, tools, images or emit)
+            if self._texts is not None:
+                await self._texts.end(keeping)
         except Exception as error:
             if (told := error_for(self._claim.owner, error)) is not error:
                 raise told from None
@@ -152,6 +170,8 @@ class TurnModelCall(ModelCall):
             self._measure.learn(response.model, conversation, counted)
         if isinstance(response, LLMResponse):  # a custom provider may return anything
             response.model = response.model or self._model or self._measure.model
+            if self._claim.owner != "me":
+                response.failures = [replace(one, error=FAILED) for one in response.failures]
         return response
 
 

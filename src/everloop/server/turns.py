@@ -447,7 +447,8 @@ def _results(messages: Sequence[Message]) -> list[Message]:
     called = messages[start - 1].get("tool_calls") or () if start else ()
     names = {call["id"]: call["function"]["name"] for call in called}
     texts = [
-        f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
+        f"[Result of {names.get(one['tool_call_id']) or one.get('name') or 'a tool'}]\n{text_of(one['content'])}"
+        for one in messages[start:]
     ]
     return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]
 

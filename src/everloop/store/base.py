@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -189,6 +189,15 @@ class TurnInfo:
     started_at: float
     ended_at: float | None
     reason: str | None
+    flushed: float = 0.0  # seconds that it waited for the disk in the writes that closed or parked it
+
+
+@dataclass(slots=True, frozen=True)
+class RequestText:
+    """A text of requests to a model, as JSON; with a key it belongs to the session of that key only."""
+
+    data: str
+    key: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -502,6 +511,21 @@ class Store(Protocol):
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
         """Return the latest turns, newest first."""
+        ...
+
+    # requests
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        """Keep texts of an owner's requests by their hashes, unless they are kept already. With the key of a session,
+        they are deleted with it. Like a step of a turn, they are flushed with the next write that is."""
+        ...
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        """Those of the owner's texts with these hashes that are kept."""
+        ...
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        """Add to how long turns waited for the disk when they were closed or parked, by the inbox rows that opened
+        them. It is not flushed: a power loss may undo it."""
         ...
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:

@@ -44,17 +44,18 @@ def store_path(workspace: str | Path | None = None) -> Path | DSN:
 
 
 @overload
-def store_at(where: DSN, config: Any = None) -> PostgresStore: ...
+def store_at(where: DSN, config: Any = None, pool: DSN | None = None) -> PostgresStore: ...
 
 
 @overload
-def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore: ...
+def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = None) -> SQLiteStore | PostgresStore: ...
 
 
-def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | PostgresStore:
+def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = None) -> SQLiteStore | PostgresStore:
     """Return the store at a path or a `postgresql://` address.
 
-    Nothing is opened before its first call, and only the module of that store is imported.
+    Nothing is opened before its first call, and only the module of that store is imported. `pool` is the pooler of a
+    database other than that of the settings, which name their own.
     """
     place = checked(where)
     flush_always = getattr(config, "flush", "needed") == "always"
@@ -62,7 +63,8 @@ def store_at(where: str | Path | DSN, config: Any = None) -> SQLiteStore | Postg
         from .postgres.store import LEASE_SECONDS, PostgresStore
 
         lease = getattr(config, "lease_seconds", LEASE_SECONDS)
-        pool = getattr(config, "store_pool", None) if getattr(config, "store", None) == place else None
+        if getattr(config, "store", None) == place:
+            pool = getattr(config, "store_pool", None)
         return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
     from .sqlite import SQLiteStore
 

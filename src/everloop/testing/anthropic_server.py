@@ -173,9 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(FakeAnthropic, "anthropic_server", "A fake Anthropic API.", arguments)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
+# -------------------------------------------------------------------------------------------- the contract
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ID = re.compile(r"[A-Za-z0-9_-]+")
@@ -349,3 +347,7 @@ def _check_thinking(body: dict[str, Any], messages: list[Any]) -> list[str]:
                 "messages: with thinking, the calls before the last results must begin with a thinking block"
             )
     return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -224,7 +224,7 @@ async def _send(request: web.Request, reply: Reply, parts: list[bytes], *, first
     for count, part in enumerate(parts, start=first):
         await response.write(part)
         if count == reply.cut_after:
-            await asyncio.sleep(0.01)  # lets the client see what was written before the end
+            await asyncio.sleep(0.01)  # lets the client receive what was written before
             assert request.transport is not None
             request.transport.abort()
             return response

@@ -81,6 +81,8 @@ FAILOVER = {
 MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
 BATCH = 64  # writes per transaction
 RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
+SLOW_SECONDS = 1.5  # a failed attempt that took this long marks its server as silent: others are tried first
+SILENT_SECONDS = 5.0  # until a silent server is tried again
 LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
 # Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
@@ -166,6 +168,9 @@ class Primary:
     but commits there wait for a standby that it no longer has. Each failover raises the timeline. So a server with an
     earlier timeline than the latest one seen is skipped, and `break_all` is called when a later one is seen: existing
     connections may be to the old primary.
+
+    A machine that is lost does not answer at all, and each try costs `connect_timeout`. So a server that was silent is
+    tried by one thread now and then, while the others look at the rest.
     """
 
     def __init__(self, dsn: DSN, break_all: Callable[[], None]) -> None:
@@ -173,24 +178,40 @@ class Primary:
         self._dsn = dsn
         self._latest = ""
         self._lock = threading.Lock()
+        self._try_at: dict[int, float] = {}  # when to try a server again that was silent
 
     def connect(self) -> Connection:
         """Open a connection, or raise a one-line StoreError."""
-        connection = connect(self._dsn)
-        number = 0
-        while not self._is_latest(connection):
+        failed: Unreachable | None = None
+        for number in self._to_try():
+            began = time.monotonic()
+            try:
+                connection = connect(self._dsn, number=number)
+            except Unreachable as error:
+                if time.monotonic() - began > SLOW_SECONDS:
+                    self._try_at[number] = time.monotonic() + SILENT_SECONDS
+                else:
+                    self._try_at.pop(number, None)
+                failed = failed or error
+                continue
+            self._try_at.pop(number, None)
+            if self._is_latest(connection):
+                return connection
             connection.close()
-            while True:
-                if number == self._dsn.hosts:
-                    raise Unreachable(
-                        f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, "
-                        "and the primary cannot be reached; stop the old one"
-                    )
-                number += 1
-                with contextlib.suppress(Unreachable):
-                    connection = connect(self._dsn, number=number - 1)
-                    break
-        return connection
+            failed = Unreachable(
+                f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, and the "
+                "primary cannot be reached; stop the old one"
+            )
+        assert failed is not None
+        raise failed
+
+    def _to_try(self) -> list[int]:
+        """Return the servers in order, without those that another thread has just found silent."""
+        now = time.monotonic()
+        with self._lock:
+            due = [number for number in range(self._dsn.hosts) if self._try_at.get(number, 0.0) <= now]
+            self._try_at |= {number: now + SILENT_SECONDS for number in due if number in self._try_at}
+        return due or list(range(self._dsn.hosts))
 
     def _is_latest(self, connection: Connection) -> bool:
         timeline = _timeline(connection)

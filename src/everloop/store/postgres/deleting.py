@@ -39,6 +39,8 @@ DELETE = (
     "DELETE FROM inbox WHERE session = ANY(%s)",
     "DELETE FROM entry WHERE session = ANY(%s)",
     "DELETE FROM session_grant g USING session s WHERE s.id = ANY(%s) AND (g.owner, g.key) = (s.owner, s.key)",
+    """DELETE FROM request_text t USING session s
+        WHERE s.id = ANY(%s) AND t.key <> '' AND (t.owner, t.key) = (s.owner, s.key)""",
     "DELETE FROM session WHERE id = ANY(%s)",
 )
 ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)

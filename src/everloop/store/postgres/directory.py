@@ -43,6 +43,11 @@ HELD = f"coalesce(held_until > {NOW}, false)"
 PLACE = f"SELECT store, {HELD} FROM owner_place WHERE owner = %s"
 PLACES = f"SELECT owner, store, {HELD} FROM owner_place ORDER BY owner"
 DATABASES = "SELECT DISTINCT store FROM owner_place ORDER BY store"
+POOL = "SELECT pool FROM database_pool WHERE store = %s"
+POOLS = "SELECT store, pool FROM database_pool ORDER BY store"
+PUT_POOL = """INSERT INTO database_pool (store, pool) VALUES (%s, %s)
+    ON CONFLICT (store) DO UPDATE SET pool = excluded.pool"""
+DELETE_POOL = "DELETE FROM database_pool WHERE store = %s"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
 # An interrupted move may have left the owner in both databases: only completing it lifts its hold.
 HOLD = f"""INSERT INTO owner_place AS p (owner, store, held_until, changed_at) VALUES (%s, %s, {NOW} + %s, {NOW})
@@ -107,6 +112,15 @@ class Directory:
     async def places(self) -> list[tuple[str, DSN, bool]]:
         """Return (owner, database, held) for the owners with a row."""
         return [(owner, self._address(store), held) for owner, store, held in await self._read(PLACES)]
+
+    async def pool(self, store: DSN) -> DSN | None:
+        """The pooler through which servers reach a database; None if they connect to it directly."""
+        rows = await self._read(POOL, store.without_password)
+        return self._address(rows[0][0]) if rows else None
+
+    async def pools(self) -> list[tuple[DSN, DSN]]:
+        """The databases that are reached through poolers: (database, pooler)."""
+        return [(self._address(store), self._address(pool)) for store, pool in await self._read(POOLS)]
 
     def watch(self, on_change: Callable[[str | None], None]) -> None:
         """Call `on_change` on the event loop with each owner whose place has changed; with None if any may have."""
@@ -246,6 +260,21 @@ def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
             if row.fetchone() != (True,):
                 raise StoreError(f"another command is currently moving {owner}: wait until it ends")
             yield Entry(db, owner, dsn)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise explain(dsn, error) from error
+
+
+def put_pool(store: DSN, pool: DSN | None, dsn: DSN) -> None:
+    """Have servers reach a database through a pooler, or directly again."""
+    with closing(connect(dsn)) as db:
+        try:
+            migrate(db, dsn)
+            if pool is None:
+                db.execute(DELETE_POOL, (store.without_password,))
+            else:
+                db.execute(PUT_POOL, (store.without_password, pool.without_password))
         except StoreError:
             raise
         except Exception as error:

@@ -109,6 +109,12 @@ class Heartbeat:
         # In this order: a renewal after an interruption starts a new term before it counts.
         return None if _clock() - self._renewed_at > self._lease / 2 else self._term
 
+    @property
+    def is_late(self) -> bool:
+        """Whether this process has leases to renew and has not done so in time."""
+        renewed_at = self._renewed_at
+        return bool(self._workers) and renewed_at > -math.inf and _clock() - renewed_at > self._lease / 2
+
     def keep(self, worker: str, address: str | None = None) -> None:
         """Renew the leases of a worker of this process from now on. Its row exists already."""
         if not of_this_process(worker):
@@ -257,8 +263,8 @@ class Heartbeat:
         row = connection.execute(replication.TIMELINE).fetchone()
         timeline = row[0] if row is not None else ""
         if self._timeline not in ("", timeline):
-            log.warning("the store has failed over to another server")
             connection.execute(GRACE)
+            log.warning("the store has failed over to another server")
         self._timeline = timeline
 
     def _look_for_standby(self, connection: Connection) -> None:

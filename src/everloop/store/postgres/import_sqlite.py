@@ -28,7 +28,7 @@ TABLES: dict[str, tuple[str, ...]] = {
                 "title", "named_by", "naming_usage", "archived_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
-              "ended_at", "reason", "damaged", "hidden"),
+              "ended_at", "reason", "damaged", "hidden", "flushed"),
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key", "channel", "chat_id",
                "damaged", "parts", "failed"),
     "timer": ("owner", "id", "due_at", "data"),
@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights", "agent"),
     "file_mark": ("owner", "digest", "tainted", "path", "at"),
     "session_grant": ("owner", "key", "name", "at"),
+    "request_text": ("owner", "hash", "key", "data", "at"),
     "channel_state": ("channel", "key", "value"),
 }  # fmt: skip
 NUMBERED = ("session", "inbox", "outbox")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
 HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
-OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant")
+OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant", "request_text")
 BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
     UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session

@@ -46,10 +46,17 @@ TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
 HISTORY = "SELECT id, history_from FROM session WHERE owner = %s AND key = %s"
 # Latest first, so that a recent turn is found quickly.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
-        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason,
+        i.flushed
     FROM inbox i JOIN session s ON s.id = i.session
     WHERE i.opened AND i.owner = %s AND starts_with(i.turn, %s) AND (%s::bigint IS NULL OR i.session = %s)
     ORDER BY i.id DESC LIMIT %s"""
+KEEP_REQUEST_TEXTS = f"""INSERT INTO request_text (owner, hash, key, data, at)
+    SELECT %s, t.hash, %s, t.data, {NOW} FROM unnest(%s::text[], %s::text[]) AS t (hash, data) ORDER BY t.hash
+    ON CONFLICT DO NOTHING"""
+REQUEST_TEXTS = "SELECT hash, data, key FROM request_text WHERE owner = %s AND hash = ANY(%s)"
+NOTE_FLUSHES = """UPDATE inbox i SET flushed = flushed + n.seconds
+    FROM unnest(%s::bigint[], %s::float8[]) AS n (id, seconds) WHERE i.id = n.id"""
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = %s AND scope = ANY(%s)"
 TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at LIMIT %s"
 SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)

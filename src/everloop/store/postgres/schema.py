@@ -397,6 +397,21 @@ CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
     FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
 """
 
+# The poolers through which servers reach the databases of a directory. Both addresses are without passwords.
+m014_pools = """
+CREATE TABLE database_pool (store text PRIMARY KEY, pool text NOT NULL);
+"""
+
+# As m017_requests of SQLite.
+m015_requests = """
+CREATE TABLE request_text (
+    owner text NOT NULL, hash text NOT NULL, key text NOT NULL, data text NOT NULL, at float8 NOT NULL,
+    PRIMARY KEY (owner, hash, key));
+CREATE TRIGGER request_text_moved BEFORE INSERT ON request_text
+    FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+ALTER TABLE inbox ADD COLUMN flushed float8 NOT NULL DEFAULT 0;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -411,6 +426,8 @@ MIGRATIONS: tuple[str, ...] = (
     m011_channels,
     m012_archive,
     m013_directory,
+    m014_pools,
+    m015_requests,
 )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -98,12 +100,20 @@ class PostgresStore:
         self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds, self._primary)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
-        self._lease = lease_seconds
+        self._lease_seconds = lease_seconds
         self._flush_always = flush_always
         self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
         self._migration = Migration(self.dsn)
         self._pool_checked = False
         self._checking_pool = threading.Lock()
+
+    @property
+    def _lease(self) -> float:
+        """Seconds after which a lease that was not renewed has ended.
+
+        While this process cannot renew its own leases, none counts as ended: without a primary, no process can.
+        """
+        return math.inf if self.heartbeat.is_late else self._lease_seconds
 
     # ------------------------------------------------------------------------------------------ inbox
 
@@ -412,6 +422,18 @@ class PostgresStore:
     ) -> list[TurnInfo]:
         rows = await self._read(queries.TURNS, owner, prefix, session, session, limit)
         return [TurnInfo(*row) for row in rows]
+
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        await self.connections.submit("unflushed", kept, ("request", owner))
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, list(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        noted = _does(queries.NOTE_FLUSHES, list(seconds), list(seconds.values()))
+        await self.connections.submit("unflushed", noted)
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         def write(work: Callable[[Connection], T], /) -> Written[T]:

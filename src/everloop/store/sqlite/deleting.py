@@ -22,6 +22,8 @@ from .transactions import REVOKE_GRANTS_OF, session_id
 FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
     AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
     AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
+FORGET_REQUEST_TEXTS = """DELETE FROM request_text
+    WHERE key <> '' AND (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"""
 NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
 ARCHIVE = """UPDATE session SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry e WHERE e.session = session.id)
     WHERE owner = ? AND key = ?"""
@@ -115,6 +117,7 @@ def _delete(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
         unindex(db, id)
         db.execute("DELETE FROM entry WHERE session = ?", (id,))
         db.execute(REVOKE_GRANTS_OF, (id,))
+        db.execute(FORGET_REQUEST_TEXTS, (id,))
         for blank in (BLANK_INBOX, BLANK_OUTBOX, BLANK_SESSION):
             db.execute(blank, (id,))
     db.execute("UPDATE deletion SET sessions = sessions + ?", (len(sessions),))

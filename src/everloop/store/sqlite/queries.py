@@ -43,9 +43,13 @@ OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT
 LOG = "SELECT seq, turn, at, CAST(data AS BLOB) FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
 # Latest first, so that a recent turn is found quickly.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
-        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason,
+        i.flushed
     FROM inbox i JOIN session s ON s.id = i.session
     WHERE i.opened AND i.owner = ?1 AND substr(i.turn, 1, length(?2)) = ?2"""
+KEEP_REQUEST_TEXT = "INSERT OR IGNORE INTO request_text (owner, hash, key, data, at) VALUES (?, ?, ?, ?, ?)"
+REQUEST_TEXTS = "SELECT hash, data, key FROM request_text WHERE owner = ? AND hash IN (SELECT value FROM json_each(?))"
+NOTE_FLUSH = "UPDATE inbox SET flushed = flushed + ? WHERE id = ?"
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = ? AND scope IN (SELECT value FROM json_each(?))"
 TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at LIMIT ?"
 SET_TIMER = "INSERT OR REPLACE INTO timer (owner, id, due_at, data) VALUES (?, ?, ?, ?)"

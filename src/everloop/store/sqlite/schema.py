@@ -212,6 +212,17 @@ def m016_archive(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE session ADD COLUMN archived_at INTEGER NOT NULL DEFAULT 0")
 
 
+def m017_requests(db: sqlite3.Connection) -> None:
+    """What of the requests to a model is not in the log, each text once for an owner by its hash; with a session's key,
+    it is deleted with that session. And how long a turn waited for the disk in the writes that closed or parked it."""
+    db.execute(
+        """CREATE TABLE request_text (
+            owner TEXT NOT NULL, hash TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (owner, hash, key))"""
+    )
+    db.execute("ALTER TABLE inbox ADD COLUMN flushed REAL NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_core,
     m002_messages_of_tools,
@@ -229,6 +240,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m014_channels,
     m015_entries_in_order_of_writing,
     m016_archive,
+    m017_requests,
 )
 
 

@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -37,6 +37,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -321,6 +322,19 @@ class SQLiteStore:
         where, values = ("", []) if session is None else (" AND i.session = ?4", [session])
         rows = await self._read(queries.TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
+
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        now = time.time()
+        rows = [(owner, hash, key, text, now) for hash, text in texts.items()]
+        await self.writer.submit(lambda db: db.executemany(queries.KEEP_REQUEST_TEXT, rows).rowcount, "written")
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, _json(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        rows = [(waited, row) for row, waited in seconds.items()]
+        await self.writer.submit(lambda db: db.executemany(queries.NOTE_FLUSH, rows).rowcount, "written")
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         return await searching.search(self._in_reader, self.writer.submit, owner, query, limit)

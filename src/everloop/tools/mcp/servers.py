@@ -199,7 +199,7 @@ class _LoopThread:
         self._thread.start()
 
     async def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine there; cancelling the wait cancels it."""
+        """Run a coroutine in the thread; cancelling the wait cancels it."""
         loop = await asyncio.shield(asyncio.wrap_future(self._loop))
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(), loop))
 

@@ -1,7 +1,7 @@
 """MCP servers that are programs: started, spoken to line by line over their standard input and output, and stopped.
 
-The SDK has a transport for this, which reads lines of any length and logs each one that it cannot parse; this one has
-limits, and knows why a program ended.
+The SDK's own transport reads lines of any length and logs each one that it cannot parse; this one has limits, and knows
+why a program ended.
 """
 
 from __future__ import annotations

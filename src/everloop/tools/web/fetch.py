@@ -53,7 +53,7 @@ class FetchError(ToolError):
 
 
 class NotPublic(FetchError):
-    """The host is not on the public internet, and not listed."""
+    """The host is neither on the public internet nor listed in the settings."""
 
 
 @dataclass(slots=True, frozen=True)

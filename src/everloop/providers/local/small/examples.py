@@ -59,12 +59,12 @@ def _example(item: dict[str, Any]) -> Example:
 
 _DATA = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 FIXED: tuple[Example, ...] = tuple(map(_example, _DATA["fixed"]))
+CLIENT: tuple[Example, ...] = tuple(map(_example, _DATA["client"]))
 NEAREST: tuple[Example, ...] = tuple(map(_example, _DATA["nearest"]))
 
 
 def all_examples() -> Iterator[Example]:
-    yield from FIXED
-    yield from NEAREST
+    yield from (*FIXED, *NEAREST, *CLIENT)
 
 
 # ---------------------------------------------------------------------------------------------- those like a request
@@ -76,7 +76,7 @@ SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
 OWN_LANGUAGE = 0.15  # how much nearer an example is that is in the request's language
 SURE = 0.3  # how like an example a request must be to be treated as it
-KNOWN = frozenset(name for example in all_examples() for name in example.tools)
+KNOWN = frozenset(name for example in (*FIXED, *NEAREST) for name in example.tools)
 MOST = 16  # tools offered
 _SURELY = tuple(
     one for one in WORK if one not in ("create", "write", "web")

@@ -17,7 +17,6 @@ from .words import (
     kept,
     key_of,
     means,
-    names_key,
     paths_in,
     pattern,
     places_in,
@@ -41,7 +40,6 @@ _AFTER = (
 _BOTH = pattern("both")
 _JOINS = word_set("joins")
 _PAIR = pattern("pair")
-_SIGNS = pattern("signs")
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
 
@@ -57,13 +55,7 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    unsure = _BOTH.search(request) and not any(names_key(request, line) for line in found)
-    return surely or (perhaps if unsure else {})
-
-
-def names_signs(request: str) -> bool:
-    """Whether what is to be replaced is called by a name and does not stand there itself: `all commas`."""
-    return _SIGNS.search(request) is not None
+    return surely or (perhaps if _BOTH.search(request) else {})
 
 
 def names_both(request: str) -> bool:
@@ -165,17 +157,13 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if not files:
         return {}
     every = in_every_place(turn.request)
-    if every and names_signs(turn.request):
-        return {"must": ["replace_all"]}
     named = spans(turn.request, "\n".join(lines))
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
-        old = [line for line in old if names_key(turn.request, line)] or old
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
-        given["repeated"] = [line for line in old if lines.count(line) > 1]
         if changes := [(line, *place) for line in old for place in places.get(line, ())]:
             replaced = [line[len(before) : len(line) - len(after)] for line, before, after in changes]
             given["said"] = new_words(turn.request, replaced)

@@ -174,12 +174,6 @@ def key_of(line: str) -> str:
     return found[0] if found else ""
 
 
-def names_key(request: str, line: str) -> bool:
-    """Whether a line is a setting whose key a request names."""
-    key = {word for word in words(key_of(line)) if word not in EMPTY}
-    return bool(key) and key <= {*words(without_files(request))}
-
-
 def kept(request: str, line: str) -> str:
     """What a line keeps when it replaces another: its key, or a first word that the request does not mention."""
     if key := key_of(line):

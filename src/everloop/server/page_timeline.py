@@ -44,6 +44,10 @@ SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of the message that opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
+PROMPT_OF_NOW = "The system prompt that was sent is not kept: this is the one that would be sent now."
+TOOLS_OF_NOW = "The tools that were offered are not kept: these are those that would be offered now."
+SUBAGENT = "A sub-agent has a note about its task in its prompt, and fewer tools."
+OTHER_FORM = "The provider sends this in a form of its own."
 IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -80,6 +84,7 @@ class Step(msgspec.Struct):
     arguments: dict[str, Any]
     text: str
     flushed: float  # seconds that the turn waited for flushes before the step
+    flushed_after: float = 0.0  # and after the last step, when the turn was closed or parked
 
 
 class Gap(msgspec.Struct):
@@ -101,18 +106,16 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
-    flushed: float  # seconds that it waited for flushes, without its last write
+    flushed: float  # seconds that it waited for flushes
     steps: list[Step]
     gaps: list[Gap]
 
 
 class SentRequest(msgspec.Struct):
-    """The request of a model call. The conversation comes from the log; what is not in the log is rebuilt."""
+    """The request of a model call."""
 
-    model: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    rebuilt: list[str]  # sentences that say what may differ from the original request
+    body: str  # the JSON that was sent, without the fields that request a stream
+    notes: list[str]  # sentences about possible differences from the original request; empty if it is exact
 
 
 # ---------------------------------------------------------------------------------------------- the timeline
@@ -313,7 +316,11 @@ def _place(steps: Sequence[Step]) -> list[Gap]:
 
 
 async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
-    """Return the request whose answer is the entry at this position; None if there is none."""
+    """Return the request whose answer is the entry at this position; None if there is none.
+
+    The conversation is in the log. The system prompt and the tools are in the store under the hashes that the answer
+    names; if they are missing, they are rebuilt from the current state.
+    """
     after = info.history_from if seq > info.history_from else 0
     logged = await agent.store.read_log(info.id, after, seq)
     if not logged or logged[-1].seq != seq or not isinstance(answered := logged[-1].entry, ModelAnswered):
@@ -331,7 +338,7 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
     standing = await _standing(agent, info, request, answered, kept, began)
     conversation = conversation_of(standing.system, compacted, shown)
     model, options = answered.model or agent.model or "", request.options if request is not None else {}
-    body_of = getattr(agent.provider, "request_body", None)  # a provider of the user's own may be anything
+    body_of = getattr(agent.provider, "request_body", None)  # a custom provider may be anything
     body = body_of and body_of(conversation, standing.tools, model, options, standing.extra)
     if body is not None:
         return SentRequest(body.decode(), standing.notes)
@@ -340,14 +347,14 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
 
 
 class Kept(msgspec.Struct):
-    """The tools and the further fields of a request, as they are kept."""
+    """The tools and other fields of a request, as stored."""
 
     tools: list[dict[str, Any]]
     extra: dict[str, Any]
 
 
 class Standing(NamedTuple):
-    """What of a request is not in the log."""
+    """The parts of a request that are not in the log."""
 
     system: str
     tools: list[dict[str, Any]]
@@ -373,7 +380,7 @@ async def _standing(
         system = await in_thread(agent.context.shared_prompt)
     else:
         system = msgspec.json.decode(prompt.data, type=str)
-    if prompt is None or not prompt.key:  # else it is the whole prompt of a task
+    if prompt is None or not prompt.key:  # otherwise it is the whole prompt of a task
         system = spec.system(system) if spec is not None else system
         system = agent.context.conversation_prompt(system, began)
     if prompt is None:
@@ -432,7 +439,7 @@ class TimelineApi:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
         if sent is None:
-            raise not_found("there is no model answer at this position", code="answer_not_found")
+            raise not_found("no model has answered at this position", code="answer_not_found")
         return json_response(sent)
 
     async def _item(self, turn: TurnInfo) -> TurnItem:

@@ -44,10 +44,10 @@ SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of the message that opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
-PROMPT_OF_NOW = "The system prompt that was sent is not kept: this is the one that would be sent now."
-TOOLS_OF_NOW = "The tools that were offered are not kept: these are those that would be offered now."
+PROMPT_OF_NOW = "The original system prompt is not stored: this is the one that would be sent now."
+TOOLS_OF_NOW = "The original tools are not stored: these are the ones that would be offered now."
 SUBAGENT = "A sub-agent has a note about its task in its prompt, and fewer tools."
-OTHER_FORM = "The provider sends this in a form of its own."
+OTHER_FORM = "The provider sends this in its own format."
 IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -439,7 +439,7 @@ class TimelineApi:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
         if sent is None:
-            raise not_found("no model has answered at this position", code="answer_not_found")
+            raise not_found("there is no model answer at this position", code="answer_not_found")
         return json_response(sent)
 
     async def _item(self, turn: TurnInfo) -> TurnItem:

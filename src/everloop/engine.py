@@ -161,7 +161,7 @@ class Window(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """What the last request was made of beside the log, by hash; "" for what is not kept."""
+    """The parts of the last request that are not in the log, by hash; "" for those that are not stored."""
 
     prompt: str = ""
     tools: str = ""

@@ -76,7 +76,7 @@ class RequestTexts:
                     self._known[claim.owner, claim.session if key else 0, hash] = None
         # the turn continues; its timeline reports that the request is rebuilt
         except (StoreError, ValueError) as error:
-            log.warning("what was sent to the model is not kept: %s", error)
+            log.warning("could not store the request to the model: %s", error)
             return False
         while len(self._known) > KNOWN:
             self._known.popitem(last=False)
@@ -139,7 +139,7 @@ class FlushTimes:
             try:
                 await self._store.note_flushes(seconds)
             except StoreError as error:
-                log.warning("how long turns waited for the disk is not written down: %s", error)
+                log.warning("could not record the flush times of turns: %s", error)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -354,7 +354,7 @@ def _away(ended: TurnEnded) -> bool:
     return ended.reason == "handed" and not ended.text
 
 
-def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
+def extend_conversation(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add the messages that an entry completes to a conversation, and update the conversation's flags."""
     messages = transcript.add(entry)
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:

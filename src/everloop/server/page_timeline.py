@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
-from ..activity import Happening
+from ..activity import ActivityEvent
 from ..activity import Timeline as Activity
 from ..config import Config
 from ..config.prices import cost_of, price_of
@@ -158,13 +158,13 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
     )
 
 
-def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
+def _steps(activity: Iterable[ActivityEvent], now: float) -> list[Step]:
     steps: list[Step] = []
-    asked: Happening | None = None  # the model call in progress
-    running: dict[str, Happening] = {}  # tools, by call
+    asked: ActivityEvent | None = None  # the model call in progress
+    running: dict[str, ActivityEvent] = {}  # tools, by call
     question: Step | None = None
     arguments: dict[str, dict[str, Any]] = {}
-    for one in happenings:
+    for one in activity:
         facts, entry = one.facts, one.entry
         match one.event:
             case "request" | "steered" if isinstance(entry, UserSaid):
@@ -241,7 +241,7 @@ def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: fl
         steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
 
 
-def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
+def _model_step(began: float, one: ActivityEvent, entry: ModelAnswered) -> Step:
     facts = one.facts
     return _step(
         "model",

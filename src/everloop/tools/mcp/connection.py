@@ -207,7 +207,7 @@ class Connection:
         """Return the current attempt to connect, starting one if necessary."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._connect())
-            self._opening.add_done_callback(_heard)
+            self._opening.add_done_callback(_retrieve_exception)
         return self._opening
 
     async def _open(self) -> Link:
@@ -286,7 +286,7 @@ class Connection:
         exchange.set(note)
         session = link.opened.result()
         sent = asyncio.create_task(session.send_request(request, types.CallToolResult, progress_callback=progress))
-        sent.add_done_callback(_heard)
+        sent.add_done_callback(_retrieve_exception)
         link.calls += 1
         try:
             await asyncio.wait([sent])
@@ -396,7 +396,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Mark the failure as retrieved: there may be no waiter left."""
     if not task.cancelled():
         task.exception()

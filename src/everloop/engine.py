@@ -326,6 +326,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
         match action:
             case CallModel():
                 await turn.append(flush=False)  # results: after a power loss their calls are run again, or reported
+                await asyncio.sleep(0)  # other tasks get their turn, though neither the disk nor the model may wait
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:

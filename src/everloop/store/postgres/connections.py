@@ -561,7 +561,7 @@ class Connections:
         return True
 
     def _call(self, state: ThreadState, give_up: float, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run the statement of a lone write with the thread's mark: see `lone_writes.Call`."""
+        """Run the statement of a lone write with the thread's mark: see `prepared.Call`."""
         import psycopg
 
         connection = state.connection

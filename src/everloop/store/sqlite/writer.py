@@ -73,7 +73,7 @@ class Writer:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "flushed") -> Write[T]:
-        """Queue a job from a coroutine, or run it at once if it is short."""
+        """Queue a job from a coroutine, or run it at once if it is short: then it is done when this returns."""
         if kind == "short" and not self._flush_always and (written := self._write_here(work)) is not None:
             return written
         job, future = self._wakers.job(kind, work)
@@ -131,11 +131,8 @@ class Writer:
             self._in_use.release()
         if (ended := time.monotonic()) - began > SLOW_SECONDS:
             self._slow_until = ended + AFTER_SLOW_SECONDS
-        # As from the thread, the result comes with a later round of the event loop: other tasks get their turn, and a
-        # stop or a time limit is noticed before the next step begins.
-        loop = asyncio.get_running_loop()
-        future: Write[T] = Write(loop=loop)
-        loop.call_soon(future.settle, result, error)
+        future: Write[T] = Write()
+        future.settle(result, error)
         return future
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:

@@ -325,8 +325,9 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
         # The choice is pure, so the outcome of one step and the intent of the next are one write.
         match action:
             case CallModel():
-                await turn.append(flush=False)  # results: after a power loss their calls are run again, or reported
-                await asyncio.sleep(0)  # other tasks get their turn, though neither the disk nor the model may wait
+                if turn.outcome:
+                    await turn.append(flush=False)  # after a power loss these calls are run again, or reported
+                    await asyncio.sleep(0)  # other tasks get their turn, though neither the disk nor the model may wait
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:

@@ -135,7 +135,7 @@ async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model
 
 async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():
     world, ended, seen = await live_through(
-        plan_of(*[], answers=[("never said", 4)], happenings=[(4, "stop")], watched=True)
+        plan_of(*[], answers=[("never said", 4)], happenings=[(3, "stop")], watched=True)
     )
     kept = world.log[1]
     assert isinstance(kept, ModelAnswered)

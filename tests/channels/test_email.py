@@ -264,7 +264,13 @@ async def test_of_a_stranger_only_the_headers_are_parsed(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(email, "parsed", lambda data, parse=email.parsed: parsed.append(data) or parse(data))
+    parse = email.parsed
+
+    def noted(data: bytes) -> Any:
+        parsed.append(data)
+        return parse(data)
+
+    monkeypatch.setattr(email, "parsed", noted)
     async with running(mail.settings, tmp_path):
         verdict = "mx.home.test; dkim=pass header.d=example.net"
         await mail.say("eve@example.net", "canary", Authentication_Results=verdict)
@@ -362,7 +368,8 @@ def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        server = imaplib.IMAP4(*listener.getsockname(), timeout=20)
+        host, port = listener.getsockname()
+        server = imaplib.IMAP4(host, port, timeout=20)
         waiting = threading.Thread(target=email._idle, args=(server,), daemon=True)
         waiting.start()
         waiting.join(20)

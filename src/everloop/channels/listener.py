@@ -12,9 +12,9 @@ Handle = Callable[[web.Request], Awaitable[web.Response]]
 
 
 @asynccontextmanager
-async def listening(host: str, port: int, path: str, handle: Handle) -> AsyncIterator[int]:
+async def listening(host: str, port: int, path: str, handle: Handle, largest: int = LARGEST_BODY) -> AsyncIterator[int]:
     """Hand the POST requests to a path to `handle`; yield the port, which is any free one if 0 is given."""
-    app = web.Application(client_max_size=LARGEST_BODY)
+    app = web.Application(client_max_size=largest)
     app.router.add_post("/" + path.strip("/"), handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -30,7 +30,7 @@ from tests.channels.says import found, until
 from tests.channels.synapse import MatrixNetwork, synapse
 
 from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus
-from everloop.channels.factory import make_channel
+from everloop.channels.base import make_channel
 from everloop.channels.runner import ChannelRunner
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.channels import config_of, running

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from everloop.channels.base import Later, Part, Received, StateRow
-from everloop.channels.factory import make_channel
+from everloop.channels.base import Later, Part, Received, StateRow, make_channel
 from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore

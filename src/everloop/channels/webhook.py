@@ -15,8 +15,7 @@ import msgspec
 from aiohttp import web
 
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient, header_bytes
-from .listener import listening
+from .http import UPLOAD_SECONDS, HttpClient, header_bytes, listening
 
 FRESH_SECONDS = 300.0  # how old a signed request may be
 SEND_SECONDS = 30.0

@@ -378,7 +378,9 @@ def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
 
 
 @pytest.mark.parametrize("tls", ["implicit", "starttls"])
-async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checked(tls: str, tmp_path: Path) -> None:
+async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checked(
+    tls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ca = Path(__file__).parents[1] / "certificates" / "ca.pem"
     async with MailNetwork(tls=tls).running() as mail:
         for folder in ("wrong", "right"):
@@ -386,6 +388,7 @@ async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checke
         async with running(mail.settings, tmp_path / "wrong") as store:
             state = await found(lambda: store.channel_state("email"))
             assert "certificate verify failed" in state["status"]
+        caplog.clear()
         mail.settings["ca_file"] = str(ca)
         async with running(mail.settings, tmp_path / "right"):
             await mail.say(ANNA, "one")
@@ -393,6 +396,7 @@ async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checke
             await mail.say(ANNA, "two")  # which comes while it waits in IDLE
             await until(lambda: len(mail.heard(ANNA)) == 2)
     assert mail.heard(ANNA) == ["re: one", "re: two"]
+    assert "channel email" not in caplog.text  # the connection held
 
 
 def test_a_mail_that_is_refused_for_now_is_tried_again_and_one_that_is_refused_for_good_is_not() -> None:

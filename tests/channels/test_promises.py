@@ -64,7 +64,7 @@ async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_orde
 
 
 FRIENDS = {**ALLOWED, "irc": ["anna!~anna@127.0.0.1"]}
-STRANGERS = {
+STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
     "webhook": ("eve", {"sender": "eve"}),
     "telegram": ("66", {"sender": 66}),
     "slack": ("D66", {"user": "U66"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -20,13 +20,17 @@ from ..log import (
     Compacted,
     Logged,
     ModelAnswered,
+    Request,
     TurnEnded,
     UserSaid,
     text_of,
 )
+from ..messages import encode_json
+from ..providers.base import extra_of
 from ..runtime.agent import AgentLoop
+from ..runtime.api_requests import brings_all
 from ..runtime.owners import Owners
-from ..store.base import SessionInfo, TurnInfo
+from ..store.base import RequestText, SessionInfo, TurnInfo
 from ..text import clean, one_line
 from ..threads import in_thread
 from .errors import bad_request, not_found
@@ -40,6 +44,10 @@ SHOWN = 4_000  # characters of a step's text
 WORDS = 100  # characters of what opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
+PROMPT_OF_NOW = "The system prompt that was sent is not kept: this is the one that would be sent now."
+TOOLS_OF_NOW = "The tools that were offered are not kept: these are those that would be offered now."
+SUBAGENT = "A sub-agent has a note about its task in its prompt, and fewer tools."
+OTHER_FORM = "The provider sends this in a form of its own."
 IDLE = 0.5  # seconds without a step after which the time is cut out
 
 # ---------------------------------------------------------------------------------------------- responses
@@ -76,6 +84,7 @@ class Step(msgspec.Struct):
     arguments: dict[str, Any]
     text: str
     flushed: float  # seconds that the turn waited for the disk before the step began
+    flushed_after: float = 0.0  # and after the last step, when it was closed or parked
 
 
 class Gap(msgspec.Struct):
@@ -97,18 +106,16 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
-    flushed: float  # seconds that it waited for the disk, without its last write
+    flushed: float  # seconds that it waited for the disk
     steps: list[Step]
     gaps: list[Gap]
 
 
 class SentRequest(msgspec.Struct):
-    """The request of a model call. The conversation is what the log says; what is not in the log is rebuilt."""
+    """The request of a model call."""
 
-    model: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    rebuilt: list[str]  # what may differ from what was sent then, in a sentence each
+    body: str  # the JSON that was sent, but for the fields that ask for a stream
+    notes: list[str]  # what may differ from what was sent then, in a sentence each; empty if it is exact
 
 
 # ---------------------------------------------------------------------------------------------- the timeline
@@ -128,6 +135,8 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
         return cost_by(config, model or config.model, usage)
 
     steps = _steps(Activity(cost).read(logged), now)
+    if steps and turn.flushed:
+        steps[-1].flushed_after = turn.flushed
     gaps = _place(steps)
     costs = [step.cost for step in steps if step.cost is not None]
     busy = max((step.offset + step.seconds for step in steps), default=0.0)
@@ -143,7 +152,7 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
         sum(step.cached_tokens for step in steps),
         sum(step.output_tokens for step in steps),
         sum(costs) if costs else None,
-        sum(step.flushed for step in steps),
+        sum(step.flushed + step.flushed_after for step in steps),
         steps,
         gaps,
     )
@@ -166,6 +175,10 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
                 began = one.at - facts["seconds"] if asked is None or entry.worker else asked.at
                 arguments |= {call.id: call.arguments for call in entry.calls}
                 _add_handover(steps, entry, began)
+                steps += [
+                    _step("retry", began + failed.began, seconds=failed.seconds, status="failed", text=failed.error)
+                    for failed in entry.failures
+                ]
                 steps.append(_model_step(began, one, entry))
                 asked = None
             case "tool_started":
@@ -303,7 +316,11 @@ def _place(steps: Sequence[Step]) -> list[Gap]:
 
 
 async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
-    """The request whose answer is the entry at this position; None if none is there."""
+    """The request whose answer is the entry at this position; None if none is there.
+
+    The conversation is in the log. The system prompt and the tools are in the store under the hashes that the answer
+    names; where they are not, they are built as they would be now.
+    """
     after = info.history_from if seq > info.history_from else 0
     logged = await agent.store.read_log(info.id, after, seq)
     if not logged or logged[-1].seq != seq or not isinstance(answered := logged[-1].entry, ModelAnswered):
@@ -316,22 +333,63 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
     shown = [one for one in before if compacted is None or one.seq > compacted.until]
     said = next((one.entry for one in reversed(before) if _opens(one, logged[-1].turn)), None)
     request = said.request if isinstance(said, UserSaid) else None
-    rebuilt = []
-    if request is not None and request.model_only:
-        system, tools = request.system, list(request.tools)
+    kept = await agent.store.request_texts(info.owner, [answered.prompt, answered.tools]) if answered.prompt else {}
+    began = before[0].at if before else info.created_at
+    standing = await _standing(agent, info, request, answered, kept, began)
+    conversation = conversation_of(standing.system, compacted, shown)
+    model, options = answered.model or agent.model or "", request.options if request is not None else {}
+    body_of = getattr(agent.provider, "request_body", None)  # a provider of the user's own may be anything
+    body = body_of and body_of(conversation, standing.tools, model, options, standing.extra)
+    if body is not None:
+        return SentRequest(body.decode(), standing.notes)
+    fields = {"model": model, "messages": [dict(message) for message in conversation], "tools": standing.tools}
+    return SentRequest(encode_json(fields).decode(), [*standing.notes, OTHER_FORM])
+
+
+class Kept(msgspec.Struct):
+    """The tools and the further fields of a request, as they are kept."""
+
+    tools: list[dict[str, Any]]
+    extra: dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """What of a request is not in the log."""
+
+    system: str
+    tools: list[dict[str, Any]]
+    extra: Mapping[str, Any]
+    notes: list[str]
+
+
+async def _standing(
+    agent: AgentLoop,
+    info: SessionInfo,
+    request: Request | None,
+    answered: ModelAnswered,
+    kept: Mapping[str, RequestText],
+    began: float,
+) -> Standing:
+    extra = extra_of(agent.provider)
+    spec = agent.request_spec(request) if request is not None else None
+    if request is not None and spec is not None and brings_all(request):
+        return Standing(spec.system(""), [*spec.tools.get_definitions()], extra, [])
+    notes = []
+    prompt, tools = kept.get(answered.prompt), kept.get(answered.tools)
+    if prompt is None:
+        system = await in_thread(agent.context.shared_prompt)
     else:
-        began = before[0].at if before else info.created_at
-        shared = await in_thread(agent.context.shared_prompt)
-        system = agent.context.conversation_prompt(shared, began)
-        tools = list(request.tools) if request is not None and request.tools else agent.tools.get_definitions()
-        rebuilt.append("The system prompt is built from the workspace as it is now.")
-        if request is None or not request.tools:
-            rebuilt.append("The tools are those that the agent has now.")
-        if info.key.partition(":")[0] == "sub":
-            rebuilt.append("A sub-agent has a note about its task in its prompt, and fewer tools.")
-    conversation = conversation_of(system, compacted, shown)
-    messages = [dict(message) for message in conversation if message.get("role") != "system" or message.get("content")]
-    return SentRequest(answered.model or agent.model or "", messages, [dict(tool) for tool in tools], rebuilt)
+        system = msgspec.json.decode(prompt.data, type=str)
+    if prompt is None or not prompt.key:  # else it is the whole prompt of a task
+        system = spec.system(system) if spec is not None else system
+        system = agent.context.conversation_prompt(system, began)
+    if prompt is None:
+        notes += [PROMPT_OF_NOW, SUBAGENT] if info.key.startswith("sub:") else [PROMPT_OF_NOW]
+    if tools is not None:
+        found = msgspec.json.decode(tools.data, type=Kept)
+        return Standing(system, found.tools, found.extra, notes)
+    registry = spec.tools if spec is not None else agent.tools
+    return Standing(system, [*registry.get_definitions()], extra, [*notes, TOOLS_OF_NOW])
 
 
 def _opens(one: Logged, turn: str | None) -> bool:

@@ -117,9 +117,8 @@ class ToolRegistry:
 
     def only(self, wanted: Callable[[str], bool]) -> ToolRegistry:
         """Return a registry with only those tools whose names are wanted."""
-        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit, direct=self._direct)
+        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit, hint=self.hint, direct=self._direct)
         part._tools = {name: registered for name, registered in self._tools.items() if wanted(name)}
-        part.hint = self.hint
         return part
 
     def get(self, name: str) -> Tool | None:

@@ -22,7 +22,6 @@ from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
 from ..context import current_call
 from ..trust import digest_of, mark_written, named
-from .buffers import Buffers, text_place
 from .documents import document_kind, read_document
 from .edit import edit_tool
 from .find import find_tools
@@ -43,7 +42,7 @@ from .paths import (
     shipped,
     size,
 )
-from .texts import BINARY_HEAD, HEAD, Form, form_of, is_binary
+from .texts import BINARY_HEAD, HEAD, Buffers, Form, form_of, is_binary, text_place
 
 MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read

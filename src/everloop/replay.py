@@ -138,8 +138,11 @@ def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: 
 
 
 def _timeless(entry: Entry) -> Entry:
+    """Return the entry without what only the first run knew: times, the worker, the request that was sent."""
     if isinstance(entry, ModelAnswered):
-        return msgspec.structs.replace(entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="")
+        return msgspec.structs.replace(
+            entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="", prompt="", tools="", failures=()
+        )
     return (
         msgspec.structs.replace(entry, seconds=0.0, flushed=0.0, worker="") if isinstance(entry, CallEnded) else entry
     )

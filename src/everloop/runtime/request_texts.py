@@ -1,7 +1,7 @@
-"""Stores the parts of model requests that are not in the log: the system prompt and the tools, each once by hash.
+"""The parts of model requests that are not in the log: the system prompt and the tools, each stored once per hash.
 
-An answer in the log refers to both by hash, so that the timeline can show the request exactly as it was sent, even
-after a prompt file or the tools have changed.
+An answer in the log refers to both by hash, so the timeline can show the exact request that was sent, even after the
+sources of the prompt or the tools have changed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..messages import encode_json
 from ..store.base import Claim, Store
 
 log = logging.getLogger(__name__)
-KNOWN = 1_000  # cached hashes of stored texts
-NOTE_SECONDS = 1.0  # how long flush times are collected before they are written together
+KNOWN = 1_000  # hashes remembered as stored
+NOTE_SECONDS = 1.0  # how long flush times are collected before they are written in one batch
 
 
 def encoded(value: Any) -> tuple[str, str]:
@@ -36,31 +36,24 @@ class RequestTexts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: OrderedDict[tuple[str, int, str], None] = OrderedDict()
-        self._tools: tuple[object, int, str, str] = (
-            None,
-            0,
-            "",
-            "",
-        )  # the last list, its length, its JSON and its hash
+        # the last list of tools, its length, its JSON and the hash
+        self._tools: tuple[object, int, str, str] = (None, 0, "", "")
 
     def of_turn(self, claim: Claim, prompt: str, sent: Sent, *, is_own: bool) -> TurnTexts:
-        """Return the recorder of one turn's texts.
-
-        If the prompt `is_own`, it belongs to the turn and is deleted with its session.
-        """
+        """Return the texts of one turn. With `is_own`, the prompt is this session's alone and is deleted with it."""
         return TurnTexts(self, claim, *encoded(prompt), sent, is_own)
 
     def tools(self, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the JSON of the tools and other fields of a request, and its hash.
+        """Return the tools and the extra fields of a request as JSON, and the hash of that.
 
-        A registry creates a new list when its tools change.
+        The last result is reused: a registry makes a new list when its tools change.
         """
         if self._tools[0] is not tools or self._tools[1] != len(tools):
             self._tools = (tools, len(tools), *encoded({"tools": tools, "extra": extra}))
         return self._tools[2:]
 
     def missing(self, claim: Claim, texts: Mapping[str, tuple[str, bool]]) -> dict[str, dict[str, str]]:
-        """Return the texts that are not known to be stored, by the key under which to store them."""
+        """Return the texts that are not known to be stored, by session key; "" for those that sessions share."""
         found: dict[str, dict[str, str]] = {}
         for hash, (text, is_own) in texts.items():
             if (claim.owner, claim.session if is_own else 0, hash) not in self._known:
@@ -68,15 +61,17 @@ class RequestTexts:
         return found
 
     async def keep(self, claim: Claim, missing: Mapping[str, Mapping[str, str]]) -> bool:
-        """Store texts. Return False if the store failed."""
+        """Store texts. Return False if that failed."""
         try:
             for key, texts in missing.items():
                 await self._store.keep_request_texts(claim.owner, key, texts)
                 for hash in texts:
                     self._known[claim.owner, claim.session if key else 0, hash] = None
-        # the turn continues; its timeline reports that the request is rebuilt
-        except (StoreError, ValueError) as error:
-            log.warning("could not store the request to the model: %s", error)
+        except (
+            StoreError,
+            ValueError,
+        ) as error:  # the turn continues; its timeline says that the request is reconstructed
+            log.warning("the request to the model could not be stored for the timeline: %s", error)
             return False
         while len(self._known) > KNOWN:
             self._known.popitem(last=False)
@@ -85,7 +80,7 @@ class RequestTexts:
 
 @dataclass(slots=True)
 class TurnTexts:
-    """Stores the texts of one turn's requests while the model works on them."""
+    """Keeps the texts of one turn's requests, each before the first request that has it."""
 
     _texts: RequestTexts
     _claim: Claim
@@ -94,25 +89,21 @@ class TurnTexts:
     _sent: Sent
     _is_own: bool
 
-    def begin(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> asyncio.Task[bool] | None:
-        """Record the parts of the next request, and start storing those that are missing."""
+    def use(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Record the hashes of the next request's texts, and return those texts that must be kept first."""
         tools_text, tools_hash = self._texts.tools(tools or (), extra)
         self._sent.prompt, self._sent.tools = self._hash, tools_hash
         texts = {self._hash: (self._prompt, self._is_own), tools_hash: (tools_text, False)}
-        missing = self._texts.missing(self._claim, texts)
-        return asyncio.ensure_future(self._texts.keep(self._claim, missing)) if missing else None
+        return self._texts.missing(self._claim, texts)
 
-    async def end(self, keeping: asyncio.Task[bool] | None) -> None:
-        """Wait until the texts are stored: the answer in the log must not refer to any that are not."""
-        if keeping is not None and not await keeping:
+    async def keep(self, missing: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep texts. If that fails, the answer names none: the log must not refer to a text that is not kept."""
+        if not await self._texts.keep(self._claim, missing):
             self._sent.prompt = self._sent.tools = ""
 
 
 class FlushTimes:
-    """Records how long turns waited for the flush of their last write, which cannot record it itself.
-
-    Times are written in batches, a moment later, and without a flush.
-    """
+    """Records the flush time of each turn's last write, which cannot contain it: in batches, later, and unflushed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -120,7 +111,7 @@ class FlushTimes:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, row: int, seconds: float) -> None:
-        """Record the wait of the turn that this inbox row opened."""
+        """Record the flush time of the turn that this inbox row opened."""
         self._seconds[row] = self._seconds.get(row, 0.0) + round(seconds, 4)
         if self._task is None:
             self._task = asyncio.ensure_future(self._write_later())
@@ -133,13 +124,13 @@ class FlushTimes:
         await self.write()
 
     async def write(self) -> None:
-        """Write the recorded times. They are only informational: if the write fails, they are lost."""
+        """Write the recorded times. They are only informative: if the write fails, they are dropped."""
         seconds, self._seconds = self._seconds, {}
         if seconds:
             try:
                 await self._store.note_flushes(seconds)
             except StoreError as error:
-                log.warning("could not record the flush times of turns: %s", error)
+                log.warning("flush times could not be written: %s", error)
 
     async def close(self) -> None:
         if self._task is not None:

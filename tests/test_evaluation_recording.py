@@ -10,7 +10,7 @@ import pytest
 from evaluation.ablation import HELPS, without
 from evaluation.cases import HERE
 from evaluation.conversations import CONVERSATIONS, load_conversations, run_conversation
-from evaluation.recording import RecordedEngine, Recording
+from evaluation.recording import RecordedEngine, Recording, key_of
 from evaluation.runner import Desk
 
 from everloop import AgentLoop, MessageBus
@@ -24,6 +24,7 @@ from everloop.threads import in_thread
 from tests.test_evaluation import evaluate
 
 MODEL = "qwen2.5-coder-1.5b"
+DAYS = ("2026-11-16", "2027-02-28")
 RECORDINGS = HERE / "recordings"
 (FIRST_THINGS,) = load_conversations(CONVERSATIONS["first_things"])
 REMINDERS = load_conversations(CONVERSATIONS["reminders"])
@@ -110,6 +111,12 @@ async def test_what_was_recorded_is_replayed_on_another_day_in_another_folder_an
     await again.chat(said_on("Monday, 2026-11-16", "/a/work", "good bye"))
     assert model.times == 2
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_the_day_that_something_was_remembered_on_is_no_part_of_a_recordings_key():
+    remembered = "## Memory\n\n- {}: The user's sister's birthday is on 12 March."
+    keys = {key_of({"messages": [{"role": "user", "content": remembered.format(day)}]}) for day in DAYS}
+    assert len(keys) == 1
 
 
 async def test_a_prompt_that_was_never_recorded_is_an_error_that_says_what_to_do(tmp_path):

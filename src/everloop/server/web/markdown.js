@@ -166,8 +166,8 @@ export function CodeBlock({ text, language }) {
   ]);
 }
 
-/** @param {{text: string}} props */
-export function CopyButton({ text }) {
+/** @param {{text: string, label?: string}} props */
+export function CopyButton({ text, label }) {
   /** @param {MouseEvent} event */
   const copy = async (event) => {
     const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
@@ -175,7 +175,7 @@ export function CopyButton({ text }) {
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   };
-  return h("button", { class: "quiet small", type: "button", onClick: copy }, "Copy");
+  return h("button", { class: "quiet small", type: "button", "aria-label": label, onClick: copy }, "Copy");
 }
 
 // ---------------------------------------------------------------------------------------------- while it is written

@@ -51,6 +51,7 @@ export class Session {
     this.isAway = signal(false); // the last attempt to connect has failed, or the connection was lost
     this.loaded = signal(false);
     this.notice = signal("");
+    this.idea = signal(""); // what to begin a message with
     /** Messages that were sent and are not in the log yet. */
     this.sent = signal(/** @type {{id: string, text: string}[]} */ ([]));
     this.lastId = "";

@@ -1,7 +1,7 @@
-"""The activity log: a session's entries read as a timeline of what happened, with durations and counts.
+"""The activity log: a session's entries as a timeline of events, with durations and counts.
 
-Nothing is stored for it. That the model was asked, a tool started or feedback given follows from the entries around
-it, so a turn is as cheap as it would be without, and old logs have a timeline too.
+Nothing extra is stored for it. Model calls, tool starts and feedback are inferred from the neighbouring entries, so a
+turn costs no more and old logs have a timeline too.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ Event = Literal[
     "turn_ended",
 ]
 Cost = Callable[[str, Mapping[str, int]], float | None]
-EMPTY_ANSWER = "The answer was empty: the model is asked again."
-WHILE_ASKING = frozenset({"error", "cancelled", "timeout", "aborted", "replaced"})  # ends that cut a model call short
-TELLS = {"error": "error", "denied": "denied", "interrupted": "interrupted"}  # results that tell the model what to do
+EMPTY_ANSWER = "The answer was empty; the model is called again."
+# end reasons that interrupt a model call
+WHILE_ASKING = frozenset({"error", "cancelled", "timeout", "aborted", "replaced"})
+# result statuses that carry feedback to the model
+TELLS = {"error": "error", "denied": "denied", "interrupted": "interrupted"}
 
 
 @dataclass(slots=True, frozen=True)
 class Happening:
-    """One thing that happened. `entry` is the entry that says so, where one does."""
+    """One event on the timeline. `entry` is the log entry that records it, if there is one."""
 
     event: Event
     at: float
@@ -65,26 +67,26 @@ class Happening:
 
 @dataclass(slots=True)
 class _Turn:
-    """What is known of the turn that is being read."""
+    """State of the turn that is being read."""
 
     id: str | None
     began: float
     said: bool = False
     rounds: int = 0
-    asked_model: bool = False  # the call of this round was told of
-    due: bool = False  # the model's turn to speak
-    empty: bool = False  # the last answer was
-    question: bool = False  # a person is asked
-    calls: dict[str, Call] = field(default_factory=dict)  # without a result
+    asked_model: bool = False  # `model_called` was already emitted for this round
+    due: bool = False  # the next step is a model call
+    empty: bool = False  # the last answer was empty
+    question: bool = False  # a question to a person is open
+    calls: dict[str, Call] = field(default_factory=dict)  # calls without a result
     started: set[str] = field(default_factory=set)
-    clients: frozenset[str] = frozenset()  # tools that the client of the API runs
+    clients: frozenset[str] = frozenset()  # tools that the API client runs
     model: str = ""
     tokens: dict[str, int] = field(default_factory=dict)
     cost: float | None = None
 
 
 class Timeline:
-    """Reads a session's log, in as many pieces as it comes in; `cost` tells what tokens of a model cost."""
+    """Reads a session's log incrementally. `cost` returns the price of a model's tokens."""
 
     def __init__(self, cost: Cost = lambda model, usage: None) -> None:
         self._cost = cost
@@ -92,7 +94,7 @@ class Timeline:
         self._last = 0.0  # when the last entry was written
 
     def read(self, logged: Sequence[Logged]) -> Iterator[Happening]:
-        """What these entries, which follow on those before, say has happened; at their end, what is under way."""
+        """Yield the events of these entries, which continue those read before, and then whatever is in flight."""
         for one in logged:
             if one.turn != self._turn.id:
                 self._turn = _Turn(one.turn, one.at)
@@ -136,7 +138,7 @@ class Timeline:
                 yield _happening("compacted", one, turns | _tokens(entry.usage))
 
     def _under_way(self) -> Iterator[Happening]:
-        """What the last entries have set going: nothing is written when it starts."""
+        """Yield what the last entries started: no entry is written when a call starts."""
         turn = self._turn
         if turn.due:
             yield from self._asks(self._last)
@@ -157,7 +159,7 @@ class Timeline:
         return _happening(event, one, {"size": len(text_of(said.content)), **facts})
 
     def _asks(self, at: float, model: str = "") -> Iterator[Happening]:
-        """The model is asked for its next round, if that has not been told yet."""
+        """Yield the model call of the next round, unless it has already been emitted."""
         turn = self._turn
         if turn.asked_model:
             return
@@ -179,7 +181,7 @@ class Timeline:
         cost = self._cost(turn.model, answered.usage) if answered.usage else None
         if cost is not None:
             turn.cost = (turn.cost or 0.0) + cost
-        # Older logs do not say how long it took: it is then the time since what came before.
+        # Older logs do not record the duration; use the time since the previous entry.
         seconds = answered.seconds or (round(max(one.at - self._last, 0.0), 4) if self._last else 0.0)
         facts: dict[str, Any] = {"round": turn.rounds, "seconds": seconds, "size": len(answered.content or "")}
         facts |= _given(first_token=answered.first_token, model=answered.model, cost=cost) | tokens
@@ -233,7 +235,7 @@ def _happening(event: Event, one: Logged, facts: dict[str, Any]) -> Happening:
 
 
 def _given(**facts: Any) -> dict[str, Any]:
-    """The facts that say something."""
+    """Return the facts that are set."""
     return {name: fact for name, fact in facts.items() if fact}
 
 
@@ -243,7 +245,7 @@ def _tokens(usage: Mapping[str, int]) -> dict[str, int]:
 
 
 def _advice(content: str) -> str:
-    """What the model is told to do about a failed call."""
+    """Return the advice to the model in the result of a failed call."""
     try:
         body = msgspec.json.decode(content)
     except msgspec.DecodeError:

@@ -75,9 +75,10 @@ class MailNetwork:
         self.mails: list[EmailMessage] = []  # that the agent sent
         self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
         self.refuse: list[bytes] = []  # answers to RCPT, before it is accepted
+        self.recipients: list[list[str]] = []  # of each, as the client named them
         self.lose = 0  # mails that are taken without an answer
         self._folder = Path()
-        self._number = 0
+        self._number = self._files = 0
         self._heard: defaultdict[str, list[str]] = defaultdict(list)
 
     @asynccontextmanager
@@ -128,6 +129,10 @@ class MailNetwork:
 
     async def attach(self, chat: str, files: Sequence[tuple[str, bytes]], text: str, **headers: str) -> None:
         """A person sends files."""
+        await self.deliver(self.written(chat, text, files, **headers))
+
+    def written(self, chat: str, text: str, files: Sequence[tuple[str, bytes]] = (), **headers: str) -> bytes:
+        """A mail of a person, with these headers as they are."""
         mail = EmailMessage()
         self._number += 1
         given = {
@@ -138,15 +143,20 @@ class MailNetwork:
             "References": f"<root-{chat}>",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
-        for name, value in given.items():
-            if value:
-                mail[name] = value
         mail.set_content(text)
         for name, data in files:
             kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
             mail.add_attachment(data, *kind.split("/"), filename=name)
-        path = self._folder / "mail" / "tmp" / f"{self._number}.mail"
-        path.write_bytes(mail.as_bytes())
+        return "".join(f"{name}: {value}\r\n" for name, value in given.items() if value).encode() + mail.as_bytes()
+
+    async def deliver(self, data: bytes) -> None:
+        """A mail comes, as it is."""
+        await asyncio.to_thread(self.put, data)
+
+    def put(self, data: bytes) -> None:
+        self._files += 1
+        path = self._folder / "mail" / "tmp" / f"{self._files}.mail"
+        path.write_bytes(data)
         if os.getuid() == 0:
             os.chown(path, *self._owner())
         path.rename(self._folder / "mail" / "new" / path.name)
@@ -169,7 +179,13 @@ class MailNetwork:
                     writer.write(b"250-smtp.test\r\n250 AUTH PLAIN\r\n")
                 case b"AUTH":
                     writer.write(b"235 2.7.0 ok\r\n")
-                case b"RCPT" if self.refuse:
+                case b"MAIL":
+                    self.recipients.append([])
+                    writer.write(b"250 ok\r\n")
+                case b"RCPT" if not self.refuse:
+                    self.recipients[-1].append(line.decode().partition("<")[2].partition(">")[0])
+                    writer.write(b"250 ok\r\n")
+                case b"RCPT":
                     writer.write(self.refuse.pop(0) + b"\r\n")
                 case b"DATA":
                     writer.write(b"354 go on\r\n")

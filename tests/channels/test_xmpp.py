@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -160,3 +162,55 @@ def test_a_file_goes_only_over_tls_unless_the_account_has_none(tls: str, safe: b
     assert made._is_safe("https://upload.example.org/a")
     assert made._is_safe("http://upload.example.org/a") is safe
     assert not made._is_safe("file:///etc/passwd")
+
+
+async def test_a_nick_in_a_room_is_never_taken_for_the_person_who_has_it_later(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    """Neither in the archive, where a note of the sender's address may be the sender's own, nor in what waits."""
+    hidden = "hidden@rooms.localhost"
+    xmpp.settings["rooms"] = [ROOM, hidden]
+    says = Says("ok")
+    eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
+    await bert.join(ROOM)  # who stays there
+    await bert.join(hidden, form={"muc#roomconfig_whois": "moderators"})
+    async with running(xmpp.settings, tmp_path, says):  # from now on it reads the archives
+        await until(lambda: {f"{ROOM}/ever", f"{hidden}/ever"} <= {*bert.presences})
+    for room in (ROOM, hidden):
+        await eve.join(room, "anna")
+        await eve.tell(room, "ever: canary", "groupchat", note="anna@localhost")
+        await eve.leave(room, "anna")
+        await anna.join(room)
+    await anna.tell(ROOM, "ever: what is ripe?", "groupchat")
+    async with running(xmpp.settings, tmp_path, says):
+        await until(lambda: says.asked)
+        await anna.tell(ROOM, "ever: and now?", "groupchat")
+        await until(lambda: len(says.asked) == 2)
+    assert says.asked == ["anna: what is ripe?", "anna: and now?"]
+
+
+async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    xmpp.settings["rooms"] = [ROOM]
+    says, opened, held = Says("ok"), asyncio.Event(), asyncio.Event()
+    eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
+    await bert.join(ROOM)
+    await eve.join(ROOM, "anna")
+    async with running(xmpp.settings, tmp_path, says) as store:
+        await until(lambda: f"{ROOM}/ever" in bert.presences)
+        accept = store.accept
+
+        async def slowly(*args: Any) -> Any:
+            held.set()
+            await opened.wait()
+            return await accept(*args)
+
+        store.accept = slowly  # type: ignore[method-assign]
+        await xmpp.say("anna@localhost", "hello")
+        await held.wait()
+        await eve.tell(ROOM, "ever: canary", "groupchat")  # it waits behind the other one
+        await eve.leave(ROOM, "anna")
+        await anna.join(ROOM)
+        await anna.tell(ROOM, "ever: it is me", "groupchat")
+        opened.set()
+        await until(lambda: len(says.asked) == 2)
+    assert says.asked == ["hello", "anna: it is me"]

@@ -192,7 +192,7 @@ async def test_a_missing_workspace_is_one_clear_line(tmp_path, caplog):
     for path, what in (("file", "is not a folder"), ("a/b", "cannot be created (No such file or directory)")):
         async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path / path, store=tmp_path / "s.db") as agent:
             result = await agent.ask("hi")
-        assert result.error == f"the workspace {tmp_path}/{path} {what}: make the folder, or name another one"
+        assert result.error == f"the workspace {tmp_path}/{path} {what}: create the folder, or configure another one"
     assert "Traceback" not in caplog.text
     assert not (tmp_path / "a").exists()
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Literal, Protocol
 
 from ..errors import ConfigError
@@ -23,6 +24,14 @@ StateRow = tuple[str, str, str | None]  # space, key and value; None for no valu
 def space_of(channel: str, space: str) -> str:
     """The name under which the store has a space of a channel."""
     return f"{channel}:{space}"
+
+
+def fold_case(id: str) -> str:
+    """An id in small letters. Other letters than A to Z stay: some would become those of another person."""
+    return id.translate(_SMALL)
+
+
+_SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,7 @@ class Can:
     form: Form = "plain"  # what Markdown is turned into
     repeats: Repeats = "none"
     ids: bool = True  # its messages have ids, so that each is taken once however often it comes
+    case: bool = True  # ids of people that differ by case are of different people
     edit: bool = False  # a message can be changed: `show` can stream into one
     pace: float = 2.0  # seconds between two changes
     threads: bool = False

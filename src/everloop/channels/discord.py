@@ -353,7 +353,7 @@ class Heartbeat:
 
 
 def _id(chat: str) -> str:
-    if not chat.isdecimal():
+    if not re.fullmatch(r"[0-9]{1,20}", chat):
         raise Never("that is not a Discord channel: its id is a number")
     return chat
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,11 @@ class Reply(NamedTuple):
     def retry_after(self) -> float | None:
         """The seconds that the server asks to wait."""
         return retry_after(self.headers)
+
+
+def header_bytes(value: str) -> bytes:
+    """A header as it came: it may hold bytes that are no text."""
+    return value.encode("utf-8", "surrogateescape")
 
 
 class HttpClient:
@@ -112,9 +118,9 @@ class HttpClient:
         lines = [f"{method} {through}{target} HTTP/1.1", f"Host: {self._origin.authority}"]
         lines += [f"{name}: {value}" for name, value in {"User-Agent": AGENT, **headers}.items()]
         lines += ["Accept-Encoding: identity", f"Content-Length: {size}", "", ""]
-        head = "\r\n".join(lines)
-        if head.count("\r\n") != len(lines) - 1 or "\0" in head:
+        if any(re.search(r"[\r\n\0]", line) for line in lines):  # some servers take any of them for a line end
             raise ValueError("a header has a line end")
+        head = "\r\n".join(lines)
         return head.encode("latin-1", "replace")
 
 

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from .base import Can, Inbox, Later, Never, NoFile, Options, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient
+from .http import UPLOAD_SECONDS, HttpClient, header_bytes
 from .listener import listening
 
 FRESH_SECONDS = 300.0  # how old a signed request may be
@@ -65,12 +65,12 @@ class Taken(msgspec.Struct):
 
 def signature(secret: str, at: str, body: bytes) -> str:
     """The value of the signature header."""
-    return "sha256=" + hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+    return "sha256=" + hmac.new(secret.encode(), header_bytes(at) + b"." + body, hashlib.sha256).hexdigest()
 
 
 def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool:
     """Whether a request was signed with the secret, just now."""
-    right = hmac.compare_digest(signature(secret, at, body).encode(), given.encode())
+    right = hmac.compare_digest(signature(secret, at, body).encode(), header_bytes(given))
     return right and at.isdecimal() and len(at) < 16 and abs(now - int(at)) <= FRESH_SECONDS
 
 

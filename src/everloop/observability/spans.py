@@ -1,4 +1,4 @@
-"""Turns as OpenTelemetry spans, by the conventions for generative AI, and their exporter.
+"""Turns as OpenTelemetry spans, following the semantic conventions for generative AI, and their exporter.
 
 This is the only module that imports OpenTelemetry. It runs in a thread, one turn after another.
 """
@@ -47,9 +47,9 @@ class Exporter:
         self._lock = threading.Lock()
 
     def send(self, turns: Iterable[Turn]) -> bool:
-        """Send the traces of these turns; False when the collector did not accept them."""
+        """Send the traces of these turns. Return False if the collector did not accept them."""
         with self._lock:
-            # Instrumentation of HTTP in this process must not trace the export itself.
+            # HTTP instrumentation in this process must not trace the export itself.
             token = context.attach(context.set_value("suppress_instrumentation", True))
             _quiet.on = True
             try:
@@ -91,7 +91,7 @@ class Exporter:
         whole.end(_ns(logged[-1].at))
 
     def _parent(self, id: str, root: str) -> context.Context:
-        """The parent of a turn's span: none, or the root turn of a sub-agent."""
+        """Return the parent of a turn's span: none, or the root turn of a sub-agent."""
         self._ids.trace, self._ids.span = _number(id), _number(id) & (2**64 - 1)
         if not root or root == id:
             return context.Context()
@@ -100,7 +100,7 @@ class Exporter:
 
     def _steps(self, happenings: Sequence[Happening], under: context.Context, ended: TurnEnded) -> None:
         calls: dict[str, Call] = {}
-        asked: Happening | None = None  # a model call that has no answer yet
+        asked: Happening | None = None  # a model call without an answer yet
         for one in happenings:
             match one.event, one.entry:
                 case "model_called", _:
@@ -164,7 +164,7 @@ class Exporter:
         return self._tracer.start_span(name, under, kind, self._common, start_time=_ns(at))
 
     def _add_content(self, span: trace.Span, name: str, content: Any) -> None:
-        """Add content, if the settings allow that."""
+        """Add content, if the settings allow it."""
         if self._content:
             value = content()
             span.set_attribute(
@@ -173,7 +173,7 @@ class Exporter:
 
 
 class _Ids(RandomIdGenerator):
-    """Gives a turn's trace the id of the turn, so that each can be found by the other; other spans get random ids."""
+    """Uses a turn's id as the id of its trace, so that each can be found by the other; other spans get random ids."""
 
     trace = 0
     span = 0
@@ -214,7 +214,7 @@ logging.getLogger(OTLPSpanExporter.__module__).addFilter(_quiet)
 
 
 def _resource() -> Resource:
-    """The resource from OpenTelemetry's environment variables, or else with the service name everloop."""
+    """Return the resource from OpenTelemetry's environment variables, with the default service name everloop."""
     configured = Resource.create({"service.version": __version__})
     if not str(configured.attributes.get("service.name", "")).startswith("unknown_service"):
         return configured
@@ -261,7 +261,7 @@ def _ns(at: float) -> int:
 
 
 def _number(turn: str) -> int:
-    """A turn's id as a 128-bit number."""
+    """Return a turn's id as a 128-bit number."""
     try:
         return int(turn, 16) & (2**128 - 1) or 1
     except ValueError:

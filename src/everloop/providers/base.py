@@ -54,6 +54,7 @@ Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
 Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's shape
 Options = Mapping[str, Any] | None  # some of OPTIONS
 
+SHORTEST_KEY = 8  # characters
 MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
 
 
@@ -215,6 +216,11 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
     if refused := sorted(chosen.keys() - honoured):
         raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)
     return {"options": chosen} if chosen else {}
+
+
+def without_key(text: str, key: str | None) -> str:
+    """The text without the API key. A short one is a word that stands for none, such as "none" or "ollama"."""
+    return text.replace(key, "***") if key and len(key) >= SHORTEST_KEY else text
 
 
 def error_text(error: Any) -> str:

@@ -31,7 +31,7 @@ import msgspec
 from ..errors import ConfigError
 from ..text import one_line
 from ..threads import in_thread
-from .base import Delta, LLMResponse, ProviderError, error_text
+from .base import Delta, LLMResponse, ProviderError, error_text, without_key
 
 SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
 AHEAD = 1 << 18  # unread bytes of a response before reading pauses
@@ -744,9 +744,7 @@ class Endpoint:
             quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not cure
         except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
             pass
-        text = error_text(error) or one_line(response.reason) or "no reason given"
-        if self._secret:
-            text = text.replace(self._secret, "***")
+        text = without_key(error_text(error) or one_line(response.reason) or "no reason given", self._secret)
         advice = f": {ADVICE[status]}" if status in ADVICE else ""
         return ProviderError(
             f"{self.where}: HTTP {status}: {text}{advice}",

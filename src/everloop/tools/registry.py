@@ -117,9 +117,8 @@ class ToolRegistry:
 
     def only(self, wanted: Callable[[str], bool]) -> ToolRegistry:
         """Return a registry with only those tools whose names are wanted."""
-        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit, direct=self._direct)
+        part = ToolRegistry(timeout=self.timeout, result_limit=self.result_limit, hint=self.hint, direct=self._direct)
         part._tools = {name: registered for name, registered in self._tools.items() if wanted(name)}
-        part.hint = self.hint
         return part
 
     def get(self, name: str) -> Tool | None:
@@ -228,8 +227,11 @@ class ToolRegistry:
         have to be asked for is refused. A registry without an agent knows none of these: paths are relative to the
         current folder. Inside a tool call, the new call belongs to the same session and turn.
         """
+        given: Any = {} if arguments is None else arguments
+        if not isinstance(given, dict | str):
+            return _failure(f"{name} was not run: its arguments must be an object, not {type(given).__name__}").content
         outer = current.get(None)
-        call = Call(outer.call if outer else uuid.uuid4().hex, name, arguments if arguments is not None else {})
+        call = Call(outer.call if outer else uuid.uuid4().hex, name, given)
         if self._direct is None:
             return (await self.run(call, outer or _unbound(call.id))).content
         try:

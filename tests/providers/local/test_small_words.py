@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from everloop.providers.local.small.turn import without_clock
+from everloop.providers.local.small.conversation import without_clock
 
-from .test_small import SHAPING, answered, asked, made, may_be_words, offered, read
+from .test_small import asked, made, may_be_words, offered, read
 from .test_small_calls import call_line, numbered
 
 CHANGING = {"exec", "write_file", "edit_file", "cron", "remember"}
@@ -71,13 +71,6 @@ def test_a_file_that_tells_of_running_is_not_run(request_: str) -> None:
     assert may_be_words(after)
 
 
-def test_a_setting_whose_key_is_named_is_the_line_that_is_changed() -> None:
-    request = "the wifi channel should be 11 in pond.ini"
-    line = call_line(asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file")
-    assert "channel = 6" in line
-    assert "[wifi]" not in line
-
-
 def test_a_number_does_not_stand_in_a_longer_one() -> None:
     request = "in heat.py use 273.15 instead of 273"
     text = "def kelvin(celsius):\n    return celsius + 273\n"
@@ -126,17 +119,6 @@ def test_an_overview_of_the_files_is_not_made_up() -> None:
     request = asked("Give me an overview of the files I have.")
     assert not may_be_words(request)
     assert "list_dir" in offered(request)
-
-
-def test_a_move_to_a_name_that_nobody_gave_is_asked_for_again_with_the_right_one() -> None:
-    request = asked("see.md soll ab jetzt teich.md heißen")
-    again = SHAPING.read(answered('{"tool": "exec", "command": "mv see.md pond.md"}'), request)
-    assert isinstance(again, dict)
-    assert not may_be_words(again)
-    assert offered(again) == {"exec"}
-    assert '"mv see.md teich.md' in call_line(again, "exec").replace("\\", "")
-    right = read('{"tool": "exec", "command": "mv see.md teich.md"}', again)
-    assert right.tool_calls[0].arguments == {"command": "mv see.md teich.md"}
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ async def test_what_cannot_be_moved_is_one_line(database, other, worker):
             "anna", "test:1", worker, InboundMessage("t", "u", "1", "x", owner="anna").addressed()
         )
         assert claim is not None
-        with pytest.raises(StoreError, match="at work on test:1"):
+        with pytest.raises(StoreError, match="working on test:1"):
             await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other), wait=0.2)
         await store.finish(claim, [TurnEnded("answer", "x")])
     for arguments in (

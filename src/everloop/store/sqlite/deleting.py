@@ -1,8 +1,7 @@
-"""Titles of sessions, and the deletion of sessions, in SQLite.
+"""Titles and deletion of sessions in SQLite.
 
-No id of a session, of an incoming or of an outgoing message is used twice,
-because other processes may still know it: where the row with the highest id is deleted, it is blanked and stays until
-there is a higher one.
+Ids of sessions and of incoming and outgoing messages are never reused, because other processes may still refer to them:
+if the row with the highest id is deleted, it is blanked and kept until there is a higher id.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..peers import alive
 from .search import unindex
 from .transactions import REVOKE_GRANTS_OF, session_id
 
-# Of the blanked sessions, only those stay that have the highest id, or a message that has it.
+# Blanked sessions are only kept if they have the highest id, or a message that has it.
 FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
     AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
     AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
@@ -70,7 +69,7 @@ def set_archived(db: sqlite3.Connection, owner: str, key: str, archived: bool) -
 
 
 def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | None:
-    """Delete a session and the sessions of its sub-agents, unless a living worker is at work there."""
+    """Delete a session and its sub-agents' sessions, unless a live worker is active there."""
     if (root := session_id(db, owner, key)) is None:
         return None
     rows = db.execute(SUBAGENTS, (owner, SUBAGENT, "sub;"))
@@ -80,7 +79,7 @@ def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | Non
             if alive(worker):
                 return Held(worker, None)
     for (fork,) in db.execute(FORKS, (root, owner)).fetchall():
-        unindex(db, fork)  # what it shares with this session is indexed here only: the next search indexes it there
+        unindex(db, fork)  # entries shared with this session are only indexed here: the next search indexes them there
     removed = Removed(())
     for id, name in sessions:
         removed += Removed((name,), *db.execute(COUNTS, (id,)).fetchone())
@@ -107,7 +106,7 @@ def _exists(db: sqlite3.Connection, owner: str, key: str) -> bool:
 
 
 def delete_old(db: sqlite3.Connection, sessions: Sequence[int], before: float) -> tuple[tuple[str, str], ...]:
-    """Delete these sessions, except those in which something has happened meanwhile."""
+    """Delete these sessions, except those in which something has happened in the meantime."""
     still = [(id, *row) for id in sessions if (row := db.execute(STILL_OLD, (id, before)).fetchone()) is not None]
     _delete(db, [id for id, _, _ in still])
     return tuple((owner, key) for _, owner, key in still)

@@ -1,7 +1,7 @@
-"""MCP servers that are addresses: the SDK's streamable HTTP over a client with limits, which remembers what went wrong.
+"""Remote MCP servers: the SDK's streamable HTTP over a client with limits, which records what went wrong.
 
-To the SDK every refusal of a server is the same error, and a connection that breaks ends all calls that are open. Here
-each call has an `Exchange` where the HTTP status or the broken connection is noted, and only that call fails.
+The SDK reports every refusal as the same error, and a broken connection ends all open calls. Here each call has an
+`Exchange` that records the HTTP status or the broken connection, and only that call fails.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ...threads import in_thread
 from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over
-SPARE_SECONDS = 10.0  # that HTTP outlasts a call: if it gave up first, the server would not be told to stop
-_BROKEN = 599  # stands for a status where there was none: no server sends it
+SPARE_SECONDS = 10.0  # by which HTTP's timeout exceeds the call's: otherwise the server would not be told to stop
+_BROKEN = 599  # in place of a status if there was none; no server sends it
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What HTTP said to the last request that was sent for a call."""
+    """The HTTP outcome of the last request of a call."""
 
     status: int = 0
     problem: str = ""  # why there was no answer
 
     def describe(self) -> str:
-        """Why the request failed and what to do, if HTTP is the reason; nothing otherwise."""
+        """Why the request failed and what to do, if HTTP is the reason; otherwise ""."""
         status = self.status
         if self.problem or status < 400:
             return self.problem
@@ -61,9 +61,9 @@ class Endpoint:
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """The messages from and to the server."""
+        """The streams of messages from and to the server."""
         async with (
-            await in_thread(self._client) as client,  # reading the certificates takes its time
+            await in_thread(self._client) as client,  # reading the certificates takes a while
             streamable_http_client(self.server.url, http_client=client, max_sse_event_size=MAX_MESSAGE) as streams,
         ):
             try:
@@ -79,7 +79,7 @@ class Endpoint:
 
     def _client(self) -> httpx2.AsyncClient:
         server = self.server
-        # No proxy and no .netrc from the environment: what is sent goes where the config says and nowhere else.
+        # No proxy and no .netrc from the environment: requests go only where the config says.
         return httpx2.AsyncClient(
             transport=_Limited(httpx2.AsyncHTTPTransport(trust_env=False), address_of(server.url)),
             headers={**server.headers, "accept-encoding": "identity"},
@@ -89,7 +89,7 @@ class Endpoint:
 
 
 class _Limited(httpx2.AsyncBaseTransport):
-    """Requests whose answers have a largest size and whose failures are answers as well."""
+    """A transport that limits the size of responses, and turns failures into responses."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, address: str) -> None:
         self._inner = inner
@@ -99,7 +99,7 @@ class _Limited(httpx2.AsyncBaseTransport):
         note = (exchange.get() if request.method == "POST" else None) or Exchange()
         note.status, note.problem = 0, ""
         timeout = dict(request.extensions.get("timeout", {}))
-        if request.method == "GET":  # waits for what the server has to say, however long that takes
+        if request.method == "GET":  # waits for messages of the server without a time limit
             timeout["read"] = None
         elif request.method == "DELETE":
             timeout = dict.fromkeys(timeout, CLOSE_SECONDS)
@@ -111,7 +111,7 @@ class _Limited(httpx2.AsyncBaseTransport):
                 await response.aclose()
                 raise _Refused("compresses its answers although it was asked not to")
             if response.status_code < 400 and response.headers.get("content-type", "").startswith("text/event-stream"):
-                return response  # its events have a largest size of their own
+                return response  # its events have their own limit
             return await _whole(response)
         except _Refused as error:
             note.problem = str(error)
@@ -126,7 +126,7 @@ class _Limited(httpx2.AsyncBaseTransport):
 
 
 class _Refused(Exception):
-    """An answer that is not read."""
+    """A response whose body is not read."""
 
 
 async def _whole(response: httpx2.Response) -> httpx2.Response:

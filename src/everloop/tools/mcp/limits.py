@@ -1,4 +1,4 @@
-"""What the parts of the MCP client share: how much a server may send, and what is said when it cannot be used."""
+"""Shared by the parts of the MCP client: limits of what a server may send, and texts that are safe to show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def without_hidden(text: str) -> str:
 
 
 def secrets_of(server: McpServer) -> list[str]:
-    """What of a server's settings may never be shown: values of its environment and headers, keys in its address."""
+    """The secrets of a server's settings: values of its environment and headers, keys in its URL."""
     address = urlsplit(server.url)
     found = {*server.env.values(), *(value for _, value in parse_qsl(address.query))}
     found |= {part for value in server.headers.values() for part in (value, *value.split())}
@@ -45,7 +45,7 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 
 def address_of(url: str) -> str:
-    """An address as it may be shown: without user, password and query."""
+    """A URL that may be shown: without user, password and query."""
     address = urlsplit(url)
     host = re.sub(r".*@", "", address.netloc)
     return f"{address.scheme}://{host}{address.path}"

@@ -1,4 +1,4 @@
-"""What comes from MCP servers, made ours: names that model APIs take, definitions that are safe to use, results."""
+"""Converts what MCP servers send: tool names that model APIs accept, definitions that are safe to use, results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUES = {"const", "default", "enum", "example", "examples"}  # of a schema: da
 
 
 def prefixes(servers: Sequence[str]) -> dict[str, str]:
-    """What the tools' names of each server begin with. It depends on the config alone."""
+    """The prefix of each server's tool names. It depends only on the config."""
     wanted = {name: f"mcp_{_clean(name)[:24]}" for name in servers}
     shared = Counter(wanted.values())
     return {
@@ -61,7 +61,7 @@ def description_of(tool: types.Tool) -> str:
 
 
 def parameters_of(tool: types.Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; a ValueError where it cannot be used."""
+    """The schema of a tool's arguments; a ValueError if it cannot be used."""
     try:
         schema = _without_patterns(tool.input_schema)
         length = len(encode_json(schema))
@@ -74,7 +74,7 @@ def parameters_of(tool: types.Tool) -> dict[str, Any]:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A schema whose regular expressions are told to the model but not run: one from outside can take for ever."""
+    """A schema whose regular expressions are shown to the model but not run: one from outside may never finish."""
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):
@@ -89,7 +89,7 @@ def _without_patterns(schema: Any) -> Any:
 
 
 def output_of(result: types.CallToolResult) -> Output:
-    """What a call gave: text for the model, and pictures it can be shown."""
+    """A call's result: text for the model, and pictures that it can be shown."""
     texts: list[str] = []
     images: list[str] = []
     for part in result.content:

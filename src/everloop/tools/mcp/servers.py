@@ -1,7 +1,7 @@
 """MCP: the tools of other programs and services. Each remote tool becomes a `Tool` named `mcp_<server>_<tool>`.
 
-The SDK is heavy to load and does what servers make it do, so it is loaded when a server is configured and runs in a
-thread with an event loop of its own: nothing that a server sends can hold up the agent's.
+The SDK is slow to import, and servers can keep it busy. So it is loaded only if a server is configured, and runs in a
+thread with an event loop of its own: nothing that a server sends can block the agent's.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _LOUD = ("mcp", "client", "httpx2", "httpcore2")  # loggers: they print what ser
 
 
 class McpServers:
-    """The MCP servers of the config. Nothing is started before `ready()`, and nothing at all without a server."""
+    """The MCP servers of the config. Nothing starts before `ready()`, and without servers nothing starts at all."""
 
     def __init__(self, servers: Sequence[McpServer]) -> None:
         self._servers = tuple(servers)
         self._thread: _LoopThread | None = None
         self._connections: list[Connection] = []
-        self._tools: dict[str, tuple[object, list[Tool]]] = {}  # by server: what was listed, what became of it
+        self._tools: dict[str, tuple[object, list[Tool]]] = {}  # by server: its listed tools, and ours
         self._closed = False
 
     async def ready(self) -> list[Tool]:
@@ -57,7 +57,7 @@ class McpServers:
         return await self._thread.run(self._ready)
 
     async def provide(self, registry: ToolRegistry) -> None:
-        """Make the registry hold the tools of `ready()`; where nothing has changed it is not touched."""
+        """Put the tools of `ready()` into the registry, which is left alone if nothing has changed."""
         tools = {tool.name: tool for tool in await self.ready()}
         for old in [tool for tool in registry if isinstance(tool, RemoteTool) and tool.name not in tools]:
             registry.unregister(old.name)
@@ -66,7 +66,7 @@ class McpServers:
                 registry.register(tool)
 
     async def close(self) -> None:
-        """End all connections and the programs that were started."""
+        """Close all connections and end the programs that were started."""
         self._closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -92,7 +92,7 @@ class McpServers:
         return tools
 
     def _make(self, connection: Connection) -> list[Tool]:
-        """The tools of one server. One that could not be used is left out with a warning."""
+        """The tools of one server. Unusable ones are left out with a warning."""
         from . import results
 
         server = connection.server
@@ -150,7 +150,7 @@ class RemoteTool(Tool):
 
             try:
                 return output_of(await self._connection.call(self._tool.name, arguments, show))
-            except Unreachable as error:  # in part the server's own words, so they are marked as such
+            except Unreachable as error:  # partly the server's own words, so they are marked as untrusted
                 return Output(str(error), untrusted=True, failed=True)
 
         output: Output = await self._run(call)
@@ -165,7 +165,7 @@ def _stays(hints: types.ToolAnnotations | None, server: McpServer) -> bool:
 
 
 class _Progress:
-    """Hands a server's reports of progress to the loop of the agent, not more of them than a person could read."""
+    """Passes a server's progress reports to the agent's loop, no more than a person can read."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -186,7 +186,7 @@ class _Progress:
 
 
 class _LoopThread:
-    """A thread with an event loop, for what must not run in the caller's."""
+    """A thread with its own event loop."""
 
     def __init__(self) -> None:
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
@@ -196,19 +196,19 @@ class _LoopThread:
         self._thread.start()
 
     async def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine there; cancelling the wait cancels it."""
+        """Run a coroutine in the thread; cancelling the wait cancels it."""
         loop = await asyncio.shield(asyncio.wrap_future(self._loop))
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(), loop))
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run one last coroutine and end the thread."""
+        """Run a last coroutine and end the thread."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.run(last)
         except TimeoutError:
             logger.warning("the MCP servers did not end within %g seconds", CLOSE_SECONDS)
         except EverloopError:
-            return  # it had never begun
+            return  # it was never started
         loop, stop = self._loop.result(), self._stop
         assert stop is not None
         loop.call_soon_threadsafe(stop.set)
@@ -229,7 +229,7 @@ class _LoopThread:
 
 
 def _load() -> None:
-    """Import the SDK: it takes long, and file access, so it is done before there is a loop."""
+    """Import the SDK before the loop starts: it takes long and reads files."""
     try:
         from . import connection  # noqa: F401
     except ModuleNotFoundError as error:

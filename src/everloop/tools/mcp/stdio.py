@@ -1,7 +1,7 @@
-"""MCP servers that are programs: started, spoken to line by line over their standard input and output, and ended.
+"""Local MCP servers: starts a program, exchanges lines over its standard input and output, and ends it.
 
-The SDK has a transport for this, which reads lines of any length and logs each one that it cannot parse; this one has
-limits, and knows why a program ended.
+The SDK's own transport reads lines of any length and logs each one that it cannot parse; this one has limits, and knows
+why a program ended.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ...text import one_line
 from ...threads import in_thread
 from .limits import MAX_MESSAGE, Unreachable
 
-MAX_NOISE = 100  # lines in a row that are no messages; a few are forgiven, since many programs greet on start
+MAX_NOISE = 100  # lines in a row that are not messages; many programs print a greeting
 MAX_RATE = 2_000  # messages a second, over WINDOW seconds
 WINDOW = 5.0
 STOP_SECONDS = 1.0  # between closing the standard input, SIGTERM and SIGKILL
 DRAIN_SECONDS = 0.5  # for the last output of a program that has ended
 LAST_WORDS = 4_000  # bytes of the standard error that are kept
 _CHUNK = 65_536
-# What a program may need to run, and nothing that could be a key of the runtime.
+# What a program may need to run, and nothing that could be one of our keys.
 _INHERITED = {
     "HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TERM", "TMPDIR", "TZ",
     "USER", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME",
@@ -59,16 +59,16 @@ class Program:
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.ended = asyncio.Event()
-        self.problem = ""  # what it did wrong, if that is why it is ended
-        self._noise = b""  # the first line that was no message
-        self._noisy = 0  # how many of these came in a row
+        self.problem = ""  # its violation, if it is ended for one
+        self._noise = b""  # the first line that was not a message
+        self._noisy = 0  # how many of them in a row
         self._errors = b""
 
     @asynccontextmanager
     async def streams(
         self,
     ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[Any]]]:
-        """The messages from and to the program, which runs for as long as the context is open."""
+        """The streams of messages from and to the program, which runs while the context is open."""
         await self._start()
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
@@ -86,14 +86,14 @@ class Program:
                 stream.close()
 
     def describe_end(self) -> str:
-        """Why the program is gone: what it did wrong or how it ended, and what it said last."""
+        """Why the program ended: its violation or its exit status, and its last words."""
         code = self._process.returncode
         if self.problem or not code:
             return (self.problem or "ended") + self.details()
         return (f"ended with status {code}" if code > 0 else f"was ended by signal {-code}") + self.details()
 
     def details(self) -> str:
-        """What the program said where a person would look for the reason."""
+        """The program's output that probably explains its end."""
         said = ""
         if self._noise and not self.problem:
             said = f"; its standard output begins with {one_line(self._noise, 200)!r}"
@@ -185,10 +185,10 @@ class Program:
             async for message in outgoing:
                 stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await stdin.drain()
-        self.ended.set()  # it reads no more, or the session is closed
+        self.ended.set()  # it does not read any more, or the session is closed
 
     async def _listen(self) -> None:
-        """Keep what was said last on the standard error. One that says very much is slowed down."""
+        """Keep the end of the standard error. A program that writes a lot is slowed down."""
         stderr = self._process.stderr
         assert stderr is not None
         while chunk := await stderr.read(_CHUNK):
@@ -203,13 +203,13 @@ class Program:
         reading.cancel()
 
     async def _stop(self) -> None:
-        """The end that the protocol asks for, then the ends that cannot be refused; what it started ends with it."""
+        """End the program as the protocol says, then by signals, with all processes that it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if not await self._gone():
             self._signal(signal.SIGTERM)
             await self._gone()
-        self._signal(signal.SIGKILL)  # also for what a program that ended has left behind
+        self._signal(signal.SIGKILL)  # also for processes that an ended program has left
         await self._gone()
         self._transport.close()
 
@@ -225,11 +225,11 @@ class Program:
 
 
 class _Misbehaved(Exception):
-    """What the program did that ends the connection."""
+    """A violation that ends the connection."""
 
 
 class _Watched(SubprocessStreamProtocol):
-    """Tells when the process has ended; asyncio's own wait() also waits for its children to close the pipes."""
+    """Notices the end of the process; asyncio's own wait() also waits until its children close the pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_CHUNK, loop=loop)

@@ -23,10 +23,9 @@ from ...text import clean
 from ...threads import in_thread
 from ..base import Output, Plan, Tool, ToolError
 from ..context import CallContext, current_call
+from ..policy.shell_line import SimpleCommand, unknown
 from ..trust import UNKNOWN, any_exists, changed_files, may_hold_tainted
-from .captures import Capture, Fresh, Ticker
-from .processes import Process
-from .quiet import reads_nothing
+from .processes import Capture, Fresh, Process, Ticker
 from .workspace_checks import Ticket, WorkspaceChecks
 
 
@@ -535,3 +534,25 @@ class ProcessTool(Tool):
         own = [job for job in self._shell.background.values() if same_session(job.context, context)]
         lines = [f"{job.id}  {job.state}{', kept' * job.keep}  {job.command[:200]}" for job in own]
         return Output("\n".join(lines) or "No background commands are running.")
+
+
+_QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})
+_READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they take a file
+
+
+def reads_nothing(command: str) -> bool:
+    """Whether a command line reads neither files nor the network: its output is text that the model wrote itself."""
+    from ..policy.shell_syntax import read  # most agents never run a command
+
+    line = read(command)
+    return not line.opaque and not line.altered and bool(line.commands) and all(map(_is_quiet, line.commands))
+
+
+def _is_quiet(command: SimpleCommand) -> bool:
+    if not command.words or command.words[0] not in _QUIET or any(map(unknown, command.words)):
+        return False
+    if not all(target.writes for target in command.targets):
+        return False
+    return command.words[0] in ("echo", "printf") or not any(
+        word.startswith(_READING_OPTIONS) for word in command.words[1:]
+    )

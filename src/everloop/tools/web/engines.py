@@ -19,7 +19,7 @@ from .fetch import Fetcher, FetchError, Page
 from .urls import URL, BadURL, parse_url
 
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
-MAX_QUERY = 400  # characters; Brave takes no more
+MAX_QUERY = 400  # characters, the limit of Brave
 MAX_COUNT = 20
 _TAG = re.compile(r"<[^<>]{0,200}>")
 
@@ -34,13 +34,13 @@ class Found:
 
 
 class Engine(Protocol):
-    """Something that searches the web."""
+    """A search engine."""
 
     @property
     def name(self) -> str: ...
 
     async def search(self, query: str, count: int) -> list[Found]:
-        """At most `count` results, the best first; a ToolError if the engine cannot be asked."""
+        """At most `count` results, the best first; a ToolError if the search fails."""
         ...
 
 
@@ -93,7 +93,7 @@ class Brave:
 
 @dataclass(slots=True, frozen=True)
 class Searxng:
-    """A SearXNG server, mostly one's own."""
+    """A SearXNG server, usually the user's own."""
 
     fetcher: Fetcher
     url: str
@@ -120,7 +120,7 @@ _NO_JSON = (
 
 @dataclass(slots=True, frozen=True)
 class DuckDuckGo:
-    """DuckDuckGo by the ddgs package, which has an HTTP client of its own and looks like a browser."""
+    """DuckDuckGo, through the ddgs package, whose own HTTP client looks like a browser."""
 
     seconds: float = 20.0
     name: str = "DuckDuckGo"
@@ -147,13 +147,13 @@ class DuckDuckGo:
         except RatelimitException:
             raise ToolError(_limited("DuckDuckGo")) from None
         except DDGSException as error:
-            if "No results found" in str(error):  # it says so for a refusal too
+            if "No results found" in str(error):  # also raised when it refuses
                 return []
             raise ToolError("DuckDuckGo cannot be reached: try again later, or fetch a page you know.") from None
 
 
 async def _ask(engine: Engine, fetcher: Fetcher, url: str, query: dict[str, Any], headers: dict[str, str]) -> Page:
-    """Ask an engine at the address of the settings, which may be private. Its key goes nowhere else."""
+    """Ask an engine at the address of the settings, which may be private. Its key is sent nowhere else."""
     try:
         place: URL = parse_url(f"{url}?{urlencode(query)}")
     except BadURL as error:
@@ -176,7 +176,7 @@ def _limited(name: str) -> str:
 
 
 def _tidy(results: Iterable[tuple[str | None, str | None, str | None]]) -> list[Found]:
-    """The results that lead somewhere, without mark-up, each on few lines, no page twice."""
+    """The usable results: plain text, each short, every page once."""
     found: dict[str, Found] = {}
     for title, url, snippet in results:
         try:

@@ -1,12 +1,13 @@
-"""One GET of the web, with every address checked before a connection is made to it, and everything bounded.
+"""Fetch a page of the web: every address is checked before it is connected to, and everything is bounded.
 
-A name is looked up once a hop, all its addresses are checked, and the connection goes to one of those very addresses:
-a second answer of the DNS has nothing to act on. No cookie, no connection and no proxy setting outlives or enters it.
+A name is resolved once per hop, all its addresses are checked, and the connection goes to one of exactly these: a
+second DNS answer has no effect. No cookies, connections or proxy settings are shared between requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -22,15 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..._version import __version__
 from ...threads import in_thread
 from ..base import ToolError
-from .addresses import Address, kind_of
-from .sockets import Pinned, certificates, is_this_machine, sockets_to
-from .urls import URL, BadURL
+from .urls import URL, Address, BadURL, kind_of
 
 if TYPE_CHECKING:
     import aiohttp
 
+
 MAX_REDIRECTS = 5
-PORTS = (80, 443, 8080, 8443)  # of the web; other services on other ports are no business of a page's
+PORTS = (80, 443, 8080, 8443)  # ports of the web; a page must not reach services on other ports
 USER_AGENT = f"Mozilla/5.0 (compatible; Everloop/{__version__})"
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 10.0  # between two pieces of an answer
@@ -51,7 +51,7 @@ class FetchError(ToolError):
 
 
 class NotPublic(FetchError):
-    """The host is not on the public internet, and not listed."""
+    """The host is neither on the public internet nor listed in the settings."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,11 +63,11 @@ class Page:
     media_type: str
     charset: str
     body: bytes
-    cut: bool = False  # there was more than is taken
+    cut: bool = False  # the body was longer than the limit
 
     @property
     def status_text(self) -> str:
-        """The status in words: ours, since a server may say anything there."""
+        """The status in our words, since a server may send any text."""
         try:
             return f"{self.status} {HTTPStatus(self.status).phrase}"
         except ValueError:
@@ -75,7 +75,7 @@ class Page:
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """The addresses of a name, as this machine knows them."""
+    """The addresses that this machine resolves a name to."""
     found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
@@ -86,7 +86,7 @@ class Fetcher:
 
     private_hosts: tuple[str, ...] = ()
     ports: tuple[int, ...] = PORTS
-    timeout: float = 30.0  # seconds for all of it, redirects included
+    timeout: float = 30.0  # seconds in total, including redirects
     max_bytes: int = 5_000_000  # of a body, as sent and as unpacked
     resolve: Resolver = system_resolver
     _tls: ssl.SSLContext | None = None
@@ -126,7 +126,7 @@ class Fetcher:
             return response.status, {name.lower(): value for name, value in response.headers.items()}
 
     def is_listed(self, url: URL) -> bool:
-        """Whether the person has listed this host and port."""
+        """Whether the user has listed this host and port."""
         return self._is_listed(url)
 
     async def _follow(
@@ -137,7 +137,7 @@ class Fetcher:
             try:
                 found = await self._hop(url, listed, wanted, headers)
             except FetchError as error:
-                error.untrusted |= hop > 0  # the host is one that a server has named
+                error.untrusted |= hop > 0  # a server named this host
                 raise
             if isinstance(found, Page):
                 return found
@@ -149,18 +149,18 @@ class Fetcher:
                 ) from None
             # A listed host may be entered by a redirect from a listed one only: a page on the internet gets no
             # way into the network here that the model was not given itself.
-            listed, headers = listed and self._is_listed(url), {}  # and no key goes on to another address
+            listed, headers = listed and self._is_listed(url), {}  # a key is not sent to another address
         often = f"more than {redirects} times" if redirects else "elsewhere"
         raise FetchError(f"{url.host} redirects {often}: ask for the page by its own address.", untrusted=True)
 
     def _is_listed(self, url: URL) -> bool:
-        """Whether the person has listed this host and port; without a port, the usual ones of the web are meant."""
+        """Whether the user has listed this host and port; an entry without a port means the usual ports of the web."""
         host = f"[{url.host}]" if ":" in url.host else url.host
         listed = {entry.lower() for entry in self.private_hosts}
         return f"{host}:{url.port}" in listed or (url.port in (80, 443) and not listed.isdisjoint({host, url.host}))
 
     async def _addresses(self, url: URL, listed: bool) -> list[Address]:
-        """The addresses to connect to; a FetchError if only one of them is out of bounds."""
+        """The addresses to connect to; a FetchError if even one of them is not allowed."""
         if url.port not in self.ports and not listed:
             known = ", ".join(map(str, self.ports))
             raise NotPublic(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
@@ -183,7 +183,7 @@ class Fetcher:
     async def _hop(
         self, url: URL, listed: bool, wanted: Callable[[str], bool], headers: Mapping[str, str]
     ) -> Page | str:
-        """One request: a page, or where it redirects to."""
+        """Send one request; return the page, or the URL that it redirects to."""
 
         async def got(aiohttp: Any, addresses: list[Address]) -> Page | str:
             async with (
@@ -200,7 +200,7 @@ class Fetcher:
     async def _exchange(
         self, url: URL, exchange: Callable[[Any, list[Address]], Awaitable[T]], listed: bool | None = None
     ) -> T:
-        """Do something with the addresses of a host that were checked; a FetchError in words if it fails."""
+        """Run an exchange with the checked addresses of a host; any failure becomes a FetchError."""
         addresses = await self._addresses(url, self._is_listed(url) if listed is None else listed)
         aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
         if url.scheme == "https" and self._tls is None:
@@ -271,12 +271,12 @@ _HOW_TO_LIST = 'A person can allow it by adding "host:port" to private_hosts in 
 
 
 def _named(said: str) -> str:
-    """A word of a server's for a message of ours; a server that says more than a word is not quoted."""
+    """A server's word, for our message; longer text of a server is not quoted."""
     return said if _is_word(said) else "something unknown"
 
 
 def _same(url: URL) -> Any:
-    """The address for aiohttp, which must read it as we did."""
+    """The URL for aiohttp, checked to mean the same to it as to us."""
     import yarl
 
     asked = yarl.URL(str(url), encoded=True)
@@ -286,7 +286,7 @@ def _same(url: URL) -> Any:
 
 
 def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
-    """The first `limit` bytes of what was packed, and whether there is more."""
+    """The first `limit` bytes of the unpacked body, and whether there is more."""
     for window in (bits, -15) if bits == 15 else (bits,):  # some servers send deflate without its wrapper
         unpacker = zlib.decompressobj(window)
         try:
@@ -295,3 +295,93 @@ def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
             continue
         return out, bool(unpacker.unconsumed_tail)
     raise FetchError("The page is packed wrongly and cannot be read.")
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A resolver for aiohttp that returns the addresses that were checked."""
+
+    addresses: list[Address]
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:
+        return [
+            {
+                "hostname": host,
+                "host": str(address),
+                "port": port,
+                "proto": socket.IPPROTO_TCP,
+                "family": _family(address),
+                "flags": socket.AI_NUMERICHOST,
+            }
+            for address in self.addresses
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+class Metered(socket.socket):
+    """A socket that fails when it has received more than a limit.
+
+    Code that counts the bytes of a body does not see other data that a server may send endlessly: interim responses,
+    headers, and the framing of chunks.
+    """
+
+    left: int
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data = super().recv(size, flags)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:
+        count = super().recv_into(buffer, size, flags)
+        self._count(count)
+        return count
+
+    def _count(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ConnectionAbortedError("more was sent than is taken")
+
+
+def sockets_to(addresses: Sequence[Address], most: int) -> Callable[[Any], socket.socket]:
+    """A factory of sockets that connect to these addresses only."""
+
+    def make(info: Any) -> socket.socket:
+        family, kind, protocol, _, place = info
+        if ip_address(place[0]) not in addresses:
+            raise OSError(f"{place[0]} was not checked")
+        made = Metered(family, kind, protocol)
+        made.left = most
+        return made
+
+    return make
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def is_this_machine(address: Address) -> bool:
+    """Whether a public address belongs to this machine: a firewall may hide its services from others."""
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.setblocking(False)
+            probe.connect((str(address), 9))  # sends nothing: the system only chooses the route
+            return bool(ip_address(probe.getsockname()[0]) == address)
+    except OSError:
+        return False
+
+
+def certificates() -> ssl.SSLContext:
+    """The certificate authorities of this machine, or certifi's if it has none."""
+    context = ssl.create_default_context()
+    known = ssl.get_default_verify_paths()
+    if not known.cafile and not (known.capath and os.listdir(known.capath)):
+        try:
+            import certifi
+        except ImportError:
+            return context
+        context.load_verify_locations(certifi.where())
+    return context

@@ -1,7 +1,7 @@
-"""A page of HTML as Markdown: a program of its own, so that a page made to choke a parser chokes nothing else.
+"""Convert a page of HTML to Markdown. Runs as a separate program, so that a malicious page can only harm this process.
 
 It reads a line of JSON with the page's `url`, `charset` and `plain`, then the page, from standard input, and writes
-JSON with `title`, `text` and `cut`. `reader.py` starts it, and ends it when it takes too long. It stands alone: it is
+JSON with `title`, `text` and `cut`. `web.py` starts it, and ends it when it takes too long. It stands alone: it is
 run as a file, and imports nothing of Everloop.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 from urllib.parse import urljoin
 
 MISSING = 3  # exit status: what is needed to read HTML is not installed
-MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # in which the article is looked for: that takes more than linear time
-MAX_TEXT = 2_000_000  # characters that are given back
-SHORT_ARTICLE = 300  # characters: less may be a teaser or a notice, and all of the page is better
+MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # in which the article is searched for, in more than linear time
+MAX_TEXT = 2_000_000  # characters of the result
+SHORT_ARTICLE = 300  # characters: a shorter article may be a teaser or a notice, so the whole page is used
 MEMORY = 2_000_000_000
 CPU_SECONDS = 60
 
 _CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?([A-Za-z0-9_:.-]{1,40})", re.I)
 _TITLE = re.compile(r"<title[^>]{0,300}>([^<]{0,2000})", re.I)
-# Charsets of the web. Python knows further ones that are no such thing, among them some that take quadratic time.
+# Charsets of the web. Python has other codecs that are no charsets; some of them take quadratic time.
 _IS_CHARSET = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-\w|mac-\w+|tis-620"
     r"|gb\w+|big5\w*|hz|euc_\w+|shift_ji\w+|iso2022_\w+|johab"
@@ -41,7 +41,7 @@ _BLOCKS = frozenset(
 
 
 def decode(data: bytes, charset: str = "") -> str:
-    """The bytes as text: by their mark, by what the server said, by what the page says, or as UTF-8."""
+    """Decode by the byte-order mark, the server's charset, the page's charset, or else as UTF-8."""
     for mark, name in _BOMS:
         if data.startswith(mark):
             return data[len(mark) :].decode(name, "replace")
@@ -60,7 +60,7 @@ def decode(data: bytes, charset: str = "") -> str:
 
 
 def read_page(source: str, url: str, plain: bool = False) -> tuple[str, str]:
-    """The title and the text of a page: its article if it has one, otherwise all of it."""
+    """The title and text of a page: of its article if it has one, otherwise of all of it."""
     title = _TITLE.search(source[:200_000])
     huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
     article = "" if plain or huge else _article(source, url)
@@ -86,7 +86,7 @@ def _article(source: str, url: str) -> str:
 
 
 def _whole(source: str, url: str) -> str:
-    """Everything that a page shows, in order: blocks as lines, headings and list items marked, links kept."""
+    """All visible text of a page, in order: blocks as lines, with headings, list items and links marked up."""
     import lxml.html  # type: ignore[import-untyped]
 
     parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True)
@@ -142,7 +142,7 @@ def _spaced(text: str | None) -> str:
 
 
 def _limit_itself() -> None:
-    """Bounds that hold even when no process is left to kill it."""
+    """Limits that hold even if the parent is gone and cannot kill this process."""
     try:
         import resource
     except ImportError:  # Windows

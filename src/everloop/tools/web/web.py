@@ -1,7 +1,10 @@
-"""The web: `web_fetch` reads a page, `web_search` finds some. What they give is data from strangers."""
+"""`web_fetch` reads a page, `web_search` finds pages. Pages are parsed in a child process with a time limit: their
+content is untrusted."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, assert_never
 
@@ -9,10 +12,12 @@ from ...config import Search
 from ...text import clean
 from ...threads import in_thread
 from ..base import FOR_A_PERSON, Plan, Tool, ToolError
+from ..children import Child, beside_child
+from ..files.documents import PYTHON, read_document
+from . import markdown
 from .engines import BRAVE_URL, MAX_COUNT, MAX_QUERY, Brave, DuckDuckGo, Engine, Found, Searxng
 from .fetch import PORTS, Fetcher, Page, Resolver, system_resolver
 from .markdown import decode
-from .reader import SECONDS, Readable, read_html, read_pdf
 from .urls import URL, BadURL, parse_url
 
 Reading = Literal["html", "pdf", "text"]
@@ -86,7 +91,7 @@ class WebFetch(Tool):
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
-        self.timeout = fetcher.timeout + 2 * SECONDS + 40  # after all that can end it with a better message
+        self.timeout = fetcher.timeout + 2 * PAGE_SECONDS + 40  # after all that can end it with a better message
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         given = str(arguments.get("url", "")).strip()
@@ -208,3 +213,48 @@ def _present(page: Page, asked: URL, read: Readable) -> str:
 def _entry(number: int, found: Found) -> str:
     snippet = f"\n   {found.snippet}" if found.snippet else ""
     return f"{number}. {found.title or found.url}\n   {found.url}{snippet}"
+
+
+PAGE_SECONDS = 12.0  # for a page; then half of that for a simpler reading of it
+_MAX_ANSWER = 4 * markdown.MAX_TEXT + 100_000  # bytes
+
+
+@dataclass(slots=True, frozen=True)
+class Readable:
+    """A page as it can be read."""
+
+    title: str
+    text: str  # Markdown
+    cut: bool = False
+
+
+async def read_html(body: bytes, url: str, charset: str = "", seconds: float = PAGE_SECONDS) -> Readable:
+    """The title and the text of a page; a ToolError if it cannot be read in time."""
+    return await beside_child(_read_html, body, {"url": url, "charset": charset}, seconds)
+
+
+async def read_pdf(body: bytes, name: str) -> Readable:
+    """The text of a PDF."""
+    return await beside_child(_read_pdf, body, name)
+
+
+def _read_html(child: Child, body: bytes, asked: dict[str, str], seconds: float) -> Readable:
+    for plain in (False, True):
+        head = json.dumps({**asked, "plain": plain}).encode() + b"\n"
+        with tempfile.TemporaryFile() as file:
+            file.write(head + body)
+            file.seek(0)
+            command = [*PYTHON, markdown.__file__]
+            ended = child.run(command, stdin=file.fileno(), most=_MAX_ANSWER, seconds=seconds / (1 + plain))
+        if ended.status == markdown.MISSING:
+            raise ToolError('Web pages cannot be read until a person runs: pip install "everloop[web]"')
+        if ended.status == 0 and not ended.cut:
+            return Readable(**json.loads(ended.output))
+    raise ToolError(f"The page ({len(body)} bytes of HTML) is too much to read, or made to be: try another source.")
+
+
+def _read_pdf(child: Child, body: bytes, name: str) -> Readable:
+    with tempfile.TemporaryFile() as file:
+        file.write(body)
+        file.flush()
+        return Readable("", read_document(child, file.fileno(), "pdf", name, outside=True).decode("utf-8", "replace"))

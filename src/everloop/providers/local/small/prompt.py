@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from .examples import FIXED, Example
+from ....tools.narrow import cut, short_result
+from .conversation import Message, Seen, calls_of, text_of, texts_of, without_clock
+from .examples import CLIENT, FIXED, Example
 from .grammar import call_text
-from .results import cut, short_result
-from .seen import Seen, texts_of
-from .turn import Message, calls_of, text_of, without_clock
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 FULL_LIMIT = 800  # and of one of the last turns
@@ -20,10 +20,15 @@ _SYSTEM = (
     "Say only what a result says. When the request is done, or needs no tool, answer in one short sentence, "
     "in the user's language."
 )
+_CLIENT = (
+    "To use a tool, answer with its call as JSON and nothing else. Use a tool only if the last message needs it; "
+    "otherwise answer in words, in the user's language. Say only what a result says. The tools:"
+)
 _TALK = (
     "You are a friendly and helpful assistant. Answer the user's last message, in the user's language, shortly unless "
     "more is asked for. Put code into a fenced block that names its language."
 )
+CLIENT_LIMIT = 400  # characters that describe a client's tool
 MOST_FILES = 20  # names of files in the prompt
 RECENT = 8  # messages of the conversation that are told in full
 _BEGAN = "This conversation began on"
@@ -39,6 +44,19 @@ def prefix(names: frozenset[str]) -> list[Message]:
         if example.tools <= names:
             shown += example_messages(example)
     return shown
+
+
+def client_prefix(system: str, tools: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """What stands before a conversation with tools that no example shows: the form of a call of each, what it does,
+    and examples of when to call and when to answer."""
+    forms = []
+    for tool in tools:
+        properties = (tool.get("parameters") or {}).get("properties") or {}
+        kinds = {key: f"<{kind.get('type', 'any')}>" for key, kind in properties.items()}
+        forms.append(f"{call_text(str(tool.get('name')), kinds)} – {tool.get('description') or ''}"[:CLIENT_LIMIT])
+    about = "\n\n".join(part for part in (surroundings(system), _CLIENT, "\n".join(forms)) if part)
+    examples = [message for example in CLIENT for message in example_messages(example)]
+    return [{"role": "system", "content": about}, *examples]
 
 
 def example_messages(example: Example) -> list[Message]:

@@ -16,31 +16,31 @@ from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
+from ....tools.narrow import NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .grammar import Wanted, grammar
-from .grounding import claims_work, failed, fingerprint, invented, leak
-from .narrow import NARROW, command_of
-from .next import fits, only, removes, wanted_next
-from .prompt import OLD_LIMIT, RESULT_LIMIT, example_messages, joined, notes, prefix, talk, told
-from .results import quote, short_result
-from .route import (
+from .answers import claims_work, fingerprint, imitates, invented, leak, report, sentence
+from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
+from .decide import (
     CODE,
     Decision,
     arithmetic,
     asks_for_the_files,
     decide,
+    fits,
     names_something_else,
+    only,
+    removes,
     saves_answer,
     shows_all,
+    wanted_next,
     writes_code,
 )
-from .route import RECENT as RECENT_TURNS
-from .seen import Seen, described, meant, seen_in
-from .sentences import imitates, report, sentence
-from .tools import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
-from .turn import Message, Turn, last_request, parted, text_of, turn_of
-from .values import as_named, values_for
+from .decide import RECENT as RECENT_TURNS
+from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
+from .grammar import Values, Wanted, grammar
+from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
+from .values import values_for
 from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
@@ -82,12 +82,8 @@ class SmallShaping:
 
     prompt_tokens = PROMPT_TOKENS
 
-    def knows(self, tools: Sequence[Message]) -> bool:
-        """Whether there are examples of any of these tools."""
-        return any(tool.get("function", {}).get("name") in KNOWN for tool in tools)
-
-    def for_json(self) -> SmallJson:
-        return SmallJson(self)
+    def for_json(self, form: Mapping[str, Any]) -> SmallJson:
+        return SmallJson(self, form)
 
     def prepare(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = True
@@ -104,6 +100,8 @@ class SmallShaping:
         if not offered:
             result = arithmetic(turn.request) if certain else ""
             return LLMResponse(result) if result else self._request(asked)
+        if not KNOWN & names_of(offered):
+            return self._with_client_tools(asked)
         decision = _decision(asked)
         if decision.route == "work" or turn.calls:
             return self._work(asked, decision)
@@ -162,21 +160,42 @@ class SmallShaping:
         ]
         # Examples stand before the conversation: behind it, "the list" and "it" would mean theirs.
         shown = [*stable, *(message for example in reversed(near) for message in example_messages(example)), *own]
+        return self._held(asked, shown, len(stable), chosen, wanted, values, begin, [*stable[:1], *own])
+
+    def _held(
+        self,
+        asked: Asked,
+        shown: Sequence[Message],
+        stable: int,
+        tools: Sequence[Mapping[str, Any]],
+        wanted: Wanted,
+        values: Values,
+        begin: str,
+        bare: Sequence[Message],
+    ) -> dict[str, Any]:
+        """The request whose answer is held to a grammar. `bare` are its messages without examples."""
+        said = [text_of(one) for one in asked.conversation if one.get("role") != "assistant"]
         return {
             "messages": joined(shown),
-            "stable": len(stable),
-            "grammar": grammar(chosen, wanted, values, begin),
+            "stable": stable,
+            "grammar": grammar(tools, wanted, values, begin),
             "temperature": 0,
             "max_tokens": ANSWER_TOKENS,
             "cache_prompt": True,
             "_wanted": wanted,
-            "_turn": turn,
-            "_tools": chosen,
+            "_turn": asked.turn,
+            "_tools": tools,
             "_values": values,
             "_begin": begin,
-            "_bare": joined([*stable[:1], *own]),
-            "_known": [system, *(text_of(one) for one in conversation if one.get("role") != "assistant"), *there.files],
+            "_bare": joined(bare),
+            "_known": [asked.system, *said, *asked.there.files],
         }
+
+    def _with_client_tools(self, asked: Asked) -> dict[str, Any]:
+        """The request where all tools are a client's own: no example shows them, so each of them is described."""
+        stable = client_prefix(asked.system, asked.offered)
+        own = told(asked.conversation, RESULT_LIMIT)
+        return self._held(asked, [*stable, *own], len(stable), asked.offered, "either", {}, "", [stable[0], *own])
 
     def visible(self, text: str) -> str:
         """Words are for the person, a call is not."""
@@ -187,10 +206,8 @@ class SmallShaping:
 
         Asked again once only: a model that insists is believed, for the person sees the calls.
         """
-        choice = (answer.get("choices") or [{}])[0]
-        text = str((choice.get("message") or {}).get("content") or "").strip()
         usage = read_usage(answer.get("usage"))
-        reason = str(choice.get("finish_reason") or "stop")
+        text, reason = _text_of_answer(answer)
         if "_code" in request and reason == "stop":
             saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": _saved(text)})
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
@@ -212,6 +229,13 @@ class SmallShaping:
         if call is not None:
             return LLMResponse(None, [_widened(call)], finish_reason="tool_calls", usage=usage)
         return LLMResponse(text, finish_reason=reason, usage=usage)
+
+
+def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of llama.cpp's answer, and why it ended."""
+    choice = (answer.get("choices") or [{}])[0]
+    text = str((choice.get("message") or {}).get("content") or "").strip()
+    return text, str(choice.get("finish_reason") or "stop")
 
 
 def _decision(asked: Asked) -> Decision:
@@ -280,7 +304,7 @@ def _first_call(
     files = [path for path in paths_in(request) if is_file(path)]
     looked = [name for name, _, _ in turn.calls]
     on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
-    if not looked and not there.listed and "list_dir" in names and on_file and _may_be_another(turn):
+    if not looked and not there.listed and "list_dir" in names and on_file:
         lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
         if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
             return "list_dir", {"path": "."}
@@ -304,10 +328,6 @@ def _first_call(
     if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
         return "read_file", {"path": file}
     return None
-
-
-def _may_be_another(turn: Turn) -> bool:
-    return not turn.file or not turn.corrects
 
 
 def _saved(answer: str) -> str:
@@ -345,9 +365,6 @@ def _begin(turn: Turn, names: frozenset[str]) -> str:
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
     """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
     turn: Turn = request["_turn"]
-    if call is not None and (command := as_named(call.name, call.arguments, turn)):
-        tools = [tool for tool in request["_tools"] if tool.get("name") == call.name]
-        return _again({**request, "_tools": tools, "_values": {call.name: {"command": [command]}}}, "call")
     if call is not None:
         made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
         return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None
@@ -395,37 +412,35 @@ def _plain(value: Any) -> Any:
 
 
 class SmallJson:
-    """Shapes one request whose answer is JSON. Calls come first, as ever; the answer is held to the form alone."""
+    """Shapes one request whose answer has a form of the caller's. Calls come first; the answer is held to the form."""
 
-    def __init__(self, shaping: SmallShaping) -> None:
+    def __init__(self, shaping: SmallShaping, form: Mapping[str, Any]) -> None:
         self._shaping = shaping
+        self._form = form
         self._answers = False
         self.prompt_tokens = shaping.prompt_tokens
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
         request = self._shaping.prepare(messages, tools, certain=False)
-        if isinstance(request, LLMResponse):
-            return request
-        self._answers = request["_wanted"] != "call"
-        if self._answers:
-            request.pop("grammar", None)  # there can be only one, and llama.cpp makes it of the form
-            last = request["messages"][-1]
-            request["messages"][-1] = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
-        return request
+        words = isinstance(request, dict) and request["_wanted"] == "words"
+        return self._answer(request) if words and isinstance(request, dict) else request
 
-    def knows(self, tools: Sequence[Message]) -> bool:
-        return self._shaping.knows(tools)
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._answers = True
+        *before, last = request["messages"]
+        kept = {name: value for name, value in request.items() if name != "grammar"}  # llama.cpp takes one of them
+        asked = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
+        return {**kept, "messages": [*before, asked], "response_format": self._form}
 
-    def for_json(self) -> SmallJson:
-        return self
+    def for_json(self, form: Mapping[str, Any]) -> SmallJson:
+        return SmallJson(self._shaping, form)
 
     def visible(self, text: str) -> str:
-        return text if self._answers else self._shaping.visible(text)
+        return text if self._answers else ""
 
     def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
-        if not self._answers:
-            return self._shaping.read(answer, request)
-        choice = (answer.get("choices") or [{}])[0]
-        text = str((choice.get("message") or {}).get("content") or "").strip()
-        reason = str(choice.get("finish_reason") or "stop")
-        return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))
+        if self._answers:
+            text, reason = _text_of_answer(answer)
+            return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))
+        step = self._shaping.read(answer, request)
+        return step if isinstance(step, dict) or step.tool_calls else self._answer(request)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from .grounding import failed
-from .narrow import NARROW
-from .results import lines_of
-from .seen import Seen
-from .turn import Message, Turn, text_of
+from ....tools.narrow import NARROW, failed, lines_of
+from .conversation import Message, Seen, Turn, text_of
 from .words import (
     BEHIND,
     alike,
@@ -22,7 +17,6 @@ from .words import (
     kept,
     key_of,
     means,
-    names_key,
     paths_in,
     pattern,
     places_in,
@@ -46,7 +40,6 @@ _AFTER = (
 _BOTH = pattern("both")
 _JOINS = word_set("joins")
 _PAIR = pattern("pair")
-_SIGNS = pattern("signs")
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
 
@@ -62,13 +55,7 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    unsure = _BOTH.search(request) and not any(names_key(request, line) for line in found)
-    return surely or (perhaps if unsure else {})
-
-
-def names_signs(request: str) -> bool:
-    """Whether what is to be replaced is called by a name and does not stand there itself: `all commas`."""
-    return _SIGNS.search(request) is not None
+    return surely or (perhaps if _BOTH.search(request) else {})
 
 
 def names_both(request: str) -> bool:
@@ -101,7 +88,6 @@ def _stands(words: str, text: str) -> bool:
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
-_MOVES = re.compile(r"\s*(?:mv|cp)\b")
 MOST_LINES = 30  # that an edit can choose from
 
 
@@ -138,20 +124,6 @@ def values_for(turn: Turn, conversation: Sequence[Message], there: Seen) -> dict
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
-def as_named(tool: str, arguments: Mapping[str, Any], turn: Turn) -> str:
-    """The command that was meant, where one moves or copies and has another name in the place of the one that was
-    given: small models translate names. Else nothing."""
-    command = str(arguments.get("command", ""))
-    if tool != "exec" or "*" in command or not _MOVES.match(command):
-        return ""
-    known = {
-        posixpath.basename(path) for text in (turn.request, *(one[2] for one in turn.calls)) for path in paths_in(text)
-    }
-    invented = [path for path in paths_in(command) if is_file(path) and posixpath.basename(path) not in known]
-    left_out = [path for path in paths_in(turn.request) if is_file(path) and path not in command]
-    return command.replace(invented[0], left_out[0]) if len(invented) == len(left_out) == 1 else ""
-
-
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
     """What a file can be called that is written: as it was named, but not like one that was only to be read."""
     read = {str(arguments.get("path")) for name, arguments, _ in turn.calls if name == "read_file"}
@@ -185,17 +157,13 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if not files:
         return {}
     every = in_every_place(turn.request)
-    if every and names_signs(turn.request):
-        return {"must": ["replace_all"]}
     named = spans(turn.request, "\n".join(lines))
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
-        old = [line for line in old if names_key(turn.request, line)] or old
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
-        given["repeated"] = [line for line in old if lines.count(line) > 1]
         if changes := [(line, *place) for line in old for place in places.get(line, ())]:
             replaced = [line[len(before) : len(line) - len(after)] for line, before, after in changes]
             given["said"] = new_words(turn.request, replaced)

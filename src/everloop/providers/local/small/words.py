@@ -174,12 +174,6 @@ def key_of(line: str) -> str:
     return found[0] if found else ""
 
 
-def names_key(request: str, line: str) -> bool:
-    """Whether a line is a setting whose key a request names."""
-    key = {word for word in words(key_of(line)) if word not in EMPTY}
-    return bool(key) and key <= {*words(without_files(request))}
-
-
 def kept(request: str, line: str) -> str:
     """What a line keeps when it replaces another: its key, or a first word that the request does not mention."""
     if key := key_of(line):
@@ -289,12 +283,10 @@ def without_files(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- kinds of requests
 
 _EVERY = pattern("every")
-_ELSEWHERE = ("before", "told", "show", "count", "here", "read", "say", "mention", "line", "every", "when")
 _MARK = re.compile("[?\uff1f]")
 _OWN = word_set("own")
 _QUESTION = pattern("question")
 _POLITE = pattern("polite")
-_LOOKS_FOR = pattern("looks_for")
 _BETWEEN = pattern("between")
 _SHOULD = pattern("should")
 
@@ -330,13 +322,8 @@ def asks_for_a_change(text: str) -> bool:
 
 def asks_how_many_there_are(text: str) -> bool:
     """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
-    here = means(text, *WORK, *(meaning for meaning in _ELSEWHERE if meaning not in ("count", "when")))
+    here = means(text, *WORK, "before", "told", "show", "here", "read", "say", "mention", "line", "every")
     return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
-
-
-def looks_for_a_file(text: str) -> bool:
-    """Whether it asks where a file is that it names."""
-    return _LOOKS_FOR.search(text) is not None
 
 
 def in_every_place(text: str) -> bool:

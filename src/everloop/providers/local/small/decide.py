@@ -1,28 +1,37 @@
-"""Whether a request is talk, which the plain model answers, or work, for which it gets tools; and on which file."""
+"""What a request needs: talk or work, on which file, and by which tool next."""
 
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from .seen import Seen, described, meant, shares_words
+from ....tools.narrow import NARROW, failed
+from .conversation import Seen, Turn, described, meant, shares_words
+from .examples import acts, asks_of_the_past, may_act, needs_tool, next_step
+from .grammar import Values, Wanted
 from .words import (
     CHANGES,
     EMPTY,
+    WORK,
+    asks_for_a_change,
     asks_how_many_there_are,
     folders_in,
+    in_every_place,
     is_file,
     is_question,
     means,
     names_a_file,
     names_an_address,
+    orders,
     paths_in,
     pattern,
     places_in,
+    runs_then,
     without_files,
     word_set,
     words,
@@ -53,16 +62,15 @@ _TOOLS = (
 _PIECE = pattern("piece")
 _EXPLAIN = pattern("explain")
 _BY_COMMAND = pattern("by_command")
-_WHERE_MINE = pattern("where_mine")
 _REFERS_TO_FILE = pattern("refers_to_file")
 _NOUN = pattern("noun")
 _WHOLE = ("show", "read", "say", "file", "collection")
 _EXISTS = pattern("exists")
 _ASKS = word_set("asks")
-_IN_GENERAL = pattern("in_general")
 CODE = frozenset(
     {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
 )
+_IN_GENERAL = pattern("in_general")
 _DOES = pattern("does")
 _LITERALLY = pattern("literally")
 _SAVES_THAT = pattern("saves_that")
@@ -126,7 +134,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
-        more = goes_on and seen.last == "edit_file" and shares_words(order, seen.texts.get(seen.focus, ()))
+        more = goes_on and seen.last == "edit_file"
         edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
         if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
@@ -135,22 +143,17 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     if means(order, "web") and _IN_GENERAL.search(order):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
-    if changes or counts or means(order, *_TOOLS) or _BY_COMMAND.search(order) or _WHERE_MINE.search(order):
+    if changes or counts or means(order, *_TOOLS):
         return Decision("work")
-    if means(order, "create", "write") and not means(order, "file"):
-        return Decision("talk")  # a file is written only where one is asked for
     return Decision("work" if needs == "call" else "talk")
 
 
 def _corrects(order: str, seen: Seen) -> bool:
     """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
-    if _SURELY_CORRECTS.search(order):
-        return True
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
     short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
-    return _CORRECTS.search(order) is not None and bool(
-        value or short or shares_words(order, seen.texts.get(seen.focus, ()))
-    )
+    says_no = _CORRECTS.search(order) and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
+    return bool(_SURELY_CORRECTS.search(order) or says_no)
 
 
 def names_something_else(request: str, seen: Seen) -> bool:
@@ -158,9 +161,7 @@ def names_something_else(request: str, seen: Seen) -> bool:
     lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
     nouns = [found["noun"] for found in _NOUN.finditer(request)]
     return any(
-        not _REFERS_TO_FILE.search(f"the {noun}")
-        and not means(noun, "file", "end", "line", "collection", "copy")
-        and not shares_words(noun, lines)
+        not _REFERS_TO_FILE.search(f"the {noun}") and not means(noun, "end", "line") and not shares_words(noun, lines)
         for noun in nouns
     )
 
@@ -233,3 +234,152 @@ def _value(node: ast.AST) -> float:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     raise ValueError
+
+
+# ---------------------------------------------------------------------------------------------- the next step
+
+# What must have been said for a narrow tool to be offered: nothing is deleted where nothing was said of deleting.
+_MEANT = {
+    "append": ("add", "end", "write"),
+    "remove_line": ("delete",),
+    "delete": ("delete",),
+    "move": ("rename", "move"),
+    "copy": ("copy",),
+    "count_lines": ("count",),
+}
+_WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
+_POINTS = pattern("points")
+_FILE_ITSELF = pattern("file_itself")
+TRIES = 3  # calls of a turn that may fail
+_MACHINE = pattern("machine")
+
+
+def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
+    """Whether a call, words or either should come next, by what was so with requests like this one."""
+    if not names:
+        return "words"
+    if not turn.calls:  # a request that names a file is not answered before something was looked at or done
+        if is_question(turn.request) and asks_of_the_past(turn.request, names):
+            return "call"
+        return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
+    failures = [failed(result) for _, _, result in turn.calls]
+    made = [name for name, _, _ in turn.calls]
+    changed = any(acts(name) and not wrong for name, wrong in zip(made, failures, strict=True))
+    to_change = "edit_file" in made or ("edit_file" in names and (turn.corrects or asks_for_a_change(turn.request)))
+    if made[-1] == "read_file" and to_change and not changed and not failures[-1] and sum(failures) < TRIES:
+        return "call"  # it was read in order to be changed
+    if _to_run(turn, names):
+        return "call"
+    if failures[-1]:
+        if sum(failures) == 1 and _mendable(*turn.calls[-1]):
+            return "call"
+        return "either" if sum(failures) < TRIES else "words"
+    return (
+        "call"
+        if _left(turn)
+        else next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
+    )
+
+
+def removes(turn: Turn, there: Seen) -> str:
+    """What is to be removed from or with the file that is meant: `remove_line`, `delete` for the file itself, `look`
+    where that cannot be known before it was read, or ""."""
+    said = turn.request.removesuffix(f"({turn.file})")
+    if not turn.file or not means(said, "delete"):
+        return ""
+    if _FILE_ITSELF.search(said) or described(said, Seen({turn.file: None})):
+        return "delete"
+    if shares_words(said, there.texts.get(turn.file, ())):
+        return "remove_line"
+    return "delete" if _POINTS.search(said) or turn.file in there.texts else "look"
+
+
+def only(turn: Turn, there: Seen) -> frozenset[str]:
+    """The tools of which one must come next, where what is to be done with the file that is meant is clear."""
+    if not turn.file or any(acts(name) for name, _, _ in turn.calls):
+        return frozenset()
+    said = turn.request.removesuffix(f"({turn.file})")
+    if turn.corrects or (means(said, "change") and not means(said, "add", "delete", "rename", "run")):
+        return frozenset({"edit_file"} if turn.calls else {"read_file"})
+    if means(said, "delete"):
+        return frozenset({removes(turn, there)})
+    for meaning, tool in (("rename", "move"), ("move", "move"), ("copy", "copy"), ("add", "append")):
+        if means(said, meaning):
+            return frozenset({tool})
+    return frozenset({"append"} if turn.goes_on and there.last in _WRITES and not turn.calls else ())
+
+
+def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], values: Values) -> bool:
+    """Whether a tool can be the next one, once there were calls."""
+    if not turn.calls:
+        return _first(tool, turn, shown_for, bool(values.get("read_file")))
+    if tool == "list_dir" and any(name == "read_file" and not failed(result) for name, _, result in turn.calls):
+        return False  # what was looked into needs no list of what there is
+    ordered = turn.corrects or asks_for_a_change(turn.request)
+    if not (ordered or may_act(turn.request, shown_for)):  # what was read may say what to do, but it is no order
+        return not acts(tool)
+    if wanted != "call":
+        return True
+    if _to_run(turn, shown_for):
+        return tool == "exec"
+    if failed(turn.calls[-1][2]):
+        return tool == "read_file" or turn.calls[-1][0] != "edit_file"  # what is not in a file is looked for in it
+    if ordered:
+        return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
+    return acts(tool) and tool != "edit_file"
+
+
+def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
+    """Whether a tool can be the first one. A file is read before it is changed, or what small models believe to be in
+    it is not; where nothing was said of work, no command and no new file can be meant."""
+    request = turn.request
+    if tool in NARROW:
+        two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
+        return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
+    named = [path for path in paths_in(request) if is_file(path)]
+    if only := asks_of_the_past(request, offered):
+        return tool == only
+    if tool == "edit_file" and "read_file" in offered:
+        return files and in_every_place(request)
+    if tool == "read_file" and not files:
+        return means(request, "read", "show", "say", "file", "folder")
+    if tool in ("list_dir", "grep") and means(request, "count"):
+        return not named
+    if tool == "cron":
+        return means(request, "remind", "every") or means(request, "when")
+    if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
+        return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
+    if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
+        return means(request, "create", "write", "file")
+    if tool in ("exec", "write_file"):
+        return names_a_file(request) or means(request, *WORK, "show") or _MACHINE.search(request) is not None
+    return True
+
+
+def _to_run(turn: Turn, names: frozenset[str]) -> bool:
+    """Whether what was just written is still to be run."""
+    name, _, result = turn.calls[-1]
+    written = name in ("write_file", "edit_file") and not failed(result)
+    return "exec" in names and written and runs_then(turn.request)
+
+
+def _asks(request: str) -> bool:
+    """Whether it asks, and orders nothing."""
+    return is_question(request) and not means(orders(request), *WORK)
+
+
+def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
+    """Whether a call failed by how it was made: a word of the request as a command, a text that is not in the file, a
+    time that is none."""
+    return "command not found" in result or name == "cron" or (name == "edit_file" and "does not exist" not in result)
+
+
+def _left(turn: Turn) -> bool:
+    """Whether something is still to be changed: a file that was named is in no call, and nothing was changed yet."""
+    touched = json.dumps([arguments for _, arguments, _ in turn.calls], ensure_ascii=False)
+    return (
+        0 < len(turn.calls) < TRIES
+        and not any(acts(name) or failed(result) for name, _, result in turn.calls)
+        and means(turn.request, *CHANGES)
+        and any(path not in touched for path in paths_in(turn.request))
+    )

@@ -114,7 +114,7 @@ class AgentLoop:
         self.bus = bus
         self._settings = settings
         self.provider = provider
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
         self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
@@ -243,7 +243,7 @@ class AgentLoop:
         return self._turns.specs.allowed_model(wish) or self._compactor.model
 
     def request_spec(self, request: Request) -> TurnSpec:
-        """What the turn of an API client's request works with."""
+        """Return the spec of an API client's request."""
         specs = self._turns.specs
         return spec_of(request, self.tools, specs.request_rounds, specs.allowed_model)
 

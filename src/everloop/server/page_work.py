@@ -1,4 +1,4 @@
-"""Work without a person, for the page: scheduled jobs and sub-agents."""
+"""Unattended work for the page: scheduled jobs and sub-agents."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .guard import OWNER
 from .page_routes import json_response, operation, read_body
 
 NEXT_RUNS = 3
-LOOKED_THROUGH = 20  # turns of a job's session among which its last one is
+LOOKED_THROUGH = 20  # turns of a job's session that are searched for its last one
 SHOWN = 500  # characters of a result
-SESSIONS = 300  # the latest, among which sub-agents are
+SESSIONS = 300  # the latest sessions, which are searched for sub-agents
 SUB = "sub:"
 RUN = f"{EXECUTOR}:"
 State = Literal["running", "waiting", "failed", "idle"]
@@ -115,7 +115,7 @@ class WorkApi:
         return JobItem(job.id, job.name, job.message, job.words, job.session_key, job.paused, job.deliver, runs, last)
 
     async def _last(self, owner: str, job: Job) -> JobResult | None:
-        """How the job's latest turn ended."""
+        """Return how the job's latest turn ended."""
         info = await self._store.session(owner, job.session_key)
         if info is None:
             return None
@@ -155,7 +155,7 @@ class WorkApi:
 
 
 def _next_runs(job: Job) -> list[float]:
-    """When the job is due the next few times. It may read time zones from the disk: call it in a thread."""
+    """Return the next few due times of the job. May read time zones from disk: call it in a thread."""
     runs = [job.next_due]
     while len(runs) < NEXT_RUNS and not isinstance(job.schedule, At):
         due = next_after(job.schedule, max(runs[-1], time.time()))

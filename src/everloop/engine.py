@@ -355,8 +355,10 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
         # The decision is pure, so the outcome of one step and the intent of the next share one write.
         match action:
             case CallModel():
-                # unflushed tool results: after a power loss their calls are run again, or reported
-                await turn.append(flush=False)
+                if turn.outcome:
+                    # unflushed tool results: after a power loss their calls are run again, or reported
+                    await turn.append(flush=False)
+                    await asyncio.sleep(0)  # let other tasks run, even if neither the disk nor the model makes us wait
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:

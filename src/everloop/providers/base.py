@@ -6,10 +6,12 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..log import FailedAttempt
 from ..text import one_line
+
+if TYPE_CHECKING:
+    from ..log import FailedAttempt
 
 # Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
 OPTIONS = frozenset(

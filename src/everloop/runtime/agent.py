@@ -114,7 +114,7 @@ class AgentLoop:
         self.bus = bus
         self._settings = settings
         self.provider = provider
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
         self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace

@@ -67,10 +67,8 @@ class RequestTexts:
                 await self._store.keep_request_texts(claim.owner, key, texts)
                 for hash in texts:
                     self._known[claim.owner, claim.session if key else 0, hash] = None
-        except (
-            StoreError,
-            ValueError,
-        ) as error:  # the turn continues; its timeline says that the request is reconstructed
+        # The turn continues; its timeline says that the request is reconstructed.
+        except (StoreError, ValueError) as error:
             log.warning("the request to the model could not be stored for the timeline: %s", error)
             return False
         while len(self._known) > KNOWN:

@@ -68,7 +68,7 @@ def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = Non
         return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
     from .sqlite import SQLiteStore
 
-    return SQLiteStore(place, flush_always=flush_always)
+    return SQLiteStore(place.absolute(), flush_always=flush_always)
 
 
 def is_home_workspace(workspace: str | Path, config: Config) -> bool:

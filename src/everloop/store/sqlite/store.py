@@ -583,6 +583,8 @@ class SQLiteStore:
     def _explain(self, error: sqlite3.Error) -> Exception:
         """Return the error as one line that says what to do."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            code = _cause(self.path) or code
         if code == sqlite3.SQLITE_FULL:
             what = f"the disk that holds {self.path} is full: free some space and try again"
         elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -596,6 +598,17 @@ class SQLiteStore:
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _cause(path: Path) -> int:
+    """Return why a file that SQLite needs beside the database cannot be made or grown; 0 if the disk is not why."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return 0
+    if found.f_flag & os.ST_RDONLY:
+        return sqlite3.SQLITE_READONLY
+    return sqlite3.SQLITE_FULL if not found.f_bavail else 0
 
 
 def _json(values: Sequence[object] | dict[str, Any]) -> str:

@@ -397,16 +397,20 @@ class Exec(Tool):
         background: bool = False,
         keep: bool = False,
     ) -> Output:
-        if not command.strip() or "\0" in command:
+        if not command.strip():
             raise ToolError("The command is empty: give one or more lines for bash.")
+        if "\0" in command:
+            raise ToolError("The command has a zero byte, which bash cannot be given: write it as an escape, \\0.")
+        # A lone surrogate becomes a character that no glob matches; a "?" would stand for any file of one character.
+        command = command.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         if background:
-            job = await self._shell.start_background(clean(command), working_dir, network, keep)
+            job = await self._shell.start_background(command, working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
             # It may write fetched content to files, which look like any others when they are read.
             return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
         began = time.time_ns()
-        output = await self._run(clean(command), working_dir, timeout, network)
-        output = await self._shell.counted(output, clean(command), network)
+        output = await self._run(command, working_dir, timeout, network)
+        output = await self._shell.counted(output, command, network)
         await self._shell.mark_changed(current_call(), began, output.untrusted)
         return output
 

@@ -58,6 +58,7 @@ def _example(item: dict[str, Any]) -> Example:
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
+PROMPTS: Mapping[str, str] = _DATA["prompts"]
 FIXED: tuple[Example, ...] = tuple(map(_example, _DATA["fixed"]))
 CLIENT: tuple[Example, ...] = tuple(map(_example, _DATA["client"]))
 NEAREST: tuple[Example, ...] = tuple(map(_example, _DATA["nearest"]))

@@ -315,7 +315,7 @@ class AgentLoop:
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
-        """Run a session whose inbox a job has just put a message into."""
+        """Run a session into whose inbox a job has just put a message."""
         if self.owner in (None, owner):
             self.dispatcher.kick(owner, key)
         else:

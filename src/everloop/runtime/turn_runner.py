@@ -492,7 +492,7 @@ def _answer_to(
     """Return the messages to send when the turn ends.
 
     A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
-    handed the turn off, such as a killed chat, the answer waits in the outbox for the person's return.
+    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
     """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)

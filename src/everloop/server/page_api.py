@@ -215,7 +215,7 @@ class PageApi:
             login = await (self._access.redeem(body.link) if body.link else self._access.login(body.token))
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot use its store just now; try again") from error
+            raise unavailable("the server cannot use its store at the moment; try again") from error
         if login is None:
             what = "this link was used before or is too old" if body.link else "this token is unknown or revoked"
             raise unauthorized(what, "not_logged_in")

@@ -1,8 +1,8 @@
 """What chat networks cost: an idle account, and a message on its way to the model.
 
-`python benchmarks/channels.py` prints a line for each network. The networks are the fakes of the tests, in this
-process; the accounts are in a process of their own. An idle account is what eleven of them take over one, which has
-loaded the library.
+`python benchmarks/channels.py` prints a line for each network. The networks are those of the tests, fakes and real
+servers; the accounts are in a process of their own. An idle account is what six of them take over one, which has loaded
+the library.
 """
 
 from __future__ import annotations
@@ -24,26 +24,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.tables import Row, head, say
-from tests.channels.fake_discord import FakeDiscord
-from tests.channels.fake_slack import FakeSlack
-from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.hooks import HookNetwork
+from tests.channels.networks import NETWORKS
 from tests.channels.says import found, until
+from tests.channels.synapse import MatrixNetwork, synapse
 
 from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus
-from everloop.channels.factory import make_channel
+from everloop.channels.base import make_channel
 from everloop.channels.runner import ChannelRunner
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.channels import config_of, running
 
-NETWORKS: dict[str, Any] = {
-    "telegram": FakeTelegram,
-    "slack": FakeSlack,
-    "discord": FakeDiscord,
-    "webhook": HookNetwork,
-}
-FEW, MANY = 1, 11  # accounts
-IDLE_SECONDS = 10.0
+NAMES = (*NETWORKS, "matrix", "matrix, encrypted", "push")
+FEW, MANY = 1, 6  # accounts
+IDLE_SECONDS = 20.0
 MESSAGES = 200
 LARGEST_MIB, LARGEST_CPU, LONGEST_MS = 1.0, 0.1, 10.0  # the bounds
 
@@ -54,11 +48,11 @@ LARGEST_MIB, LARGEST_CPU, LONGEST_MS = 1.0, 0.1, 10.0  # the bounds
 async def accounts(tables: list[dict[str, Any]]) -> dict[str, float]:
     """Connect these accounts, leave them alone, and say what that took."""
     made = []
-    for table in tables:
-        config = config_of(table)
-        made.append((config, *make_channel(config)))
     with tempfile.TemporaryDirectory() as folder:
         store = SQLiteStore(Path(folder) / "store.db")
+        for table in tables:
+            config = config_of(table)
+            made.append((config, *make_channel(config, store)))
         running = asyncio.create_task(ChannelRunner(store, made).run())
         for table in tables:
             await found(partial(works, store, table["name"]))
@@ -88,10 +82,17 @@ def cpu() -> float:
 async def idle(network: str, count: int) -> dict[str, float]:
     """The memory in MiB and the share of a CPU, in percent, of a process with so many accounts."""
     async with contextlib.AsyncExitStack() as stack:
+        servers = synapse() if network.startswith("matrix") else contextlib.nullcontext()
+        server = stack.enter_context(servers)
         tables = []
         for number in range(count):
-            there = await stack.enter_async_context(NETWORKS[network]().running())
-            tables.append({**there.settings, "name": f"account{number}", "network": network})
+            settings: dict[str, Any] = {"contact": "mailto:nobody@example.org"}
+            if network in NETWORKS:
+                settings = (await stack.enter_async_context(NETWORKS[network]().running())).settings
+            elif server is not None:
+                there = await stack.enter_async_context(MatrixNetwork(server).running())
+                settings = {**there.settings, "encryption": network.endswith("encrypted")}
+            tables.append({**settings, "name": f"account{number}", "network": network.partition(",")[0]})
         process = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "accounts", json.dumps(tables), stdout=subprocess.PIPE, env=dict(os.environ)
         )
@@ -102,14 +103,20 @@ async def idle(network: str, count: int) -> dict[str, float]:
         return measured
 
 
+_measured: dict[tuple[str, int], dict[str, float]] = {}  # two rows are of the same runs
+
+
 async def over_one(network: str, rounds: int) -> dict[str, float]:
     """What one idle account takes, beside the library: the median of some rounds."""
+    if (network, rounds) in _measured:
+        return _measured[network, rounds]
     taken: dict[str, list[float]] = {"mib": [], "cpu": []}
     for _ in range(rounds):
         few, many = await idle(network, FEW), await idle(network, MANY)
         for name, values in taken.items():
             values.append((many[name] - few[name]) / (MANY - FEW))
-    return {name: statistics.median(values) for name, values in taken.items()}
+    found = _measured[network, rounds] = {name: statistics.median(values) for name, values in taken.items()}
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ a message
@@ -160,11 +167,11 @@ def p95(values: list[float]) -> float:
 
 
 async def memory(rounds: int) -> Row:
-    return worst({name: (await over_one(name, rounds))["mib"] for name in NETWORKS}, "memory", LARGEST_MIB, " MiB")
+    return worst({name: (await over_one(name, rounds))["mib"] for name in NAMES}, "memory", LARGEST_MIB, " MiB")
 
 
 async def processor(rounds: int) -> Row:
-    return worst({name: (await over_one(name, rounds))["cpu"] for name in NETWORKS}, "CPU", LARGEST_CPU, " %")
+    return worst({name: (await over_one(name, rounds))["cpu"] for name in NAMES}, "CPU", LARGEST_CPU, " %")
 
 
 def worst(taken: dict[str, float], what: str, bound: float, unit: str) -> Row:
@@ -184,7 +191,7 @@ async def message(rounds: int) -> Row:
 
 async def main() -> None:
     head("network", "memory of an idle account", "its CPU")
-    for name in NETWORKS:
+    for name in NAMES:
         taken = await over_one(name, 1)
         say(name, f"{taken['mib']:.2f} MiB", f"{taken['cpu']:.3f} %")
     row = await message(1)

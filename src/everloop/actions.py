@@ -41,8 +41,8 @@ class Limits:
         if self.kept:
             return stopped + "The work so far is kept: say “go on” to continue."
         return stopped + (
-            "What the tools changed stays changed, but this request has no session, so its steps are not remembered: "
-            "ask for less at once, or send the header X-Session to be able to continue."
+            "Changes made by the tools remain, but this request has no session, so its steps are not remembered: "
+            "ask for less at a time, or send the header X-Session to be able to continue."
         )
 
 
@@ -102,7 +102,7 @@ class Hand:
 
 Action = CallModel | RunTools | Hand | Report | Refuse | Park | Finish | Idle
 
-EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
+EMPTY_NOTICE = "The model returned an empty answer. Try again, or rephrase your request."
 
 
 def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:

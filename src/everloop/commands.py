@@ -11,10 +11,10 @@ Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
     "approve": "allow what I asked for (also y); /approve always (a): this session",
-    "deny": "refuse what I asked for (also n); words after it tell me why",
+    "deny": "refuse what I asked for (also n); you can add a reason",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
-    "compact": "summarise older turns to save room; words after it say what to keep",
+    "compact": "summarise older turns to save space; you can add what to keep",
     "status": "show the model, the session and what is running",
     "help": "show this",
 }

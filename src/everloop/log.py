@@ -89,6 +89,14 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     before: tuple[Message, ...] = ()  # initial messages from an agent's definition
 
 
+class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failed attempt at a model call, after which the model was called again."""
+
+    error: str
+    began: float = 0.0  # seconds since the start of the first attempt
+    seconds: float = 0.0  # until it failed
+
+
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
     content: str | None = None
     calls: tuple[Call, ...] = ()
@@ -102,6 +110,9 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     logprobs: tuple[dict[str, Any], ...] = ()  # per token, if the API client asked for them
     flushed: float = 0.0  # seconds that the turn spent on flushes since the previous step
     worker: str = ""  # the worker that resumed the turn here, after a crash, a handoff or an answer to a parked turn
+    prompt: str = ""  # hash of the system prompt, if the store has it
+    tools: str = ""  # hash of the tools, likewise
+    failures: tuple[FailedAttempt, ...] = ()  # failed attempts before this answer
 
     @property
     def empty(self) -> bool:
@@ -344,7 +355,7 @@ def _away(ended: TurnEnded) -> bool:
     return ended.reason == "handed" and not ended.text
 
 
-def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
+def extend_conversation(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add the messages that an entry completes to a conversation, and update the conversation's flags."""
     messages = transcript.add(entry)
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:

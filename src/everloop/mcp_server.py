@@ -58,7 +58,7 @@ class Decision(BaseModel):
     """A person's answer to a question of the agent."""
 
     answer: Annotated[Word, Field(description="What the agent may do.")] = "refuse"
-    note: Annotated[str, Field(description="Words for the agent, if you refuse.")] = ""
+    note: Annotated[str, Field(description="A reason for the agent, if you refuse.")] = ""
 
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
@@ -70,9 +70,9 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
     @server.tool(annotations=ToolAnnotations(open_world_hint=True))
     async def ask(
         context: Context[Any, Any],
-        message: Annotated[str, Field(description="What the agent is asked or told to do.")],
-        session: Annotated[str, Field(description="The session to go on in; a new one by default.")] = "",
-        id: Annotated[str, Field(description="A name for this message: sent again with it, it is taken once.")] = "",
+        message: Annotated[str, Field(description="The question or task for the agent.")],
+        session: Annotated[str, Field(description="The session to continue; a new one by default.")] = "",
+        id: Annotated[str, Field(description="Idempotency key: a message is handled once per id.")] = "",
     ) -> Reply | InputRequiredResult:
         """Ask the agent. It works with its own tools in its own workspace, and answers when it is done."""
         earlier = _State.model_validate_json(context.request_state) if context.request_state else None
@@ -108,7 +108,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
 
     @server.tool(annotations=reads)
     async def sessions(
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 20,
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 20,
     ) -> list[Session]:
         """List the agent's sessions, the latest first."""
         found = []
@@ -122,7 +122,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
     @server.tool(annotations=reads)
     async def search(
         query: Annotated[str, Field(min_length=1, max_length=1_000, description="Words to look for.")],
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 10,
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 10,
     ) -> list[Match]:
         """Search what was said in all sessions, best first."""
         found = await agent.store.search("me", query, limit)
@@ -132,8 +132,8 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
 
 
 _INSTRUCTIONS = (
-    "An agent that works in a workspace of its own and remembers its sessions. `ask` starts a session or goes on in "
-    "one; `sessions` lists them and `search` finds what was said."
+    "An agent that works in a workspace of its own and remembers its sessions. `ask` starts or continues a "
+    "session; `sessions` lists them and `search` finds what was said."
 )
 
 

@@ -260,6 +260,8 @@ class FakeSlack:
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
                     request.transport.abort()  # it was posted, and the app does not hear of it
                 return reply
+            case "chat.update" if not _calls_nobody(asked):
+                return _answer({"ok": False, "error": "the_text_could_call_people"})
             case "chat.update":
                 if asked["ts"] not in self._shown[asked["channel"]]:
                     return _answer({"ok": False, "error": "message_not_found"})
@@ -295,6 +297,8 @@ class FakeSlack:
             status, body, headers = self.fail.pop(0)
             return web.json_response(body, status=status, headers=headers)
         channel = asked["channel"]
+        if not _calls_nobody(asked):
+            return _answer({"ok": False, "error": "the_text_could_call_people"})
         if not re.fullmatch(r"[CDG]\w+", channel):
             return _answer({"ok": False, "error": "channel_not_found"})
         if channel in self.archived:
@@ -312,6 +316,11 @@ class FakeSlack:
     def _ts(self) -> str:
         self._clock += 1
         return f"1700000000.{self._clock:06d}"
+
+
+def _calls_nobody(asked: dict[str, Any]) -> bool:
+    """Whether Slack makes no mentions of names in a text. When a message is changed, it does so unless it is told."""
+    return (asked.get("parse"), asked.get("link_names")) == ("none", False)
 
 
 def _channel(chat: str) -> str:

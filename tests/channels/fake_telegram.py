@@ -293,6 +293,8 @@ class FakeTelegram:
         chat = str(asked["chat_id"])
         if chat in self.blocked:
             return _error(403, "Forbidden: bot was blocked by the user")
+        if not re.fullmatch(r"-?\d+", chat):
+            return _error(400, "Bad Request: chat not found")
         text = asked["text"]
         if asked.get("parse_mode") == "HTML":
             reader = _Reader()

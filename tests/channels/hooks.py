@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import random
 import shutil
@@ -111,15 +112,27 @@ class HookNetwork:
     async def post(self, message: dict[str, Any], *, secret: str = SECRET, at: float | None = None) -> int:
         """One try: the status, or 0 without an answer."""
         body, now = json.dumps(message).encode(), str(int(at if at is not None else time.time()))
-        headers = {TIME: now, SIGNATURE: signature(secret, now, body)}
+        return await self.post_headers({TIME: now, SIGNATURE: signature(secret, now, body)}, body)
+
+    async def post_headers(self, headers: dict[str, str], body: bytes = b"{}") -> int:
+        """A request with these headers, as they are."""
         assert self._session is not None
         try:
             url = f"http://127.0.0.1:{self.settings['port']}/hook"
-            async with self._session.post(url, data=body, headers=headers) as reply:
+            async with self._session.post(url, data=io.BytesIO(body), headers=headers) as reply:
                 await reply.read()
                 return reply.status
         except aiohttp.ClientError:
             return 0
+
+    async def post_bytes(self, header: bytes) -> int:
+        """A request with a header that no client library would send."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.settings["port"])
+        head = b"POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n" + header + b"\r\n\r\n"
+        writer.write(head)
+        status = int((await reader.readline()).split()[1])
+        writer.close()
+        return status
 
     def heard(self, chat: str) -> list[str]:
         return self._heard[chat]

@@ -155,6 +155,7 @@ class MatrixNetwork:
         self.server = server
         self.settings: dict[str, Any] = {}
         self.rooms: dict[str, str] = {}
+        self._people_of: dict[str, dict[str, Any]] = {}  # who writes in each of them
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
@@ -172,8 +173,7 @@ class MatrixNetwork:
             "start": "all",
         }
         for chat in ("1", "2"):
-            self.rooms[chat] = self.make_room(self.anna, [self.bot])
-            self.join(self.bot, self.rooms[chat])
+            self.add_room(chat, self.anna)
 
     # Each of these waits for the server, and is meant for a thread.
 
@@ -181,6 +181,11 @@ class MatrixNetwork:
         asked: dict[str, Any] = {"preset": "private_chat", "is_direct": True}
         asked |= {"invite": [one["user_id"] for one in others], "initial_state": self.initial_state}
         return str(self.server.call("POST", f"{API}/createRoom", asked, by["access_token"])["room_id"])
+
+    def add_room(self, chat: str, person: dict[str, Any]) -> None:
+        """A room of a person and the bot."""
+        self.rooms[chat], self._people_of[chat] = self.make_room(person, [self.bot]), person
+        self.join(self.bot, self.rooms[chat])
 
     def join(self, who: dict[str, Any], room: str) -> None:
         self.server.call("POST", f"{API}/rooms/{quote(room)}/join", {}, who["access_token"])
@@ -208,10 +213,21 @@ class MatrixNetwork:
         return self.rooms[chat]
 
     async def say(self, chat: str, text: str) -> None:
-        await asyncio.to_thread(self.write, self.anna, self.rooms[chat], text)
+        await asyncio.to_thread(self.write, self._people_of[chat], self.rooms[chat], text)
 
     def heard(self, chat: str) -> list[str]:
-        return [_shown(one) for one in self.contents(self.rooms[chat])]
+        return [_shown(one) for one in self.contents(self.rooms[chat], self._people_of[chat])]
+
+    def upload(self, data: bytes) -> dict[str, Any]:
+        """Upload a file of Anna's. Return what its message says of it."""
+        request = urllib.request.Request(f"{self.server.url}/_matrix/media/v3/upload", data, method="POST")
+        request.add_header("Authorization", f"Bearer {self.anna['access_token']}")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return {"url": json.loads(reply.read())["content_uri"]}
+
+    def send_file(self, name: str, kind: str, data: bytes) -> None:
+        """Anna sends a file in the first room."""
+        self.write(self.anna, self.rooms["1"], name, msgtype=kind, filename=name, **self.upload(data))
 
     def fetch(self, content: dict[str, Any]) -> bytes:
         """The file of a message."""
@@ -316,19 +332,25 @@ class EncryptedNetwork(MatrixNetwork):
         content = {"msgtype": "m.text", "body": text, **more}
         return str(self.people.ask("say", (who or self.anna)["device_id"], room, content, self.bot["user_id"]))
 
-    def sent(self, room: str) -> list[dict[str, Any]]:
+    def sent(self, room: str, who: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """The events of the bot in a room, as the server has them."""
         path = f"{API}/rooms/{quote(room)}/messages?dir=b&limit=500"
-        page = self.server.call("GET", path, None, self.anna["access_token"])
+        page = self.server.call("GET", path, None, (who or self.anna)["access_token"])
         mine = [one for one in page["chunk"][::-1] if one["sender"] == self.bot["user_id"]]
         return [one for one in mine if one["type"] in ("m.room.message", "m.room.encrypted")]
 
     def contents(self, room: str, who: dict[str, Any] | None = None) -> list[Any]:
-        ids = [one["event_id"] for one in self.sent(room)]
+        ids = [one["event_id"] for one in self.sent(room, who)]
         return list(self.people.ask("read", (who or self.anna)["device_id"], ids))
 
     async def say(self, chat: str, text: str) -> None:
-        await asyncio.to_thread(self.tell, self.rooms[chat], text)
+        await asyncio.to_thread(self.tell, self.rooms[chat], text, self._people_of[chat])
+
+    def upload(self, data: bytes) -> dict[str, Any]:
+        return {"file": self.people.ask("upload", self.anna["device_id"], base64.b64encode(data).decode())}
+
+    def send_file(self, name: str, kind: str, data: bytes) -> None:
+        self.tell(self.rooms["1"], name, msgtype=kind, filename=name, **self.upload(data))
 
     def fetch(self, content: dict[str, Any]) -> bytes:
         return base64.b64decode(self.people.ask("download", self.anna["device_id"], content["file"]))

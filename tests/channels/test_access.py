@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 
 from everloop.channels import access
+from everloop.channels.base import Can, Received
 from everloop.config import Rule
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
-from everloop.testing.channels import running
+from everloop.testing.channels import config_of, running
 
 from .hooks import HookNetwork
 from .says import Says, found, until
@@ -132,7 +135,7 @@ async def test_the_direct_chats_of_one_person_can_share_a_session(network: HookN
     model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Written.", "hi", "hi"])
     more: dict[str, Any] = {
         "policy": (Rule(do="ask", tool="write_file"),),
-        "links": {"anna": ("hook:anna", "hook:Anna@work")},
+        "links": {"anna": ("hook:anna", "hook:anna@work")},
     }
     async with running(network.settings, tmp_path, model, **more) as store:
         await network.say("phone", "write it")
@@ -186,3 +189,87 @@ async def test_another_chat_can_be_written_to(network: HookNetwork, tmp_path: Pa
         await access.tell(store, "hook", "me", "garden", "All of them.", "2")
         await until(lambda: len(network.heard("garden")) == 2)
     assert network.heard("garden") == ["The beans are ripe.", "All of them."]
+
+
+@pytest.mark.parametrize(
+    ("allow", "sender", "standing"),
+    [
+        ("anna", "anna", "owner"),
+        ("anna", "Anna", "stranger"),  # the webhook's ids differ by case, as Matrix's may
+        ("kate", "\u212aate", "stranger"),  # the sign of Kelvin
+        ("strasse", "straße", "stranger"),
+        ("anna", "ａｎｎａ", "stranger"),
+        ("anna", "аnna", "stranger"),  # a Cyrillic letter
+        ("anna", "anna ", "stranger"),
+        ("*", "*", "peer"),
+        ("*", "eve", "peer"),
+    ],
+)
+async def test_nobody_is_taken_for_another_person_because_of_a_letter_that_looks_alike(
+    tmp_path: Path, allow: str, sender: str, standing: str
+) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    config = config_of({"name": "hook", "allow": [allow]})
+    for can, person in ((Can(), sender), (Can(case=False), sender)):
+        checked = access.Access(config, can, access.Pairings(store, "hook"))
+        wanted = "owner" if (person, can.case) == ("Anna", False) else standing
+        assert await checked.standing(Received(chat="1", sender=person, text="hi")) == wanted
+    await store.close()
+
+
+async def test_two_people_share_no_session_because_their_names_look_alike(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["allow"] = ["strasse", "straße"]
+    async with running(network.settings, tmp_path, links={"anna": ("hook:strasse",)}) as store:
+        await network.say("1", "mine", sender="strasse")
+        await network.say("2", "another person", sender="straße")
+        await until(lambda: network.heard("1") and network.heard("2"))
+        assert {info.key for info in await store.sessions("me")} == {"link:anna", "hook:2"}
+
+
+async def test_a_code_that_is_guessed_or_used_again_pairs_nobody(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["pairing"] = True
+    async with running(network.settings, tmp_path, Says("hi")) as store:
+        pairings = access.Pairings(store, "hook")
+        await network.say("2", "may I?", sender="bob")
+        (pending,) = await found(pairings.pending)
+        await network.say("2", f"/pair {pending.code}", sender="bob")  # the stranger's own word
+        await network.say("3", f"/pair {pending.code}", sender="eve")
+        await network.say("open", f"/pair {pending.code}", sender="eve", group=True, mentioned=True)
+        for number, guess in enumerate(("", "*", "AAAAAAAA", pending.code[:-1], f"{pending.code}A", "code:"), 1):
+            await network.say("1", f"/pair {guess}")
+            await until(lambda number=number: len(network.heard("1")) == number)  # type: ignore[misc]
+        assert await pairings.peers() == {}
+        paired = await asyncio.gather(*(pairings.confirm(pending.code, "me") for _ in range(2)))
+        assert {one.sender for one in paired if one is not None} == {"bob"}
+        assert await pairings.remove("bob")
+        await network.say("1", f"/pair {pending.code}")
+        await until(lambda: len(network.heard("1")) == 7)
+        assert network.heard("1")[-1].startswith("no valid code is")
+        assert await pairings.peers() == {}
+
+
+async def test_in_a_group_a_question_is_answered_by_the_person_who_caused_it_or_an_owner(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    """In words as by a button."""
+    model = ScriptedProvider([call("write_file", path=f"{name}.txt", content="x") for name in "ab"] + ["Done."])
+    group: dict[str, Any] = {"group": True, "mentioned": True}
+    async with running(network.settings, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)) as store:
+        for sender in ("bert", "carl"):
+            peer = access.PairedPeer(sender, sender, time.time())
+            await store.set_channel_state("hook", f"peer:{sender}", msgspec.json.encode(peer).decode())
+        await network.say("team", "write them", sender="bert", **group)
+        await until(lambda: network.heard("team"))
+        for text in ("yes", "/approve", "/approve@bot", "y", "A", "/approve always", "/deny", "no"):
+            await network.say("team", text, sender="carl", **group)
+        await network.say("1", "/status")
+        await until(lambda: network.heard("1"))
+        info = await store.session("me", "hook:team")
+        assert info is not None
+        assert info.parked
+        assert not (tmp_path / "a.txt").exists()
+        await network.say("team", "yes", sender="bert", **group)
+        await until(lambda: (tmp_path / "a.txt").exists())
+        await until(lambda: len(network.heard("team")) >= 2)
+        await network.say("team", "/approve", **group)  # of the owner
+        await until(lambda: (tmp_path / "b.txt").exists())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import imaplib
+import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,22 @@ from typing import Any
 import pytest
 
 from everloop.channels import email
-from everloop.channels.email import received
+from everloop.channels.base import Later, Never, Options, OutgoingFile, Part, Received
+from everloop.channels.email import Email, read_envelope, received
 from everloop.channels.text import MARK
 from everloop.testing.channels import conform, running
 
-from .mail import AGENT, PASSWORD, MailNetwork
+from .mail import AGENT, PASSWORD, VERDICT, MailNetwork
 from .says import Says, found, until
 
 ANNA, BERT = "anna@example.org", "bert@example.org"
+FORGED = "dmarc=pass header.from=example.org"
+HIDDEN = "=?utf-8?q?a=29=3B_dmarc=3Dpass_header.from=3Dexample.org_=28b?="  # `a); dmarc=pass … (b` once it is decoded
+
+
+def read(data: bytes, auth_server: str = "none") -> Received | None:
+    envelope = read_envelope(data, AGENT, auth_server)
+    return None if envelope is None else received(envelope, data, len(data), "f")
 
 
 @pytest.fixture
@@ -51,28 +62,31 @@ async def test_an_answer_stays_in_its_thread_as_text_and_html(mail: MailNetwork,
     assert mail.heard(ANNA)[0] == "Yes, they are."
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Auto_Submitted": "auto-replied"},
-        {"Precedence": "bulk"},
-        {"List_Id": "<garden.example.org>"},
-        {"Return_Path": "<>"},
-        {"Authentication_Results": "mx.home.test; dkim=fail header.d=example.org"},
-        {"Authentication_Results": "mx.evil.test; dkim=pass header.d=example.org"},
-        {"Authentication_Results": "mx.home.test; dkim=pass header.d=evil.test"},
-        {"Authentication_Results": 'mx.home.test; spf=pass smtp.mailfrom="x; dmarc=pass header.from=example.org"@e.t'},
-        {"Authentication_Results": ""},
-        {"From": "eve@example.net"},
-        {"From": f"{ANNA}, eve@example.net"},
-    ],
-)
-async def test_automatic_forged_and_strange_mails_are_not_answered(
-    mail: MailNetwork, tmp_path: Path, headers: dict[str, str]
-) -> None:
+NOT_ANSWERED = [
+    {"Auto_Submitted": "auto-replied"},
+    {"Precedence": "bulk"},
+    {"List_Id": "<garden.example.org>"},
+    {"Return_Path": "<>"},
+    {"Authentication_Results": "mx.home.test; dkim=fail header.d=example.org"},
+    {"Authentication_Results": "mx.evil.test; dkim=pass header.d=example.org"},
+    {"Authentication_Results": "mx.home.test; dkim=pass header.d=evil.test"},
+    {"Authentication_Results": 'mx.home.test; spf=pass smtp.mailfrom="x; dmarc=pass header.from=example.org"@e.t'},
+    {"Authentication_Results": ""},
+    {"Authentication_Results": f"mx.home.test; spf=pass smtp.mailfrom={HIDDEN}@evil.test"},
+    {"Authentication_Results": f"mx.home.test; spf=pass (from {HIDDEN}@evil.test) smtp.mailfrom=x@evil.test"},
+    {"Authentication_Results": f"mx.home.test; spf=pass (a (b) ; {FORGED} ) smtp.mailfrom=x@evil.test"},
+    {"Authentication_Results": f'mx.home.test; spf=pass (of "a); {FORGED} (b"@evil.test) smtp.mailfrom=x@evil.test'},
+    {"Authentication_Results": f'mx.home.test; spf=pass (5"; {FORGED} '},
+    {"From": "eve@example.net"},
+    {"From": f"{ANNA}, eve@example.net"},
+]
+
+
+async def test_automatic_forged_and_strange_mails_are_not_answered(mail: MailNetwork, tmp_path: Path) -> None:
     says = Says("hello")
+    for number, headers in enumerate(NOT_ANSWERED):
+        await mail.say(ANNA, f"canary {number}", **headers)
     async with running(mail.settings, tmp_path, says):
-        await mail.say(ANNA, "first", **headers)
         await mail.say(BERT, "second")
         await until(lambda: mail.mails)
     assert says.asked == ["second"]
@@ -111,10 +125,10 @@ def test_what_is_quoted_and_signed_is_left_out() -> None:
         b"From: Anna <anna@example.org>\r\nMessage-ID: <1@x>\r\nSubject: x\r\nIn-Reply-To: <0@x>\r\n\r\n"
         b"Yes, please.\r\n\r\nOn Monday, Agent wrote:\r\n> Shall I?\r\n> Really?\r\n\r\n-- \r\nAnna\r\n"
     )
-    message = received(data, len(data), own=AGENT, auth_server="none", fallback="f")
+    message = read(data)
     assert message is not None
     assert (message.text, message.sender, message.thread) == ("Yes, please.", ANNA, "<0@x>")
-    assert received(b"\xff\xfe broken", 9, own=AGENT, auth_server="none", fallback="f") is None
+    assert read(b"\xff\xfe broken") is None
 
 
 async def test_attachments_come_into_the_workspace_within_their_size(mail: MailNetwork, tmp_path: Path) -> None:
@@ -186,7 +200,7 @@ def test_pictures_in_the_text_and_attached_mails_are_files_and_signatures_are_no
         b"--A\r\nContent-Type: text/plain; name*=UTF-8''b%C3%BCcher.txt\r\n\r\nbooks\r\n"
         b"--A\r\nContent-Type: application/pgp-signature; name=signature.asc\r\n\r\nxyz\r\n--A--\r\n"
     )
-    message = received(data, len(data), own=AGENT, auth_server="none", fallback="f")
+    message = read(data)
     assert message is not None
     assert message.text == "hello"
     assert [(one.name, one.size) for one in message.files] == [("file.png", 3), ("file.eml", 21), ("bücher.txt", 5)]
@@ -194,3 +208,197 @@ def test_pictures_in_the_text_and_attached_mails_are_files_and_signatures_are_no
 
 def uploads_in(folder: Path) -> list[Path]:
     return sorted((folder / "uploads").iterdir()) if (folder / "uploads").exists() else []
+
+
+@pytest.mark.parametrize(
+    ("headers", "sender"),
+    [
+        ('From: "anna@example.org" <eve@example.org>', "eve@example.org"),
+        ("From: =?utf-8?q?anna=40example.org?= <eve@example.org>", "eve@example.org"),
+        ("From: =?utf-8?q?x_=3Canna=40example.org=3E_=28?= <eve@example.org>", "eve@example.org"),
+        ("From: Doe, Anna (at home) <Anna@Example.org>", ANNA),
+        ("From: anna@example.org <anna@example.org>", ANNA),
+        ("From: anna@example.org)<eve@example.org>", None),
+        ("From: <anna@example.org> <eve@example.org>", None),
+        ("From: anna@example.org\r\nFrom: eve@example.org", None),
+        ("From: anna@example.org, eve@example.org", None),
+        ("From: =?utf-8?q?anna=40example.org?=@example.org", None),
+        ("From: \u212aate@example.org", "\u212aate@example.org"),  # the sign of Kelvin, whose small letter is a k
+    ],
+)
+def test_a_sender_is_never_taken_for_another_one(headers: str, sender: str | None) -> None:
+    """Both are of the domain that the server has verified, as at every large provider."""
+    verdict = "Authentication-Results: mx.home.test; dkim=pass header.d=example.org\r\n"
+    message = read(f"{verdict}{headers}\r\n\r\nhello".encode(), "mx.home.test")
+    assert (None if message is None else message.sender) == sender
+
+
+NESTED = b"".join(b"--b%d\r\nContent-Type: multipart/mixed; boundary=b%d\r\n\r\n" % (n, n + 1) for n in range(9000))
+BOMBS = {
+    "nested": b"Content-Type: multipart/mixed; boundary=b0\r\n\r\n" + NESTED,
+    "many parts": b"Content-Type: multipart/mixed; boundary=A\r\n\r\n" + b"--A\r\n\r\nx\r\n" * 80_000,
+    "many parts, other line ends": b"Content-Type: multipart/mixed; boundary=A\r\n\r\n" + b"--A\r\rx\r" * 80_000,
+    "parameters": b"Content-Type: text/plain; " + b"a*0*=x;" * 130_000,
+    "references": b"References: " + b"<a@b> " * 150_000,
+    "subject": b"Subject: " + b"=?utf-8?q?a?= " * 60_000,
+    "recipients": b"To: " + b"a@b, " * 180_000,
+    "tags": b"Content-Type: text/html\r\n\r\n" + b"<" * 900_000,
+    "charset": b"Content-Type: text/plain; charset=punycode\r\n\r\n" + b"a" * 900_000,
+}
+
+
+async def test_mails_that_are_made_to_keep_the_parser_busy_delay_no_other(mail: MailNetwork, tmp_path: Path) -> None:
+    """The parser of the standard library would take minutes for each, or fail again and again."""
+    says = Says("ok")
+    head = f"Authentication-Results: {VERDICT}\r\nFrom: {ANNA}\r\nMIME-Version: 1.0\r\n".encode()
+    for data in BOMBS.values():
+        await mail.deliver(head + data)
+    async with running(mail.settings, tmp_path, says):
+        await mail.say(BERT, "hello")
+        await until(lambda: mail.heard(BERT))
+    assert "hello" in says.asked
+    assert max(map(len, says.asked)) < 500_000
+
+
+async def test_of_a_stranger_only_the_headers_are_parsed(
+    mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    parse = email.parsed
+
+    def noted(data: bytes) -> Any:
+        parsed.append(data)
+        return parse(data)
+
+    monkeypatch.setattr(email, "parsed", noted)
+    async with running(mail.settings, tmp_path):
+        verdict = "mx.home.test; dkim=pass header.d=example.net"
+        await mail.say("eve@example.net", "canary", Authentication_Results=verdict)
+        await mail.say(ANNA, "hello")
+        await until(lambda: mail.heard(ANNA))
+    assert len(parsed) == 1
+    assert b"canary" not in parsed[0]
+
+
+async def test_nothing_in_a_mail_becomes_a_header_of_the_answer(mail: MailNetwork, tmp_path: Path) -> None:
+    injected = "=?utf-8?q?x=0D=0ABcc=3A_canary=40evil.test=0D=0A=0D=0Abody?="
+    twice = "=?utf-8?q?=3D=3Futf-8=3Fq=3Fx=3D0D=3D0ABcc=3D3A_canary=3D40evil.test=3F=3D?="
+    headers = {"Subject": f"{injected} {twice}", "Message_ID": f"<a{injected}@x>", "References": f"{injected} <b@x>"}
+    async with running(mail.settings, tmp_path, Says("ok")):
+        await mail.say(ANNA, "hi", From=f"{injected} <{ANNA}>", **headers)
+        await until(lambda: mail.mails)
+    (answer,) = mail.mails
+    expected = "Subject From To Date Message-ID Auto-Submitted In-Reply-To References MIME-Version Content-Type"
+    assert {*answer.keys()} <= {*expected.split()}
+    assert mail.recipients == [[ANNA]]
+    assert "canary@evil.test" not in str(answer["References"])
+
+
+async def test_what_an_answer_refers_to_reaches_the_client_as_it_is() -> None:
+    """Also an id that is longer than a line should be: an encoded one would be in no thread."""
+    options = {"address": AGENT, "password": "x", "imap_host": "a", "smtp_host": "a", "auth_server": "none"}
+    channel = await asyncio.to_thread(Email, Options("email", options, {}))
+    long, other = f"<{'a' * 200}@x>", f"<{'b' * 200}@x>"
+    extra = {"message_id": long, "references": " ".join([other] * 19)}
+    made = channel._message(Part(chat=ANNA, text="ok", plain="ok", extra=extra), "key").as_bytes()
+    lines = made.partition(b"\n\n")[0].decode().split("\n")
+    assert f"In-Reply-To: {long}" in lines
+    assert "=?utf-8?" not in "".join(lines)
+    assert max(map(len, lines)) < 998
+    hidden = "=?utf-8?q?a=0D=0ABcc=3A_canary?="
+    broken = {"message_id": "<a@x>\r\nBcc: canary", "references": f"x\ny <{hidden}>", "subject": f"a\r\nBcc: b{hidden}"}
+    file = OutgoingFile(f"{hidden}.txt", "text/plain", b"x")
+    made = channel._message(Part(chat=ANNA, text="ok", plain="ok", extra=broken, files=(file,)), "key").as_bytes()
+    assert b"\nBcc" not in made
+    for chat in (f"{hidden}@x", "a@x\r\nBcc: b@x", "a@x,b@x", "a", "", "a@x b@x", '"a b"@x'):
+        with pytest.raises(Never, match="not an e-mail address"):
+            channel._message(Part(chat=chat, text="ok", plain="ok"), "key")
+
+
+async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at_once(
+    mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells of it with the answer to the last search, with the answer to IDLE, or in the same bytes."""
+    idle, has_new = email._idle, email._has_new
+    began: list[str] = []
+
+    def deliver(text: str) -> None:
+        began.append(text)
+        mail.put(mail.written(ANNA, text))
+
+    def idle_late(server: Any) -> None:
+        if len(began) == 1:  # between the search and IDLE
+            deliver("before IDLE")
+            assert server.noop()[0] == "OK"  # the server tells of it now: to another command than IDLE
+        idle(server)
+
+    def search_late(server: Any, last: int) -> bool:
+        found = has_new(server, last)
+        if not found and not began:
+            deliver("after the search")
+        return found
+
+    monkeypatch.setattr(email, "_idle", idle_late)
+    monkeypatch.setattr(email, "_has_new", search_late)
+    async with running(mail.settings, tmp_path):
+        async with asyncio.timeout(30):
+            await until(lambda: len(mail.heard(ANNA)) == 2)
+    assert mail.heard(ANNA) == ["re: after the search", "re: before IDLE"]
+
+
+@pytest.mark.parametrize(
+    "told", [b"* 2 EXISTS\r\n+ idling\r\n", b"+ idling\r\n* 2 EXISTS\r\n"], ids=["before", "in the same bytes"]
+)
+def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
+    """What has been read into a buffer is not waited for: nothing more would come for half an hour."""
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            connection.sendall(b"* PREAUTH [CAPABILITY IMAP4rev1 IDLE] hello\r\n")
+            for line in lines:
+                tag, command = line.split()[0], line.split()[-1]
+                if command == b"IDLE":
+                    connection.sendall(told)
+                    idle_tag = tag
+                elif command == b"DONE":
+                    connection.sendall(idle_tag + b" OK done\r\n")
+                elif command == b"CAPABILITY":
+                    connection.sendall(b"* CAPABILITY IMAP4rev1 IDLE\r\n" + tag + b" OK done\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        host, port = listener.getsockname()
+        server = imaplib.IMAP4(host, port, timeout=20)
+        waiting = threading.Thread(target=email._idle, args=(server,), daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("tls", ["implicit", "starttls"])
+async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checked(
+    tls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ca = Path(__file__).parents[1] / "certificates" / "ca.pem"
+    async with MailNetwork(tls=tls).running() as mail:
+        for folder in ("wrong", "right"):
+            (tmp_path / folder).mkdir()
+        async with running(mail.settings, tmp_path / "wrong") as store:
+            state = await found(lambda: store.channel_state("email"))
+            assert "certificate verify failed" in state["status"]
+        caplog.clear()
+        mail.settings["ca_file"] = str(ca)
+        async with running(mail.settings, tmp_path / "right"):
+            await mail.say(ANNA, "one")
+            await until(lambda: len(mail.heard(ANNA)) == 1)
+            await mail.say(ANNA, "two")  # which comes while it waits in IDLE
+            await until(lambda: len(mail.heard(ANNA)) == 2)
+    assert mail.heard(ANNA) == ["re: one", "re: two"]
+    assert "channel email" not in caplog.text  # the connection held
+
+
+def test_a_mail_that_is_refused_for_now_is_tried_again_and_one_that_is_refused_for_good_is_not() -> None:
+    assert isinstance(email._refusal(451, b"greylisted"), Later)
+    assert isinstance(email._refusal(550, b"no such user"), Never)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from everloop.channels.files import name_of
+from everloop.channels.http import HttpClient
 from everloop.testing.channels import running
 from tests.support.web_servers import serving
 
@@ -83,3 +84,14 @@ def test_a_name_stays_in_its_folder() -> None:
         assert len(made) < 120
     first, again, second = (name_of("telegram", "7:1", number, "a") for number in (0, 0, 1))
     assert first == again != second
+
+
+@pytest.mark.parametrize("value", ["a\nX: canary", "a\rX: canary", "a\r\nX: canary", "a\0"])
+async def test_no_header_of_a_request_can_carry_another_one(value: str) -> None:
+    async with FakeTelegram().running() as telegram:
+        client = HttpClient(telegram.settings["base_url"])
+        for target, headers in (("/", {"X-Name": value}), (f"/{value}", {}), ("/", {value: "x"})):
+            with pytest.raises(ValueError, match="line end"):
+                await client.request("GET", target, headers, b"", 5)
+        await client.close()
+    assert telegram.calls == []

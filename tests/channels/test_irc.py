@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop.channels.irc import parse
+from everloop.channels.base import Options
+from everloop.channels.irc import Irc, parse
 from everloop.testing.channels import conform, running
 
 from .ircd import IrcNetwork
@@ -37,18 +38,26 @@ def test_a_line_is_read_as_the_protocol_says() -> None:
 
 
 async def test_a_channel_is_a_group_and_its_lines_are_parts(irc: IrcNetwork, tmp_path: Path) -> None:
-    irc.settings |= {"join": ["#garden"], "groups": ["#garden"]}
+    irc.settings |= {"join": ["#garden"], "groups": ["#Garden"]}
     says = Says("**first** line\n\n- second")
-    async with running(irc.settings, tmp_path, says):
+    async with running(irc.settings, tmp_path, says) as store:
         anna = await irc.person("anna")
         anna.write("JOIN #garden")
         await until(lambda: any("everbot" in line.params[-1] for line in anna.lines if line.command in ("353", "JOIN"))
                     or any(line.nick == "everbot" for line in anna.lines))  # fmt: skip
         await anna.tell("#garden", "nobody is meant")
-        await anna.tell("#garden", "everbot: what grows?")
+        await anna.tell("#GARDEN", "everbot: what grows?")  # the same channel
         await until(lambda: len(irc.heard("#garden")) == 2)
+        assert [info.key for info in await store.sessions("me")] == ["irc:#garden"]
     assert says.asked == ["anna: what grows?"]
     assert irc.heard("#garden") == ["first line", "• second"]
+
+
+def test_a_channel_has_one_session_however_its_name_is_written() -> None:
+    """Servers may deliver it as the sender has written it."""
+    channel = Irc(Options("irc", {"server": "x", "nick": "everbot"}, {}))
+    messages = [channel._received(parse(f":anna!a@b PRIVMSG {name} :hi")) for name in ("#Garden", "#GARDEN", "#garden")]
+    assert [(one.chat, one.group) for one in messages if one is not None] == 3 * [("#garden", True)]
 
 
 async def test_a_nick_that_is_not_there_makes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:

@@ -15,18 +15,20 @@ from typing import Any
 
 import pytest
 
-from everloop.channels.base import Later, Part, Received, StateRow
-from everloop.channels.factory import make_channel
+from everloop.channels.base import Later, Part, Received, StateRow, make_channel
 from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
 from everloop.testing import ScriptedProvider, call
-from everloop.testing.channels import config_of, conform, running
+from everloop.testing.channels import config_of, conform, running, take_over
 
 from ..support.commands import everloop
+from ..support.web_servers import answer, serving
+from .flood import check_flood
 from .says import Says, found, until
 from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
+from .transcription import SOUND, Endpoint
 
 pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may have to install the server
 
@@ -392,6 +394,52 @@ async def test_files_go_out_and_the_server_reads_none_in_an_encrypted_room(
     assert server.has(picture.decode()) == (kind == "plain")
 
 
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+async def test_a_voice_message_is_answered_by_its_words(
+    kind: str, server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    """In an encrypted room the recording is encrypted, too: the server never has it, the endpoint hears it."""
+    says, sound = Says("They are."), SOUND + f"the sound of {kind}".encode()
+    network = MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
+    async with (
+        network.running(),
+        Endpoint().running() as endpoint,
+        running(network.settings, tmp_path, says, **endpoint.settings),
+    ):
+        await asyncio.to_thread(network.send_file, "Voice message.ogg", "m.audio", sound)
+        (answer,) = await told(network, network.rooms["1"], 1)
+    (kept,) = await asyncio.to_thread(lambda: list((tmp_path / "uploads").iterdir()))
+    assert says.asked == [f"[transcript of a voice message]\nAre the beans ripe?\n[attachment: {kept}]"]
+    assert endpoint.heard == [("whisper-1", kept.name, "audio/ogg", sound)]
+    assert answer["body"] == "They are."
+    assert server.has(f"the sound of {kind}") == (kind == "plain")
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+async def test_one_of_two_workers_polls_and_the_other_takes_over(
+    kind: str, server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    def new() -> Any:
+        return MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
+
+    report = await take_over(lambda: new().running(), tmp_path / "kit")
+    assert report.problems == []
+    assert report.kills == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_order(
+    kind: str, server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    network = MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
+    async with network.running():
+        await asyncio.to_thread(network.add_room, "of eve", network.eve)
+        if isinstance(network, EncryptedNetwork):
+            await asyncio.to_thread(network.use_client, network.eve)
+        network.settings["allow"] = [network.anna["user_id"], network.eve["user_id"]]
+        await check_flood(network, tmp_path, "1", "of eve")
+
+
 class OpenInbox:
     """An inbox that takes nothing, and keeps the channel's state in a store."""
 
@@ -485,3 +533,14 @@ def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgott
     assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
     devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
     assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()
+
+
+async def test_the_delay_that_a_server_asks_for_is_waited_for() -> None:
+    limited = answer(b'{"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2500}', "application/json", 429)
+    async with serving({"*": limited}) as server:
+        settings = {"name": "matrix", "server": f"http://127.0.0.1:{server.port}", "token": "x"}
+        channel, _ = await asyncio.to_thread(make_channel, config_of(settings))
+        with pytest.raises(Later) as caught:
+            await channel.send(Part(chat="!a:b", text="hello", plain="hello"), "1")
+        await channel.close()  # type: ignore[attr-defined]
+    assert caught.value.seconds == 2.5

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sqlite3
+import re
 from collections.abc import Callable
-from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everloop import LLMProvider, LLMResponse
+from everloop.channels.base import SHIPPED
 from everloop.testing.channels import Forker, Report, running, take_over
 
+from .flood import check_flood
 from .networks import NETWORKS
-from .says import until
+from .says import Says, until
 
 # The chats of two people, and how they write there, where the network's own person is always the same one.
 CHATS = {
@@ -55,51 +54,51 @@ async def test_one_of_two_workers_polls_and_the_other_takes_over(tmp_path: Path)
     assert made["telegram"].conflicts == 0
 
 
-class HoldsUp(LLMProvider):
-    """Answers whatever it is asked, but keeps one person waiting until it is told otherwise."""
-
-    default_model = "holds-up"
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.go_on = asyncio.Event()
-
-    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
-        said = str(next(one["content"] for one in reversed(messages) if one["role"] == "user"))
-        self.asked.append(said)
-        if said.startswith("flood"):
-            await self.go_on.wait()
-        return LLMResponse(f"re: {said}")
-
-
-def _taken(store: Path) -> list[str]:
-    """What the inbox has of the flood."""
-    with closing(sqlite3.connect(store)) as db:
-        rows = [json.loads(data)["content"] for (data,) in db.execute("SELECT data FROM inbox ORDER BY id")]
-    return [text for text in rows if text.startswith("flood")]
-
-
 @pytest.mark.parametrize("kind", NETWORKS)
 async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_order(kind: str, tmp_path: Path) -> None:
     loud, quiet = CHATS[kind]
-    who, says = WHO.get(kind, _oneself), HoldsUp()
     async with NETWORKS[kind]().running() as network:
-        network.settings |= {"per_minute": 4, "stream": False}
         if kind in ALLOWED:
             network.settings["allow"] = ALLOWED[kind]
-        async with running(network.settings, tmp_path, says):
-            for number in range(20):
-                await network.say(loud, f"flood {number}", **who(loud))
-            for number in range(3):
-                await network.say(quiet, f"calm {number}", **who(quiet))
-            await until(lambda: len(network.heard(quiet)) == 3)
-            taken = await asyncio.to_thread(_taken, tmp_path / "store.db")
-            asked_before = [text for text in says.asked if text.startswith("flood")]
-            says.go_on.set()
-            await until(lambda: len(network.heard(loud)) == 5)
-    assert network.heard(quiet) == ["re: calm 0", "re: calm 1", "re: calm 2"]
-    assert taken == ["flood 0", "flood 1", "flood 2", "flood 3"]
-    assert len(asked_before) <= 1  # of a chat, the next message waits for the answer before
-    answers = [text for text in network.heard(loud) if text.startswith("re:")]
-    assert answers == ["re: flood 0", "re: flood 1", "re: flood 2", "re: flood 3"]
-    assert next(text for text in network.heard(loud) if text not in answers).startswith("That was too fast")
+        await check_flood(network, tmp_path, loud, quiet, WHO.get(kind, _oneself))
+
+
+FRIENDS = {**ALLOWED, "irc": ["anna!~anna@127.0.0.1"]}
+STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "webhook": ("eve", {"sender": "eve"}),
+    "telegram": ("66", {"sender": 66}),
+    "slack": ("D66", {"user": "U66"}),
+    "discord": ("66", {"user": "66"}),
+    "xmpp": ("eve@localhost", {}),
+    "irc": ("eve", {}),
+    "email": ("eve@example.net", {"Authentication_Results": "mx.home.test; dkim=pass header.d=example.net"}),
+}
+
+
+@pytest.mark.timeout(300)
+async def test_a_stranger_gets_nothing_in_any_network(tmp_path: Path) -> None:
+    for kind, new in NETWORKS.items():
+        says, folder = Says("ok"), tmp_path / kind
+        folder.mkdir()
+        (chat, who), friend = STRANGERS[kind], CHATS[kind][0]
+        async with new().running() as network:
+            network.settings["allow"] = FRIENDS.get(kind, network.settings["allow"])
+            async with running(network.settings, folder, says) as store:
+                for text in ("canary", "/status", "/pair ABCDEFGH", "yes"):
+                    await network.say(chat, text, **who)
+                await network.say(friend, "hello", **WHO.get(kind, _oneself)(friend))
+                await until(lambda: network.heard(friend))  # noqa: B023
+                assert len(await store.sessions("me")) == 1, kind
+        assert says.asked == ["hello"], kind
+        assert network.heard(chat) == [], kind
+
+
+def test_the_documented_class_of_repeats_of_each_network_is_its_own() -> None:
+    words = {"marked": "none", "marked; invisible for": "window", "invisible": "key", "marked, with the same": "none"}
+    page = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M)
+    assert {network for network, _ in rows} == set(SHIPPED)
+    for network, told in rows:
+        module, _, name = SHIPPED[network].partition(":")
+        can = getattr(import_module(f"everloop.channels.{module}"), name).can
+        assert can.repeats == words[max((start for start in words if told.startswith(start)), key=len)], network

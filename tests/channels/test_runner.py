@@ -14,7 +14,7 @@ import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.channels import runner
-from everloop.channels.base import Can, Inbox, Later, Never, Options, Part, Received
+from everloop.channels.base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from everloop.channels.runner import ChannelRunner
 from everloop.config import Config, Rule
 from everloop.observability.metrics import Meters
@@ -146,6 +146,23 @@ async def test_a_message_is_taken_once_however_often_it_comes(opened: Any) -> No
     assert len(await store.waiting("me", "line:1")) == 1
 
 
+async def test_a_message_with_very_many_files_tells_of_them_in_few_words(tmp_path: Path) -> None:
+    store, line = SQLiteStore(tmp_path / "store.db"), Line()
+
+    async def read(limit: int) -> bytes:
+        raise AssertionError("no file is kept here")
+
+    files = tuple(Attachment(f"{number}.txt", read) for number in range(50_000))
+    async with at_work(store, line):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="look", files=files))
+    (taken,) = await store.waiting("me", "line:1")
+    assert "[49980 more files were attached, and not taken.]" in taken.message.content
+    assert len(taken.message.content) < 5_000
+    await store.close()
+
+
 async def test_a_connection_that_delivered_something_is_replaced_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +250,7 @@ def test_a_network_is_imported_only_when_it_is_configured() -> None:
     code = (
         "import sys, everloop.cli.serve\n"
         "assert not [name for name in sys.modules if name.startswith('everloop.channels')]\n"
-        "from everloop.channels.factory import make_channel\n"
+        "from everloop.channels.base import make_channel\n"
         "from everloop.config import ChannelConfig\n"
         "make_channel(ChannelConfig(name='telegram', options={'token': '1:x'}))\n"
         "loaded = {name for name in sys.modules if name.startswith('everloop.channels.')}\n"

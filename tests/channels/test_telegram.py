@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everloop.channels.access import tell
 from everloop.channels.text import MARK
 from everloop.testing.channels import conform, running, storm
 
@@ -47,6 +48,7 @@ async def test_updates_can_come_as_requests_which_only_telegram_can_send(tmp_pat
             forged = {"update_id": 5, "message": {"message_id": 99, "chat": {"id": 7}, "from": {"id": 7}, "text": "x"}}
             assert await telegram.post(forged, "") == 401
             assert await telegram.post(forged, "0" * 64) == 401
+            assert await telegram.post(forged, "\u00e4" * 64) == 401
             assert TOKEN not in str(telegram.webhook)
             await telegram.say("7", "bye")
             await until(lambda: len(telegram.heard("7")) == 2)
@@ -173,3 +175,11 @@ async def test_a_reason_that_repeats_the_token_is_kept_without_it(telegram: Fake
         await telegram.say("7", "hello")
         (dead,) = await found(lambda: store.dead_letters("telegram"))
     assert dead.reason == "400 Bad Request: /bot…/sendMessage is wrong"
+
+
+@pytest.mark.parametrize("chat", ["7/x", "7/٣", "--7", "@nobody/1 2"])
+async def test_a_chat_that_cannot_be_makes_a_dead_letter(telegram: FakeTelegram, tmp_path: Path, chat: str) -> None:
+    async with running(telegram.settings, tmp_path) as store:
+        await tell(store, "telegram", "me", chat, "hello", "1")
+        (dead,) = await found(lambda: store.dead_letters("telegram"))
+    assert "number" in dead.reason or "chat not found" in dead.reason

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from everloop.config import Config
 from everloop.errors import ConfigError
@@ -22,6 +20,7 @@ from .fake_slack import FakeSlack
 from .fake_telegram import FakeTelegram
 from .mail import MailNetwork
 from .says import Says, until
+from .transcription import KEY, SOUND, Endpoint
 
 KINDS: dict[str, Any] = {
     "telegram": FakeTelegram,
@@ -29,50 +28,6 @@ KINDS: dict[str, Any] = {
     "discord": FakeDiscord,
 }
 CHATS = {"slack": "D7"}
-SOUND = b"OggS" + bytes(60)
-KEY = "the-key-of-the-endpoint"
-
-
-class Endpoint:
-    """A transcription endpoint that hears the same in every recording."""
-
-    def __init__(self) -> None:
-        self.words = "Are the beans ripe?"
-        self.fail: list[int] = []  # statuses before it succeeds
-        self.heard: list[tuple[str, str, str, bytes]] = []  # model, name, type and content
-        self.keys: list[str | None] = []
-        self.open = asyncio.Event()
-        self.open.set()
-        self.url = ""
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Endpoint]:
-        app = web.Application(client_max_size=30_000_000)
-        app.router.add_post("/v1/audio/transcriptions", self._transcribe)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        try:
-            yield self
-        finally:
-            self.open.set()
-            await runner.cleanup()
-
-    async def _transcribe(self, request: web.Request) -> web.Response:
-        form = await request.post()
-        file = form["file"]
-        assert isinstance(file, web.FileField)
-        self.keys.append(request.headers.get("Authorization"))
-        self.heard.append((str(form["model"]), file.filename, file.content_type, file.file.read()))
-        await self.open.wait()
-        if self.fail:
-            return web.json_response({"error": {"message": "busy"}}, status=self.fail.pop(0))
-        return web.json_response({"text": f" {self.words} "})
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"transcription_model": "whisper-1", "transcription_url": self.url, "transcription_key": KEY}
 
 
 @pytest.fixture
@@ -120,8 +75,8 @@ async def test_without_an_endpoint_the_sender_is_told_and_the_recording_kept(tmp
 @pytest.mark.parametrize(
     ("status", "words", "told"),
     [
-        (400, "", "which could not be transcribed (127.0.0.1:PORT: HTTP 400: busy).]"),
-        (0, "", "in which no words were heard.]"),
+        (400, "", "could not be transcribed (127.0.0.1:PORT: HTTP 400: busy).]"),
+        (0, "", "contained no recognisable words.]"),
     ],
 )
 async def test_what_cannot_be_heard_is_said(
@@ -133,7 +88,7 @@ async def test_what_cannot_be_heard_is_said(
         await telegram.attach("7", "voice.ogg", SOUND)
         await until(lambda: says.asked)
     port = endpoint.url.split(":")[2].partition("/")[0]
-    assert says.asked[0].startswith(f"[A voice message came, {told.replace('PORT', port)}")
+    assert says.asked[0].startswith(f"[A voice message {told.replace('PORT', port)}")
 
 
 async def test_a_long_recording_delays_no_other_chat(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -168,7 +123,7 @@ async def test_a_link_in_the_place_of_a_recording_is_not_followed(endpoint: Endp
         await telegram.say("7", "first")
         await telegram.attach("7", "voice.ogg", SOUND)
         await until(lambda: len(says.asked) == 2)
-    assert says.asked[1].startswith("[A voice message came, which could not be transcribed (the recording cannot be")
+    assert says.asked[1].startswith("[A voice message could not be transcribed (the recording cannot be")
     assert endpoint.heard == []
 
 

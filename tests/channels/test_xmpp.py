@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,6 +18,7 @@ from everloop.channels.xmpp_stream import Stanzas, element, serialized, within
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import conform, running, shown_file
+from tests.support.web_servers import answer, serving
 
 from .says import Says, found, until
 from .xmppd import PASSWORD, ROOM, XmppNetwork
@@ -160,3 +163,78 @@ def test_a_file_goes_only_over_tls_unless_the_account_has_none(tls: str, safe: b
     assert made._is_safe("https://upload.example.org/a")
     assert made._is_safe("http://upload.example.org/a") is safe
     assert not made._is_safe("file:///etc/passwd")
+
+
+async def test_a_nick_in_a_room_is_never_taken_for_the_person_who_has_it_later(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    """Neither in the archive, where a note of the sender's address may be the sender's own, nor in what waits."""
+    hidden = "hidden@rooms.localhost"
+    xmpp.settings["rooms"] = [ROOM, hidden]
+    says = Says("ok")
+    eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
+    await bert.join(ROOM)  # who stays there
+    await bert.join(hidden, form={"muc#roomconfig_whois": "moderators"})
+    async with running(xmpp.settings, tmp_path, says):  # from now on it reads the archives
+        await until(lambda: {f"{ROOM}/ever", f"{hidden}/ever"} <= {*bert.presences})
+    for room in (ROOM, hidden):
+        await eve.join(room, "anna")
+        await eve.tell(room, "ever: canary", "groupchat", note="anna@localhost")
+        await eve.leave(room, "anna")
+        await anna.join(room)
+    await anna.tell(ROOM, "ever: what is ripe?", "groupchat")
+    async with running(xmpp.settings, tmp_path, says):
+        await until(lambda: says.asked)
+        await anna.tell(ROOM, "ever: and now?", "groupchat")
+        await until(lambda: len(says.asked) == 2)
+    assert says.asked == ["anna: what is ripe?", "anna: and now?"]
+
+
+async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    xmpp.settings["rooms"] = [ROOM]
+    says, opened, held = Says("ok"), asyncio.Event(), asyncio.Event()
+    eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
+    await bert.join(ROOM)
+    await eve.join(ROOM, "anna")
+    async with running(xmpp.settings, tmp_path, says) as store:
+        await until(lambda: f"{ROOM}/ever" in bert.presences)
+        accept = store.accept
+
+        async def slowly(*args: Any) -> Any:
+            held.set()
+            await opened.wait()
+            return await accept(*args)
+
+        store.accept = slowly  # type: ignore[method-assign, assignment]
+        await xmpp.say("anna@localhost", "hello")
+        await held.wait()
+        await eve.tell(ROOM, "ever: canary", "groupchat")  # it waits behind the other one
+        await eve.leave(ROOM, "anna")
+        await anna.join(ROOM)
+        await anna.tell(ROOM, "ever: it is me", "groupchat")
+        opened.set()
+        await until(lambda: len(says.asked) == 2)
+    assert sorted(says.asked) == ["anna: it is me", "hello"]
+
+
+async def test_a_file_comes_from_where_the_person_put_it_but_not_from_the_private_network(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    says, anna = Says("thanks"), await xmpp.person("anna")
+    async with serving({"/my%20notes.txt": answer(b"the beans are ripe")}) as files:
+        there = f"http://127.0.0.1:{files.port}/my%20notes.txt"
+        async with running(xmpp.settings, tmp_path, says):
+            for number, url in enumerate((there, "http://169.254.169.254/x"), 1):
+                await anna.tell("ever@localhost", url, file=url)
+                await until(lambda number=number: len(says.asked) == number)  # type: ignore[misc]
+            await anna.tell("ever@localhost", "see", file="file:///etc/passwd")
+            await until(lambda: len(says.asked) == 3)
+        assert files.connections == 0
+        xmpp.settings["private_hosts"] = [f"127.0.0.1:{files.port}"]
+        async with running(xmpp.settings, tmp_path, says):
+            await anna.tell("ever@localhost", "these", file=there)
+            await until(lambda: len(says.asked) == 4)
+    (kept,) = await asyncio.to_thread(lambda: list((tmp_path / "uploads").iterdir()))
+    assert says.asked[:3] == ["[my notes.txt could not be fetched.]", "[x could not be fetched.]", "see"]
+    assert says.asked[3] == f"these\n[attachment: {kept}]"
+    assert await asyncio.to_thread(kept.read_bytes) == b"the beans are ripe"

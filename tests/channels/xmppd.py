@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -144,19 +144,34 @@ class XmppPerson:
         self._stream.send(element(f"{CLIENT}presence"))
         await self._ping()
 
-    async def join(self, room: str) -> None:
+    async def join(self, room: str, nick: str = "", form: Mapping[str, str] | None = None) -> None:
+        nick = nick or self.name
         muc = element("{http://jabber.org/protocol/muc}x")
-        self._stream.send(within(element(f"{CLIENT}presence", to=f"{room}/{self.name}"), muc))
+        self.presences = [one for one in self.presences if one != f"{room}/{nick}"]
+        self._stream.send(within(element(f"{CLIENT}presence", to=f"{room}/{nick}"), muc))
         async with asyncio.timeout(30):
-            while f"{room}/{self.name}" not in self.presences:
+            while f"{room}/{nick}" not in self.presences:
                 await asyncio.sleep(0.01)
         # The one who makes a room must open it.
-        form = element("{jabber:x:data}x", type="submit")
-        await self._stream.ask("set", within(element("{http://jabber.org/protocol/muc#owner}query"), form), room)
+        fields = {"FORM_TYPE": "http://jabber.org/protocol/muc#roomconfig", **form} if form else {}
+        config = element("{jabber:x:data}x", type="submit")
+        for name, value in fields.items():
+            config.append(within(element("{jabber:x:data}field", var=name), element("{jabber:x:data}value", value)))
+        await self._stream.ask("set", within(element("{http://jabber.org/protocol/muc#owner}query"), config), room)
 
-    async def tell(self, to: str, text: str, kind: str = "chat") -> None:
-        """Say something; the server has it when this returns."""
+    async def leave(self, room: str, nick: str = "") -> None:
+        self._stream.send(element(f"{CLIENT}presence", to=f"{room}/{nick or self.name}", type="unavailable"))
+        await self._ping()
+
+    async def tell(self, to: str, text: str, kind: str = "chat", *, note: str = "", file: str = "") -> None:
+        """Say something, perhaps with a forged note of the sender's address or with the address of a file. The server
+        has it when this returns."""
         message = element(f"{CLIENT}message", to=to, type=kind)
+        if file:
+            message.append(within(element("{jabber:x:oob}x"), element("{jabber:x:oob}url", file)))
+        if note:
+            x = element("{http://jabber.org/protocol/muc#user}x")
+            message.append(within(x, element("{http://jabber.org/protocol/muc#user}item", jid=note)))
         self._stream.send(within(message, element(f"{CLIENT}body", text)))
         await self._ping()
 

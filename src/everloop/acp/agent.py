@@ -246,7 +246,7 @@ class EditorAgent:
         if info is None:
             raise RequestError(-32002, f"there is no session {one_line(session_id, 60)} in {folder}")
         if info.open_turn is not None:
-            raise _invalid("the session is running or waits for an answer: copy it when its turn is over")
+            raise _invalid("the session is running or waits for an answer: copy it once its turn has ended")
         key = f"{CHANNEL}:{secrets.token_hex(8)}"
         await store.fork("me", session_id, info.entries, key)
         session = await self._opened(key, cwd, mcp_servers)
@@ -486,7 +486,7 @@ def _server(given: Any) -> McpServer:
         case HttpMcpServer():
             headers = {one.name: one.value for one in given.headers}
             return McpServer(name=given.name, url=given.url, headers=headers, connect_timeout=CONNECT_SECONDS)
-    raise _invalid("only MCP servers over stdio and HTTP are known")
+    raise _invalid("only MCP servers over stdio and HTTP are supported")
 
 
 def _invalid(what: str) -> RequestError:

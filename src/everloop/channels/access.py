@@ -19,7 +19,7 @@ from ..errors import EverloopError
 from ..store.base import Store
 from ..store.peers import SENDING
 from ..text import one_line
-from .base import Received
+from .base import Can, Received, fold_case
 
 LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that is taken for another
 CODE_LENGTH = 8
@@ -27,6 +27,7 @@ CODE_SECONDS = 3600.0
 MOST_PENDING = 3  # codes of one channel at a time: more strangers get nothing
 MOST_SENDERS = 10_000  # whose rates are remembered
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
+EVERYONE = "*"  # in the allow list: all people, in chats of their own
 _CODE, _PEER = "code:", "peer:"
 
 Standing = Literal["owner", "peer", "member", "stranger"]
@@ -124,23 +125,31 @@ async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], cod
     raise EverloopError(f"no valid code is {one_line(code, 20)}: a code is valid for an hour; ask for a new one")
 
 
+def same_id(id: str, can: Can) -> str:
+    """The id of a person or a group in one form, where the network has several for the same one."""
+    return id if can.case else fold_case(id)
+
+
 class Access:
     """Decides what a person may do in a channel."""
 
-    def __init__(self, config: ChannelConfig, pairings: Pairings) -> None:
+    def __init__(self, config: ChannelConfig, can: Can, pairings: Pairings) -> None:
         self._config = config
-        self._allowed = frozenset(one.casefold() for one in config.allow)
+        self._can = can
+        self._allowed = frozenset(same_id(one, can) for one in config.allow) - {EVERYONE}
+        self._groups = frozenset(same_id(one, can) for one in config.groups)
         self._pairings = pairings
 
     async def standing(self, message: Received) -> Standing:
         """What the sender is here. People on the allow list count as owners: the settings name them."""
-        if message.sender.casefold() in self._allowed:
+        if same_id(message.sender, self._can) in self._allowed:
             return "owner"
         if (peer := (await self._pairings.peers()).get(message.sender)) is not None:
             return "owner" if peer.admin else "peer"
-        if "*" in self._allowed and not message.group:
+        if EVERYONE in self._config.allow and not message.group:
             return "peer"
-        return "member" if message.group and message.chat in self._config.groups else "stranger"
+        is_open = same_id(message.chat, self._can) in self._groups
+        return "member" if message.group and is_open else "stranger"
 
 
 class RateLimit:

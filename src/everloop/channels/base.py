@@ -9,10 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from string import ascii_lowercase, ascii_uppercase
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..config import ChannelConfig
+    from ..store.base import Store
 
 Repeats = Literal["key", "window", "none"]
 Form = Literal["plain", "markdown", "html", "telegram", "slack"]
@@ -23,6 +29,14 @@ StateRow = tuple[str, str, str | None]  # space, key and value; None for no valu
 def space_of(channel: str, space: str) -> str:
     """The name under which the store has a space of a channel."""
     return f"{channel}:{space}"
+
+
+def fold_case(id: str) -> str:
+    """An id in small letters. Other letters than A to Z stay: some would become those of another person."""
+    return id.translate(_SMALL)
+
+
+_SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,7 @@ class Can:
     form: Form = "plain"  # what Markdown is turned into
     repeats: Repeats = "none"
     ids: bool = True  # its messages have ids, so that each is taken once however often it comes
+    case: bool = True  # ids of people that differ by case are of different people
     edit: bool = False  # a message can be changed: `show` can stream into one
     pace: float = 2.0  # seconds between two changes
     threads: bool = False
@@ -284,3 +299,46 @@ class Options:
 
     def _wrong(self, key: str, what: str) -> ConfigError:
         return self.problem(f"{key} {what}")
+
+
+# ---------------------------------------------------------------------------------------- the configured channels
+
+
+GROUP = "everloop.channels"  # the entry points of other packages
+SHIPPED = {
+    "webhook": "webhook:Webhook",
+    "telegram": "telegram:Telegram",
+    "irc": "irc:Irc",
+    "email": "email:Email",
+    "slack": "slack:Slack",
+    "discord": "discord:Discord",
+    "xmpp": "xmpp:Xmpp",
+    "matrix": "matrix:Matrix",
+    "push": "push:Push",
+}
+KEEP_THINGS = frozenset({"push"})  # networks that are given the store
+
+
+def make_channel(config: ChannelConfig, store: Store | None = None) -> tuple[Channel, Options]:
+    """A channel and its options; a `ConfigError` in one line if the settings are wrong. Reads files: not for the event
+    loop. Some networks send only with a store."""
+    network = config.network or config.name
+    options = Options(config.name, config.options)
+    if network in SHIPPED:
+        module, _, name = SHIPPED[network].partition(":")
+        make = getattr(import_module(f"{__package__}.{module}"), name)
+        made = make(options, store) if network in KEEP_THINGS else make(options)
+    else:
+        made = _plugin(network, options)
+    options.check()
+    return cast(Channel, made), options
+
+
+def _plugin(network: str, options: Options) -> Any:
+    from ..plugins import find, installed
+
+    known = installed(GROUP)
+    if network not in known:
+        allowed = ", ".join([*SHIPPED, *sorted(known)])
+        raise ConfigError(f'[channels.{options.name}]: there is no network "{network}"; known: {allowed}')
+    return find(GROUP, network, f"[channels.{options.name}]").use(lambda make: make(options))

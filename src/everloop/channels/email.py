@@ -14,27 +14,39 @@ import select
 import smtplib
 import socket
 import ssl
-from email import message_from_bytes, policy
-from email.message import EmailMessage
-from email.utils import formatdate, getaddresses, parseaddr
-from functools import partial
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
+from email.message import EmailMessage, Message
+from email.parser import BytesHeaderParser
+from email.policy import Compat32, compat32, default
+from email.utils import formatdate, parseaddr
 from html.parser import HTMLParser
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..text import one_line
 from ..threads import in_thread
-from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received, fold_case
 
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 25 * 60.0  # servers end an IDLE after half an hour
 LARGEST_HEAD = 1_000_000  # bytes of every mail that are read: what is behind them is mostly attachments
 LARGEST = 36_000_000  # bytes of a mail that are read if its sender is known
 LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers take mails of 25 MB, in which files are longer
+LARGEST_HEADERS = 64_000  # bytes: no person writes a mail with more
+LONGEST_HEADER = 2_000  # characters of a part's header
+LARGEST_TEXT, LARGEST_HTML = 400_000, 300_000  # bytes of a mail's text, and characters of one in HTML
+MOST_MULTIPARTS, MOST_PARTS = 40, 5_000  # of a mail: the parser takes minutes for more
+NAMES_ONLY = {"punycode", "idna"}  # codecs of host names, which take long for a text
 AT_ONCE = 50
 SUBJECT = "A message"
+POLICY = default.clone(max_line_length=900)  # shorter lines would break long message ids, and with them threads
+UNREADABLE = "[This mail has too many parts, and was not read.]"
 NOBODY = re.compile(r"^(mailer-daemon|postmaster|no-?reply|do-?not-?reply|bounces?)([+._-].*)?@", re.I)
+MESSAGE_ID = re.compile(r"<(?![^>]*=\?)[!-;=?-~]{1,248}>")  # without encoded words, which may hide a line end
+ADDRESS = re.compile(r"[^\s<>()\[\]\\,:;@\"]+@[^\s<>()\[\]\\,:;@\"]+")
 TLS = ("implicit", "starttls", "none")
-T = TypeVar("T")
 
 
 class Connection:
@@ -61,7 +73,9 @@ class Connection:
 class Email:
     """A mailbox."""
 
-    can = Can(text=100_000, form="html", repeats="none", threads=True, media=LARGEST_ATTACHED, attaches=True)
+    can = Can(
+        text=100_000, form="html", repeats="none", threads=True, media=LARGEST_ATTACHED, attaches=True, case=False
+    )
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -101,12 +115,14 @@ class Email:
             connection.close()
 
     async def _received(self, mail: Mail, validity: int, server: imaplib.IMAP4, inbox: Inbox) -> Received | None:
-        """The message that a mail is. A large one is read to its end only if its sender is known."""
-        read = partial(received, own=self._address, auth_server=self._auth_server, fallback=f"{validity}:{mail.uid}")
-        message = await in_thread(read, mail.data, mail.size)
-        if message is None or mail.size <= len(mail.data) or not await inbox.knows(message.sender):
-            return message
-        return await in_thread(lambda: read(_fetch_one(server, mail.uid, LARGEST).data, mail.size))
+        """The message that a mail is. Of a mail whose sender is not known, only the headers are parsed."""
+        envelope = await in_thread(read_envelope, mail.data, self._address, self._auth_server)
+        if envelope is None or not await inbox.knows(envelope.sender):
+            return None
+        data = mail.data
+        if mail.size > len(data):
+            data = (await in_thread(_fetch_one, server, mail.uid, LARGEST)).data
+        return await in_thread(received, envelope, data, mail.size, f"{validity}:{mail.uid}")
 
     async def check(self) -> str:
         """Log in at both servers."""
@@ -172,6 +188,8 @@ class Email:
             raise _refusal(code, reason) from None
         except smtplib.SMTPResponseException as error:
             raise _refusal(error.smtp_code, error.smtp_error) from None
+        except smtplib.SMTPNotSupportedError as error:  # such as letters in the address that the server cannot take
+            raise Never(f"SMTP: {one_line(str(error), 200)}") from None
         except smtplib.SMTPException as error:
             raise OSError(f"SMTP: {one_line(str(error), 200)}") from None
         finally:
@@ -197,31 +215,44 @@ class Email:
         return server
 
     def _message(self, part: Part, key: str) -> EmailMessage:
-        if not parseaddr(part.chat)[1] or re.search(r"[\s<>,;]", part.chat):
+        if not ADDRESS.fullmatch(part.chat) or "=?" in part.chat:
             raise Never("the chat is not an e-mail address")
-        message = EmailMessage()
-        subject = one_line(part.extra.get("subject", ""), 200)
+        message = EmailMessage(POLICY)
+        subject = _undecodable(one_line(part.extra.get("subject", ""), 200))
         message["Subject"] = re.sub(r"^(re:\s*)*", "Re: ", subject, flags=re.I) if subject else SUBJECT
         message["From"], message["To"] = self._address, part.chat
         message["Date"] = formatdate(localtime=True)
         # The same on a repeat: many receivers show such a mail once.
         message["Message-ID"] = f"<{key}@{self._address.rpartition('@')[2]}>"
         message["Auto-Submitted"] = "auto-replied" if part.reply_to else "auto-generated"
-        if answered := part.extra.get("message_id", ""):
+        if MESSAGE_ID.fullmatch(answered := part.extra.get("message_id", "")):
             message["In-Reply-To"] = answered
-            known = [one for one in part.extra.get("references", "").split() if one != answered][-20:]
+            known = [one for one in MESSAGE_ID.findall(part.extra.get("references", "")) if one != answered][-20:]
             message["References"] = " ".join([*known, answered])
+        _check_headers(message)
         message.set_content(part.plain)
         message.add_alternative(f'<div style="white-space: pre-wrap">{part.text}</div>', subtype="html")
         for file in part.files:
             kind, _, sort = file.type.partition("/")
             if kind in ("text", "message", "multipart"):  # as they are, whatever their characters and lines
                 kind, sort = "application", "octet-stream"
-            message.add_attachment(file.data, maintype=kind, subtype=sort, filename=file.name)
+            message.add_attachment(file.data, maintype=kind, subtype=sort, filename=_undecodable(file.name))
         return message
 
     async def show(self, chat: str, key: str, text: str) -> None:
         """Nothing is shown before the answer."""
+
+
+def _undecodable(text: str) -> str:
+    """A text for a header in which the standard library finds no encoded word: it writes them decoded."""
+    return text.replace("=?", "= ?")
+
+
+def _check_headers(message: EmailMessage) -> None:
+    """Refuse a mail in which a header, as it is sent, carries another one."""
+    head = message.as_bytes().partition(b"\n\n")[0].decode("ascii", "replace")
+    if [line.partition(":")[0] for line in head.split("\n") if line[:1] not in (" ", "\t")] != message.keys():
+        raise Never("a header of the mail has a line end")
 
 
 def _refusal(code: int, reason: bytes | str) -> Exception:
@@ -318,82 +349,150 @@ def _has_unread(server: imaplib.IMAP4) -> bool:
 # ---------------------------------------------------------------------------------------------------- one mail
 
 
-def received(data: bytes, size: int, *, own: str, auth_server: str, fallback: str) -> Received | None:
-    """The message that a mail of this size is; None for what no person wrote, or what may not be from its sender."""
-    mail = message_from_bytes(data, policy=policy.default)
-    senders = [address for _, address in getaddresses([_header(mail, "From")]) if "@" in address]
-    if len(senders) != 1 or _is_automatic(mail, senders[0]) or senders[0].lower() == own.lower():
+class Headers:
+    """The headers of a mail, not decoded: an encoded word can hide what must not be taken for syntax."""
+
+    def __init__(self, head: bytes) -> None:
+        self._values: dict[str, list[str]] = {}
+        for name, value in BytesHeaderParser(policy=compat32).parsebytes(head).raw_items():
+            raw = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            self._values.setdefault(name.lower(), []).append(re.sub(r"[\r\n]+", "", raw).strip())
+
+    def all(self, name: str) -> list[str]:
+        return self._values.get(name.lower(), [])
+
+    def __getitem__(self, name: str) -> str:
+        """The first header of this name; "" if there is none."""
+        return next(iter(self.all(name)), "")
+
+
+class Envelope(NamedTuple):
+    """What the headers of a mail say of it."""
+
+    sender: str
+    name: str
+    subject: str
+    message_id: str  # "" if it has none that can be answered
+    references: list[str]
+
+
+def read_envelope(data: bytes, own: str, auth_server: str) -> Envelope | None:
+    """Read the headers of a mail; None for what no person wrote, or what may not be from its sender."""
+    end = re.search(rb"\r?\n\r?\n", data[:LARGEST_HEADERS])
+    if end is None and len(data) >= LARGEST_HEADERS:
         return None
-    if auth_server != "none" and not is_authentic(mail, senders[0], auth_server):
+    headers = Headers(data[: end.end()] if end is not None else data)
+    sender = sender_of(headers)
+    if sender is None or sender == fold_case(own) or _is_automatic(headers, sender):
         return None
-    id = _header(mail, "Message-ID").strip() or fallback
-    references = _header(mail, "References").split() or _header(mail, "In-Reply-To").split()
-    subject = one_line(_header(mail, "Subject"), 200)
-    text = body_of(mail)
-    is_whole = size <= len(data)
+    if auth_server != "none" and not is_authentic(headers, sender, auth_server):
+        return None
+    message_id = MESSAGE_ID.fullmatch(headers["Message-ID"])
+    return Envelope(
+        sender=sender,
+        name=parseaddr(_decoded(headers["From"]))[0],
+        subject=one_line(_decoded(headers["Subject"]), 200),
+        message_id=message_id[0] if message_id is not None else "",
+        references=MESSAGE_ID.findall(headers["References"]) or MESSAGE_ID.findall(headers["In-Reply-To"]),
+    )
+
+
+def received(envelope: Envelope, data: bytes, size: int, fallback: str) -> Received:
+    """The message that a mail of this size is; `fallback` is its id if it names none."""
+    subject, references = envelope.subject, envelope.references
+    mail, is_whole = parsed(data), size <= len(data)
+    text = UNREADABLE if mail is None else body_of(mail)
     if not is_whole:
         text = f"{text}\n\n[The mail is too large: what is attached to it was not taken.]".strip()
     if subject and not references and not text.startswith("/"):
         text = f"Subject: {subject}\n\n{text}"
-    extra = {
-        "subject": subject,
-        "message_id": id if id.startswith("<") else "",
-        "references": " ".join(references[-20:]),
-    }
+    id = envelope.message_id or fallback
     return Received(
-        id=id[:250],
-        chat=senders[0].lower(),
-        sender=senders[0].lower(),
-        name=parseaddr(_header(mail, "From"))[0],
+        id=id,
+        chat=envelope.sender,
+        sender=envelope.sender,
+        name=envelope.name,
         text=text,
-        thread=(references[0] if references else id)[:200],
-        extra=extra,
-        files=tuple(attachments_of(mail)) if is_whole else (),
+        thread=references[0] if references else id,
+        extra={"subject": subject, "message_id": envelope.message_id, "references": " ".join(references[-20:])},
+        files=tuple(attachments_of(mail)) if mail is not None and is_whole else (),
     )
 
 
-def _header(mail: EmailMessage | object, name: str) -> str:
-    try:
-        value = mail[name]  # type: ignore[index]
-    except Exception:  # a header that the standard library cannot read
-        return ""
-    return "" if value is None else str(value)
+def sender_of(headers: Headers) -> str | None:
+    """The address in the only `From` header; None if that could be read in two ways."""
+    if len(found := headers.all("From")) != 1:
+        return None
+    bare = _without_comments(found[0])
+    addresses = ADDRESS.findall(bare)
+    if len(addresses) != bare.count("@") or len(distinct := {fold_case(one) for one in addresses}) != 1:
+        return None
+    if "=?" in "".join(distinct):  # it has no encoded words; a program that decodes it would read another address
+        return None
+    return distinct.pop()
 
 
-def _is_automatic(mail: object, sender: str) -> bool:
+def _is_automatic(headers: Headers, sender: str) -> bool:
     """Whether a program wrote the mail: two programs must not answer each other for ever."""
-    submitted = _header(mail, "Auto-Submitted").lower()
-    bulk = _header(mail, "Precedence").lower() in ("bulk", "junk", "list", "auto_reply")
-    lists = any(
-        _header(mail, name) for name in ("List-Id", "List-Unsubscribe", "X-Autoreply", "X-Auto-Response-Suppress")
-    )
-    bounced = _header(mail, "Return-Path").strip() == "<>"
+    submitted = headers["Auto-Submitted"].lower()
+    bulk = headers["Precedence"].lower() in ("bulk", "junk", "list", "auto_reply")
+    lists = any(headers[name] for name in ("List-Id", "List-Unsubscribe", "X-Autoreply", "X-Auto-Response-Suppress"))
+    bounced = headers["Return-Path"] == "<>"
     return (submitted not in ("", "no")) or bulk or lists or bounced or NOBODY.match(sender) is not None
 
 
-def is_authentic(mail: object, sender: str, auth_server: str) -> bool:
+def is_authentic(headers: Headers, sender: str, auth_server: str) -> bool:
     """Whether the receiving server says that the mail is from its sender.
 
-    Only its own verdict counts, which is the first of the headers: those below may be the sender's inventions.
+    Only its own verdict counts, which is the first of the headers: those below may be the sender's inventions. What it
+    quotes or comments on may be the sender's, too. Servers differ in whether a quote can hide the end of a comment, so
+    the verdict must hold in both readings.
     """
-    headers = mail.get_all("Authentication-Results", [])  # type: ignore[attr-defined]
-    # What is quoted may be the sender's: it must not be read as a result.
-    verdict = re.sub(r"\"(?:[^\"\\]|\\.)*\"|\([^()]*\)", " ", str(headers[0])).lower() if headers else ""
+    verdict = headers["Authentication-Results"]
+    without_quotes = re.sub(r"\"(?:[^\"\\]|\\.)*\"", " ", verdict)
+    readings = (_without_comments(verdict), "" if '"' in without_quotes else _without_comments(without_quotes))
+    return all(_says_pass(fold_case(one), sender.rpartition("@")[2], auth_server) for one in readings)
+
+
+def _says_pass(verdict: str, domain: str, auth_server: str) -> bool:
     server, _, results = verdict.partition(";")
-    if not server.split() or server.split()[0] != auth_server:
+    if server.split()[:1] != [auth_server]:
         return False
-    domain = sender.rpartition("@")[2].lower()
     for result in results.split(";"):
-        method = result.strip().split(" ")[0]
-        if method == "dmarc=pass" and _aligned(_property(result, "header.from"), domain):
-            return True
-        if method == "dkim=pass":
-            signer = _property(result, "header.d") or _property(result, "header.i").rpartition("@")[2]
-            if _aligned(signer, domain):
+        match result.split()[:1]:
+            case ["dmarc=pass"] if _aligned(_property(result, "header.from"), domain):
                 return True
-        if method == "spf=pass" and _aligned(_property(result, "smtp.mailfrom").rpartition("@")[2], domain):
-            return True
+            case ["dkim=pass"]:
+                signer = _property(result, "header.d") or _property(result, "header.i").rpartition("@")[2]
+                if _aligned(signer, domain):
+                    return True
+            case ["spf=pass"] if _aligned(_property(result, "smtp.mailfrom").rpartition("@")[2], domain):
+                return True
     return False
+
+
+def _without_comments(value: str) -> str:
+    """A header without its comments and quoted strings; "" if one of them has no end."""
+    kept: list[str] = []
+    depth, is_quoted, is_escaped = 0, False, False
+    for letter in value:
+        if is_escaped:
+            is_escaped = False
+        elif letter == "\\" and (is_quoted or depth):
+            is_escaped = True
+        elif is_quoted:
+            is_quoted = letter != '"'
+        elif letter == '"' and not depth:
+            is_quoted = True
+            kept.append(" ")
+        elif letter == "(":
+            depth += 1
+            kept.append(" ")
+        elif letter == ")" and depth:
+            depth -= 1
+        elif not depth:
+            kept.append(letter)
+    return "" if is_quoted or depth else "".join(kept)
 
 
 def _property(result: str, name: str) -> str:
@@ -406,33 +505,83 @@ def _aligned(signer: str, domain: str) -> bool:
     return bool(signer) and "." in signer and (signer == domain or domain.endswith(f".{signer}"))
 
 
-def body_of(mail: object) -> str:
-    """The words of a mail: without what it quotes and without the signature."""
+def _decoded(value: str) -> str:
+    """A header with its encoded words as text. The result may have line ends in it."""
     try:
-        found = mail.get_body(("plain", "html"))  # type: ignore[attr-defined]
-        text = str(found.get_content()) if found is not None else ""
-        if found is not None and found.get_content_subtype() == "html":
-            text = _text_of(text)
-    except Exception:  # a mail that the standard library cannot read
+        return str(make_header(decode_header(value[:LONGEST_HEADER])))
+    except (LookupError, ValueError, HeaderParseError):
+        return value[:LONGEST_HEADER]
+
+
+class _ShortHeaders(Compat32):
+    """Parses the headers of parts fast, however long a sender made them."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:LONGEST_HEADER]
+
+
+def parsed(data: bytes) -> Message | None:
+    """The parts of a mail; None if parsing it would take too long."""
+    multiparts = len(re.findall(rb"multipart/", data, re.I))
+    if multiparts > MOST_MULTIPARTS or (multiparts and len(re.findall(rb"[\r\n]--", data)) > MOST_PARTS):
+        return None
+    return message_from_bytes(data, policy=_ShortHeaders())
+
+
+def body_of(mail: Message) -> str:
+    """The words of a mail: without what it quotes and without the signature."""
+    bodies = _bodies(mail)
+    if (found := bodies.get("text/plain") or bodies.get("text/html")) is None:
         return ""
+    data = _content(found)[:LARGEST_TEXT]
+    charset = str(found.get_content_charset("utf-8"))
+    try:
+        text = data.decode("utf-8" if charset in NAMES_ONLY else charset, "replace")
+    except (LookupError, ValueError):
+        text = data.decode("utf-8", "replace")
+    if found.get_content_type() == "text/html":
+        text = _text_of(text)
     return _without_quotes(text.replace("\r\n", "\n")).strip()
 
 
-def attachments_of(mail: object) -> list[Attachment]:
+def attachments_of(mail: Message) -> Iterator[Attachment]:
     """The files of a mail: all that is neither a form of its text nor a signature, pictures in the text too."""
-    found: list[Attachment] = []
-    try:
-        bodies = [mail.get_body((kind,)) for kind in ("plain", "html")]  # type: ignore[attr-defined]
-        for part in _leaves(mail):
-            if any(part is body for body in bodies) or part.get_content_subtype().endswith("-signature"):
-                continue
-            is_mail = part.get_content_type() == "message/rfc822"
-            data = part.get_content().as_bytes() if is_mail else part.get_payload(decode=True)
-            name = part.get_filename() or f"file{mimetypes.guess_extension(part.get_content_type()) or ''}"
-            found.append(_attachment(str(name), data or b""))
-    except Exception:  # a mail that the standard library cannot read
-        return found
+    bodies = list(_bodies(mail).values())
+    for part in _leaves(mail):
+        if any(part is body for body in bodies) or part.get_content_subtype().endswith("-signature"):
+            continue
+        name = _name_of(part) or f"file{mimetypes.guess_extension(part.get_content_type()) or ''}"
+        yield _attachment(name, _content(part))
+
+
+def _bodies(mail: Message) -> dict[str, Message]:
+    """The forms of a mail's text, by their types."""
+    found: dict[str, Message] = {}
+    for part in _leaves(mail):
+        kind = part.get_content_type()
+        is_file = part.get_content_disposition() == "attachment" or _name_of(part)
+        if kind in ("text/plain", "text/html") and not is_file:
+            found.setdefault(kind, part)
     return found
+
+
+def _name_of(part: Message) -> str:
+    try:
+        return _decoded(part.get_filename() or "")
+    except (LookupError, ValueError, TypeError):  # parameters that the standard library cannot read
+        return ""
+
+
+def _content(part: Message) -> bytes:
+    """What a part holds. A mail in the mail is a file as it is."""
+    try:
+        if part.is_multipart():
+            return b"".join(one.as_bytes() for one in part.get_payload() if isinstance(one, Message))
+        data = part.get_payload(decode=True)
+    except (LookupError, ValueError, TypeError, AttributeError):  # what the standard library cannot read
+        return b""
+    return data if isinstance(data, bytes) else b""
 
 
 def _attachment(name: str, data: bytes) -> Attachment:
@@ -442,11 +591,14 @@ def _attachment(name: str, data: bytes) -> Attachment:
     return Attachment(name, read, len(data))
 
 
-def _leaves(part: Any) -> list[Any]:
+def _leaves(part: Message) -> Iterator[Message]:
     """The parts of a mail that have no parts; a mail within it is one."""
-    if part.get_content_maintype() != "multipart":
-        return [part]
-    return [leaf for inner in part.iter_parts() for leaf in _leaves(inner)]
+    if part.get_content_maintype() == "multipart" and part.is_multipart():
+        for inner in part.get_payload():
+            if isinstance(inner, Message):
+                yield from _leaves(inner)
+    else:
+        yield part
 
 
 def _without_quotes(text: str) -> str:
@@ -487,5 +639,5 @@ class _Words(HTMLParser):
 
 def _text_of(html: str) -> str:
     reader = _Words()
-    reader.feed(html)
+    reader.feed(html[:LARGEST_HTML])
     return re.sub(r"\n{3,}", "\n\n", "".join(reader.words)).strip()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..text import one_line
 from ..threads import in_thread
-from .base import Can, Inbox, Later, Never, Options, Part, Received
+from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case
 
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
@@ -63,7 +63,7 @@ def parse(text: str) -> Line:
 class Irc:
     """An account at an IRC network."""
 
-    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False)
+    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False, case=False)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -240,7 +240,8 @@ class Irc:
                 return None
             text = text.strip("\x01").removeprefix("ACTION ")
         text = re.sub(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|[\x02\x0f\x11\x16\x1d\x1e\x1f]", "", text)
-        group = target.casefold() != self._me.casefold()
+        target = fold_case(target)  # people may write a channel's name as they like
+        group = target != fold_case(self._me)
         text, mentioned = self._without_nick(text)
         return Received(
             chat=target if group else line.nick,

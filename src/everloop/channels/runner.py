@@ -23,9 +23,10 @@ from urllib.parse import unquote
 import msgspec
 
 from ..bus import InboundMessage, Kind, Question
-from ..commands import kind_of
+from ..commands import answer_of, kind_of
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
+from ..log import UserSaid
 from ..providers.transcription import is_recording
 from ..runtime.owners import Owners
 from ..runtime.streaming import SessionSubscriber
@@ -35,7 +36,7 @@ from ..text import clean, one_line
 from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.message import OutgoingFiles
-from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
+from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
 from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received, StateRow, space_of
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
 from .preview import Follow, Previews
@@ -120,7 +121,7 @@ class ChannelRunner:
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        shared = {chat.casefold(): person for person, chats in (links or {}).items() for chat in chats}
+        shared = {chat: person for person, chats in (links or {}).items() for chat in chats}
         self._accounts = [
             Account(store, self.worker, configs, shared, save, outgoing, transcribes, follow, meters, *one)
             for one in channels
@@ -317,11 +318,16 @@ class ChannelInbox:
         self._configs = configs
         self._save = save
         self._transcribes = transcribes
-        self._shared = shared  # `channel:sender` → the person, whose direct chats are one session
+        # The person that a sender is, whose direct chats are one session.
+        self._shared = {
+            same_id(sender, channel.can): person
+            for name, sender, person in ((*chat.partition(":")[::2], person) for chat, person in shared.items())
+            if name == config.name
+        }
         self._reporter = reporter
         self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
-        self._access = Access(config, self._pairings)
+        self._access = Access(config, channel.can, self._pairings)
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
@@ -379,6 +385,8 @@ class ChannelInbox:
         kind = kind_of(incoming)
         if standing == "member":
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
+        elif standing == "peer" and message.group and not await self._may_answer(incoming):
+            kind = "message"
         if kind != "urgent" and await self._is_over_limit(message):
             return False
         if message.files:
@@ -396,6 +404,17 @@ class ChannelInbox:
         async with self._previews.preparing(*where):
             await self._put(incoming, kind)
         return True
+
+    async def _may_answer(self, incoming: InboundMessage) -> bool:
+        """Whether a message is no answer to the session's open question, or one of the person who caused it."""
+        if answer_of(incoming.content) is None:
+            return True
+        info = await self._store.session(incoming.owner, incoming.session_key)
+        if info is None or not info.parked or info.open_turn is None:
+            return True
+        turns = await self._store.turns(incoming.owner, session=info.id, prefix=info.open_turn, limit=1)
+        logged = await self._store.read_turn(info.id, turns[0].first_seq) if turns else []
+        return any(isinstance(one.entry, UserSaid) and one.entry.sender == incoming.sender_id for one in logged[:1])
 
     async def _take_button(self, message: Received) -> bool:
         """Answer a question by its button, if it is still open and this person may answer it.
@@ -432,6 +451,9 @@ class ChannelInbox:
         """Put the files of a message into the workspace; what is not taken is said in its text."""
         limit, notes = MEGABYTE * self._config.media_mb, list[str]()
         for number, file in enumerate(message.files):
+            if number == 2 * MOST_FILES:
+                notes.append(f"[{len(message.files) - number} more files were attached, and not taken.]")
+                break
             if self._save is None or not limit or number >= MOST_FILES:
                 notes.append(f"[{one_line(clean(file.name), 80)} was attached, and not taken.]")
                 continue
@@ -468,7 +490,7 @@ class ChannelInbox:
 
     def _session_of(self, message: Received) -> str | None:
         """The session that a person's direct chats share; None for the chat's own."""
-        person = self._shared.get(f"{self._config.name}:{message.sender}".casefold())
+        person = self._shared.get(same_id(message.sender, self._can))
         return f"link:{person}" if person and not message.group and not message.thread else None
 
     def _chat_id(self, message: Received) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of
+from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of, header_bytes, listening
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
@@ -175,11 +175,9 @@ class Telegram:
         """Receive updates as requests; Telegram repeats each until it is answered with 200."""
         from aiohttp import web
 
-        from .listener import listening
-
         async def handle(request: web.Request) -> web.Response:
             given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")
-            if not hmac.compare_digest(given.encode(), self._proof.encode()):
+            if not hmac.compare_digest(header_bytes(given), self._proof.encode()):
                 return web.Response(status=401)
             try:
                 update = msgspec.json.decode(await request.read(), type=Update)
@@ -253,8 +251,10 @@ class Telegram:
             await self._call("answerCallbackQuery", {"callback_query_id": query.id}, bool)
 
     async def send(self, part: Part, key: str) -> str:
-        to: dict[str, Any] = {"chat_id": int(part.chat) if part.chat.lstrip("-").isdecimal() else part.chat}
+        to: dict[str, Any] = {"chat_id": int(part.chat) if re.fullmatch(r"-?[0-9]{1,20}", part.chat) else part.chat}
         if part.thread:
+            if not re.fullmatch(r"[0-9]{1,20}", part.thread):
+                raise Never("that is not a Telegram topic: its id is a number")
             to["message_thread_id"] = int(part.thread)
         if part.files:
             return f"{part.chat}:{(await self._send_file(to, part)).message_id}"

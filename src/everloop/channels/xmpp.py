@@ -11,14 +11,18 @@ import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NamedTuple, cast
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree as ET
 
 import msgspec
 
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient
+from ..tools.web.fetch import PORTS, Fetcher, FetchError
+from ..tools.web.urls import BadURL, parse_url
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .http import DOWNLOAD_SECONDS, UPLOAD_SECONDS, HttpClient
 from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
 
 MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
@@ -28,10 +32,12 @@ MUC, MUC_USER = "{http://jabber.org/protocol/muc}", "{http://jabber.org/protocol
 UPLOAD, OOB = "{urn:xmpp:http:upload:0}", "{jabber:x:oob}"
 DISCO_INFO, DISCO_ITEMS = "{http://jabber.org/protocol/disco#info}", "{http://jabber.org/protocol/disco#items}"
 STATES, HINTS = "{http://jabber.org/protocol/chatstates}", "{urn:xmpp:hints}"
+ITS_OWN, PUBLIC = "110", "100"  # statuses of a presence: it is our own; the room tells everyone's address
 PAGE = 50
 LOOKED_AT = 100  # the last messages of a chat, in which a part may be that was sent already
 SEND_SECONDS = 30.0
 UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may ask for with an upload
+FILE_PORTS = (*PORTS, 5281, 5443, 7443)  # those of the web, and of XMPP servers
 MOST_SERVICES = 20  # of a server that are asked whether they take files
 
 
@@ -45,7 +51,7 @@ class Entry(NamedTuple):
 class Xmpp:
     """An account at an XMPP server."""
 
-    can = Can(text=5000, form="plain", repeats="key", typing=True, media=100_000_000)
+    can = Can(text=5000, form="plain", repeats="key", typing=True, media=100_000_000, case=False)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -57,14 +63,16 @@ class Xmpp:
         self._ca_file = options.text("ca_file", "")
         self._rooms = tuple(bare(room) for room in options.texts("rooms"))
         self._nick = options.text("nick", bare(self._jid).partition("@")[0])
+        self._private_hosts = options.texts("private_hosts")
         self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
         for jid in (self._jid, *self._rooms):
             if not re.fullmatch(r"[^@/\s<>&'\"]+@[^@/\s<>&'\"]+", jid):
                 raise options.problem(f"{jid!r} is no address such as name@example.org")
         self._stream: XmppStream | None = None
         self._connected = asyncio.Event()
-        self._incoming: asyncio.Queue[ET.Element] = asyncio.Queue()
+        self._incoming: asyncio.Queue[tuple[ET.Element, str]] = asyncio.Queue()
         self._occupants: dict[str, str] = {}  # room/nick → the person's own address, where the room tells it
+        self._public: set[str] = set()  # rooms that tell everyone's address
         self._sent: dict[str, asyncio.Future[None]] = {}  # parts that wait for a reflection or an error, by key
         self._queries: dict[str, list[Entry]] = {}
         self._uploads: str | None = None  # where the server takes files; "" if nowhere, None if it was not asked yet
@@ -75,6 +83,8 @@ class Xmpp:
     async def receive(self, inbox: Inbox) -> None:
         self._at = msgspec.json.decode(await inbox.cursor() or "{}", type=dict[str, str])
         self._incoming, self._uploads = asyncio.Queue(), None
+        self._occupants.clear()
+        self._public.clear()
         stream = await self._open()
         reading = asyncio.create_task(stream.run(self._sort))
         working = asyncio.create_task(self._work(stream, inbox))
@@ -125,8 +135,8 @@ class Xmpp:
         await inbox.ready()
         self._connected.set()
         while True:
-            stanza = await self._incoming.get()
-            await self._take(stanza, inbox)
+            stanza, person = await self._incoming.get()
+            await self._take(stanza, person, inbox)
 
     def _sort(self, stanza: ET.Element) -> None:
         """Take a stanza from the stream: presences and the archive at once, messages in their turn."""
@@ -140,12 +150,16 @@ class Xmpp:
                 found.append(Entry(result.get("id", ""), message))
         else:
             self._settle(stanza, sender)
-            self._incoming.put_nowait(stanza)
+            # Whose nick it is now: until the message is taken, it may be another person's.
+            self._incoming.put_nowait((stanza, self._occupants.get(sender, "")))
 
     def _note_occupant(self, stanza: ET.Element, sender: str) -> None:
         item = stanza.find(f"{MUC_USER}x/{MUC_USER}item")
         if bare(sender) not in self._rooms or item is None:
             return
+        statuses = {one.get("code") for one in stanza.findall(f"{MUC_USER}x/{MUC_USER}status")}
+        if ITS_OWN in statuses:
+            (self._public.add if PUBLIC in statuses else self._public.discard)(bare(sender))
         if stanza.get("type") == "unavailable":
             self._occupants.pop(sender, None)
         elif jid := item.get("jid"):
@@ -161,8 +175,8 @@ class Xmpp:
         elif stanza.get("type") == "groupchat" and bare(sender) in self._rooms:
             future.set_result(None)
 
-    async def _take(self, stanza: ET.Element, inbox: Inbox) -> None:
-        """Take a message that has just come."""
+    async def _take(self, stanza: ET.Element, person: str, inbox: Inbox) -> None:
+        """Take a message that has just come; `person` is who wrote it in a room, where the room tells that."""
         room = bare(stanza.get("from", ""))
         archive = room if stanza.get("type") == "groupchat" else ""
         own = archive or bare(self._jid)
@@ -170,10 +184,10 @@ class Xmpp:
         delays = {bare(one.get("from", "")) for one in stanza.findall(f"{DELAY}delay")}
         if not archive and delays & {own, own.partition("@")[2]}:
             return  # it was kept until the account connected, and is in the archive
-        await self._accept(archive, ids[0] if ids else "", stanza, inbox)
+        await self._accept(archive, ids[0] if ids else "", stanza, person, inbox)
 
-    async def _accept(self, archive: str, id: str, stanza: ET.Element, inbox: Inbox) -> None:
-        message = self._received(archive, id, stanza)
+    async def _accept(self, archive: str, id: str, stanza: ET.Element, person: str, inbox: Inbox) -> None:
+        message = self._received(archive, id, stanza, person)
         if message is not None:
             await inbox.accept(message)
         if id:
@@ -181,24 +195,52 @@ class Xmpp:
         if id and message is not None and (message.mentioned or not message.group):
             await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
 
-    def _received(self, archive: str, id: str, stanza: ET.Element) -> Received | None:
+    def _received(self, archive: str, id: str, stanza: ET.Element, person: str) -> Received | None:
         kind, sender = stanza.get("type", "normal"), stanza.get("from", "")
         text = (stanza.findtext(f"{CLIENT}body") or "").strip()
         if not text or not sender or kind not in ("chat", "normal", "groupchat"):
             return None
+        files = self._files(stanza)
+        if files and text == files[0][1]:  # clients that read no address of a file show this one
+            text = ""
+        attached = tuple(Attachment(name, partial(self._download, url)) for name, url in files)
         network_id = id or f"{sender}:{stanza.get('id', '')}" if id or stanza.get("id") else None
         if kind == "groupchat":
             room, _, nick = sender.partition("/")
             if bare(room) not in self._rooms or not nick or nick == self._nick:
                 return None
-            person = self._occupants.get(sender, sender)
             text, mentioned = self._without_nick(text)
             return Received(
-                id=network_id, chat=bare(room), sender=person, name=nick, text=text, group=True, mentioned=mentioned
+                id=network_id,
+                chat=bare(room),
+                sender=person or sender,
+                name=nick,
+                text=text,
+                group=True,
+                mentioned=mentioned,
+                files=attached,
             )
         if bare(sender) in self._rooms or bare(sender) == bare(self._jid) or archive:
             return None  # words behind a room's back have no address to trust
-        return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text)
+        return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text, files=attached)
+
+    def _files(self, stanza: ET.Element) -> list[tuple[str, str]]:
+        """The names and addresses of a message's files (XEP-0066)."""
+        urls = [(one.text or "").strip() for one in stanza.findall(f"{OOB}x/{OOB}url")]
+        return [(unquote(urlsplit(url).path.rpartition("/")[2]), url) for url in urls if self._is_safe(url)]
+
+    async def _download(self, url: str, limit: int) -> bytes:
+        """Read a file from the address that a person sent: a public one, or one that is listed."""
+        fetcher = Fetcher(
+            private_hosts=self._private_hosts, ports=FILE_PORTS, timeout=DOWNLOAD_SECONDS, max_bytes=limit
+        )
+        try:
+            page = await fetcher.get(parse_url(url))
+        except (BadURL, FetchError) as error:
+            raise Never(str(error)) from None
+        if not 200 <= page.status < 300:
+            raise Never(f"HTTP {page.status}")
+        return bytes(limit + 1) if page.cut else page.body
 
     def _without_nick(self, text: str) -> tuple[str, bool]:
         """The text without the nick that it begins with, and whether the nick is in it at all."""
@@ -218,7 +260,16 @@ class Xmpp:
             await inbox.keep_cursor(msgspec.json.encode(self._at).decode())
             return
         async for entry in self._pages(archive, after=self._at.get(archive, "")):
-            await self._accept(archive, entry.id, entry.message, inbox)
+            person = self._archived_person(archive, entry.message)
+            await self._accept(archive, entry.id, entry.message, person, inbox)
+
+    def _archived_person(self, room: str, message: ET.Element) -> str:
+        """Who wrote a message of a room's archive, as the room noted it then: the nick may be another person's now.
+
+        In a room that tells everyone's address it does so itself. Elsewhere the note may be the sender's invention.
+        """
+        noted = [bare(jid) for one in message.findall(f"{MUC_USER}x/{MUC_USER}item") if (jid := one.get("jid"))]
+        return noted[0] if room in self._public and len(noted) == 1 else ""
 
     async def _pages(
         self, archive: str, *, after: str = "", before: str | None = None, most: int = PAGE, chat: str = ""

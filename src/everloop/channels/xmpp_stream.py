@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, quoteattr
 
 from ..text import one_line
-from .base import Never
+from .base import Never, fold_case
 
 CLIENT, STREAM = "{jabber:client}", "{http://etherx.jabber.org/streams}"
 TLS, SASL = "{urn:ietf:params:xml:ns:xmpp-tls}", "{urn:ietf:params:xml:ns:xmpp-sasl}"
@@ -41,7 +41,7 @@ def within(parent: ET.Element, *children: ET.Element) -> ET.Element:
 
 
 def bare(jid: str) -> str:
-    return jid.partition("/")[0].lower()
+    return fold_case(jid.partition("/")[0])
 
 
 def serialized(stanza: ET.Element, inside: str = CLIENT[1:-1]) -> str:

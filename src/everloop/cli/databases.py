@@ -88,7 +88,7 @@ class Databases:
         if store is None:
             return self.server.database
         config = self._config
-        opened = store_at(store, config)
+        opened = store_at(store, config, await self._directory.pool(store))
         try:
             await opened.workers()
         except BaseException:

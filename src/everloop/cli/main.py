@@ -240,6 +240,10 @@ def _add_upkeep(add: Add) -> None:
     directory = add("directory", "stores:directory", "which database each owner is in, where they are in several")
     directory.add_argument("owner", metavar="OWNER", nargs="?", help="only this one")
     directory.add_argument("store_of_owner", metavar="DSN", nargs="?", help="the database that a new owner gets")
+    directory.add_argument(
+        "--pool", nargs=2, metavar=("DSN", "POOL"), help="a pooler through which servers reach a database"
+    )
+    directory.add_argument("--no-pool", metavar="DSN", help="servers reach this database directly again")
     directory.add_argument("--json", action="store_true", help="one JSON object a line")
 
     backup = add("backup", "stores:back_up", "copy the SQLite store into a file, while Everloop runs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
@@ -32,8 +33,13 @@ _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-
 
 def as_json(value: Any) -> str:
     """JSON on one line, with every character escaped that a terminal would act on."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=not _is_utf8(sys.stdout))
     return text if text.isprintable() else _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _is_utf8(stream: TextIO | None) -> bool:
+    """Return whether the stream can write every character. Others write "?", which a program cannot undo."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:

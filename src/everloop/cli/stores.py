@@ -211,6 +211,11 @@ def directory(options: argparse.Namespace) -> int:
     if options.store_of_owner is not None and not is_dsn(options.store_of_owner):
         raise EverloopError("an owner's database is a postgresql:// address")
     dsn = _directory(config)
+    if options.pool or options.no_pool:
+        if options.owner is not None or (options.pool and options.no_pool):
+            raise EverloopError("--pool and --no-pool are about a database: name no owner, and one of the two")
+        store, pool = options.pool or (options.no_pool, None)
+        return asyncio.run(_put_pool(config, dsn, store, pool))
     if options.store_of_owner is not None:
         return asyncio.run(_put(config, dsn, options.owner, DSN(options.store_of_owner)))
     return asyncio.run(_show(config, dsn, options.owner, options.json))
@@ -228,18 +233,46 @@ async def _show(config: Config, dsn: DSN, owner: str | None, json: bool) -> int:
     directory = Directory(dsn)
     try:
         found = [one for one in await directory.places() if owner in (None, one[0])]
+        pools = {store.without_password: pool for store, pool in await directory.pools()}
     finally:
         await directory.close()
     if json:
         for name, store, held in found:
-            print(as_json({"owner": name, "store": str(store), "moving": held}))
+            pool = pools.get(store.without_password)
+            print(as_json({"owner": name, "store": str(store), "pool": pool and str(pool), "moving": held}))
         return 0
     for name, store, held in found:
         print(f"{name}  {store}{'  (being moved)' if held else ''}")
     if owner is None:
         print(f"All others are in {config.store}.")
+        for address, pool in pools.items():
+            print(f"Servers reach {DSN(address)} through {pool}.")
     elif not found:
         print(f"{owner}  {config.store}")
+    return 0
+
+
+async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) -> int:
+    """Name the pooler before a database, once it is seen to lead there."""
+    from ..store.postgres.directory import check_password, put_pool
+    from ..store.postgres.store import PostgresStore
+
+    if not is_dsn(address) or (pooler is not None and not is_dsn(pooler)):
+        raise EverloopError("a database and its pooler are postgresql:// addresses")
+    store, pool = DSN(address), None if pooler is None else DSN(pooler)
+    if isinstance(config.store, DSN) and config.store.without_password == store.without_password:
+        raise EverloopError(f"{store} is the store of the settings: name its pooler there, as store_pool")
+    if pool is not None:
+        check_password(store, dsn)
+        check_password(pool, dsn)
+        opened = PostgresStore(store.with_password_of(dsn), pool=pool.with_password_of(dsn))
+        try:
+            await opened.workers()
+        finally:
+            await opened.close()
+    await asyncio.to_thread(put_pool, store, pool, dsn)
+    reached = f"through {pool}" if pool is not None else "directly"
+    print(f"Servers that open {store} from now on reach it {reached}.")
     return 0
 
 

@@ -128,7 +128,7 @@ class ChannelConfig:
             return "names people, and has no settings of a channel"
         for person, chats in self.options.items():
             if not isinstance(chats, list) or not all(isinstance(one, str) and ":" in one for one in chats):
-                return f'{person} must be a list of texts such as "telegram:123456"'
+                return f'{person} must be a list of strings such as "telegram:123456"'
         return ""
 
 

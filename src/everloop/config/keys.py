@@ -65,7 +65,7 @@ class Key(NamedTuple):
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         if self.each:
-            return f"a list of texts, each {SHAPES[self.each].words}"
+            return f"a list of strings, each {SHAPES[self.each].words}"
         if self.url:
             return "an http:// or https:// address"
         limit = f" above {self.above:g}" if self.above is not None else ""
@@ -101,8 +101,8 @@ KINDS = {
     "bool": "true or false",
     "Span": 'a time like "12h" or "30d", or "" for forever',
     "Taint": 'true, false or "outside"',
-    "tuple[str, ...]": "a list of texts",
-    "dict[str, str]": "a table of texts",
+    "tuple[str, ...]": "a list of strings",
+    "dict[str, str]": "a table of strings",
 }
 
 

@@ -149,7 +149,7 @@ class Heartbeat:
         try:
             return heartbeat_message(await in_thread(self._read))
         except (OSError, UnicodeError) as error:
-            log.error("HEARTBEAT.md cannot be read (%s): this heartbeat is skipped", error)
+            log.error("skipping this heartbeat: HEARTBEAT.md cannot be read (%s)", error)
             return None
 
 

@@ -149,7 +149,7 @@ class CronService:
         def resumed(job: Job) -> Job:
             due = next_after(job.schedule, self.clock())
             if due is None:
-                raise EverloopError("its time has passed while it was paused: run it now, or remove it")
+                raise EverloopError("its time passed while it was paused: run it now, or remove it")
             return replace(job, paused=False, next_due=due) if job.paused else job
 
         return await self._replace(id, owner, resumed)
@@ -243,7 +243,7 @@ class CronService:
         if isinstance(what, Drop):
             if await self.store.cancel_timer(timer.owner, timer.id):
                 log.warning(
-                    "the job %s was missed and is removed: it was due at %s", timer.id, time.ctime(timer.due_at)
+                    "removed the job %s, which missed its time: it was due at %s", timer.id, time.ctime(timer.due_at)
                 )
             return None
         if await self.store.fire_timer(timer, what.message, what.next_due):
@@ -273,7 +273,7 @@ class CronService:
     def _report(self, timer: Timer, error: Exception) -> None:
         if (timer.owner, timer.id) not in self._damaged:
             self._damaged.add((timer.owner, timer.id))
-            log.error("the job %s is damaged (%s): `everloop cron remove %s` removes it", timer.id, error, timer.id)
+            log.error("the job %s is damaged (%s): remove it with `everloop cron remove %s`", timer.id, error, timer.id)
 
 
 def _read(now: float, **given: Any) -> tuple[Schedule, float]:

@@ -132,15 +132,15 @@ def _problems(definition: Any) -> Iterator[Problem]:
     for key in ("description", "system_prompt"):
         text = getattr(definition, key)
         if not isinstance(text, str) or not text.strip():
-            yield (key,), f"must be a text, not {_kind(text)}"
+            yield (key,), f"must be a string, not {_kind(text)}"
     if len(definition.description) > LONGEST_DESCRIPTION:
         yield ("description",), f"must be at most {LONGEST_DESCRIPTION} characters, not {len(definition.description)}"
     if not isinstance(definition.query, str):
-        yield ("query",), f"must be a text, not {_kind(definition.query)}"
+        yield ("query",), f"must be a string, not {_kind(definition.query)}"
     for key in ("model", "output_description"):
         text = getattr(definition, key)
         if text is not None and not (isinstance(text, str) and text.strip()):
-            yield (key,), f"must be a text, not {_kind(text)}: leave it out if there is none"
+            yield (key,), f"must be a string, not {_kind(text)}: leave it out if there is none"
     yield from (((("inputs", *path)), problem) for path, problem in input_problems(definition.inputs))
     if definition.output_schema is not None:
         found = schema_problems(definition.output_schema)
@@ -200,7 +200,7 @@ def _message_problems(messages: Any) -> Iterator[Problem]:
         if role not in ("user", "assistant"):
             yield path, f"the role of message {number} must be user or assistant, not {role!r:.60}"
         elif not isinstance(content, str) or not content.strip():
-            yield path, f"the content of message {number} must be a text, not {_kind(content)}"
+            yield path, f"the content of message {number} must be a string, not {_kind(content)}"
         elif role == "assistant" and before != "user":  # chat templates reject it
             yield path, f"message {number} is the assistant's: a message of the user must stand before it"
         before = role
@@ -210,7 +210,7 @@ def _kind(value: Any) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return "an empty one" if not value.strip() else "a text"
+        return "an empty one" if not value.strip() else "a string"
     return type(value).__name__
 
 

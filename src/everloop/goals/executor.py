@@ -274,7 +274,7 @@ class AgentExecutor:
                 mine = self._session in (None, row.message.session_key) and not await loop.subagents.is_held(row)
                 if mine and task.id not in _running:
                     _running.add(task.id)
-                    log.info("resuming the run %s, which was interrupted", row.message.session_key)
+                    log.info("resuming the interrupted run %s", row.message.session_key)
                     return row.message
             id = secrets.token_hex(6)
         _running.add(id)
@@ -429,7 +429,7 @@ async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
     known = [name for name in loop.tools.names if name not in NO_CHAT]
     for name in definition.tools:
         if name in NO_CHAT:
-            raise DefinitionError(f"{about} {name} writes to a chat, and an executor has none: take it off the list")
+            raise DefinitionError(f"{about} {name} writes to a chat, and an executor has none: remove it from the list")
         if name not in loop.tools:
             close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
@@ -437,5 +437,5 @@ async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
         if why := await loop.refuses(name, EXECUTOR, definition.name):
             raise DefinitionError(
                 f"{about} {name} would need a person's approval for every call, and there is no one to give it: "
-                f"{why}. Take it off the list, or change the policy"
+                f"{why}. Remove it from the list, or change the policy"
             )

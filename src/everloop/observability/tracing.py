@@ -109,7 +109,7 @@ class Tracer:
             log.warning("%s", error)
             return False
         except Exception:  # a bug here or in the exporter: retrying would not help
-            log.exception("turns could not be exported")
+            log.exception("could not export turns")
             taken = True
         if not taken:
             self._gone()

@@ -25,7 +25,7 @@ from ..cron.heartbeat import Heartbeat
 from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
-from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology, tokens_of
+from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apology, tokens_of
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
@@ -41,7 +41,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import CLIENT_LEFT, PlainCalls, Requests
+from .api_requests import CLIENT_LEFT, PlainCalls, Requests, spec_of
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
@@ -57,6 +57,7 @@ from .subagents import SubagentManager
 from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
+from .turn_spec import TurnSpec
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class AgentLoop:
         self.bus = bus
         self._settings = settings
         self.provider = provider
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
         self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
@@ -241,6 +242,11 @@ class AgentLoop:
         """Return the name of the model that serves an API client's request for `wish`."""
         return self._turns.specs.allowed_model(wish) or self._compactor.model
 
+    def request_spec(self, request: Request) -> TurnSpec:
+        """Return the spec of an API client's request."""
+        specs = self._turns.specs
+        return spec_of(request, self.tools, specs.request_rounds, specs.allowed_model)
+
     def may_use(self, model: str) -> bool:
         """Return whether an API client may request this model by name."""
         return model == self._compactor.model or self._turns.specs.allowed_model(model) is not None
@@ -309,7 +315,7 @@ class AgentLoop:
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
-        """Run a session whose inbox a job has just put a message into."""
+        """Run a session into whose inbox a job has just put a message."""
         if self.owner in (None, owner):
             self.dispatcher.kick(owner, key)
         else:
@@ -324,6 +330,7 @@ class AgentLoop:
         await self.dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
+        await self._turns.flush_times.close()
         await self._tasks.finish(1.0)
         if self._tracer is not None:
             await self._tracer.close()

@@ -47,6 +47,11 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
     return not await store.is_alive(server) if server else claim.resumed
 
 
+def brings_all(request: Request) -> bool:
+    """Return whether the client brings its own prompt and tools, so that the agent only forwards them."""
+    return bool(request.tools) or request.model_only
+
+
 def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:
     """Return the spec of a request's turn.
 
@@ -56,7 +61,7 @@ def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable
     """
     limits = Limits(rounds=rounds, kept=request.kept)
     model = models(request.model)
-    if request.tools or request.model_only:
+    if brings_all(request):
         client = ClientTools(() if request.answer_only else request.tools)
         return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools

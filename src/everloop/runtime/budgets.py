@@ -136,8 +136,8 @@ def _caps(claim: Claim) -> dict[str, int]:
 
 
 NO_PRICE = (
-    "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so no one could "
-    "tell what it costs. Add one to the settings, or take turn_cost and day_cost out."
+    "I stopped before asking the model: there is a cost budget, but no [[price]] for the model {}, so its "
+    "cost is unknown. Add a price to the settings, or remove turn_cost and day_cost."
 )
 
 
@@ -148,16 +148,16 @@ def _is_run(claim: Claim) -> bool:
 def _words(name: str, limit: str, used: str, needed: str, is_run: bool) -> str:
     if name == "sub":
         used = f"{used} used, and " if used else ""
-        return f"I stopped: the {limit} that I was given are not enough ({used}{needed} more would be needed)."
+        return f"I stopped: my allowance of {limit} is not enough ({used}{needed} more would be needed)."
     if not used:
         return (
             f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "
             f"settings is {limit}. Raise it, or remove it."
         )
     whose = {"turn": f"this {'run' if is_run else 'turn'}, with its sub-agents,", "day": "today"}[name]
-    again = "Another run has a new one" if is_run else "Say “continue” to start a new one"
-    then = {"turn": again, "day": "It is renewed at midnight UTC"}[name]
+    again = "Another run gets a new one" if is_run else "Say “continue” to start a new one"
+    then = {"turn": again, "day": "It resets at midnight UTC"}[name]
     return (
         f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "
-        f"more would be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."
+        f"more would be needed). The work so far is kept. {then}; see [budget] in the settings."
     )

@@ -10,9 +10,9 @@ from .dispatcher import Dispatcher
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 
-STOPPED = "Stopped. What was done so far is kept."
+STOPPED = "Stopped. The work so far is kept."
 NOTHING_RUNS = "Nothing is running."
-NOTHING_ASKED = "Nothing waits for your answer."
+NOTHING_ASKED = "There is no open question."
 ALLOWED, ALLOWED_ALWAYS, DENIED = "Approved.", "Approved for this session.", "Denied."
 
 

@@ -36,7 +36,7 @@ KEPT_BYTES = 64_000_000  # for all cached conversations together
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CacheEntry:
     conversation: Conversation
     history_from: int
     compacted: int
@@ -56,7 +56,7 @@ class Histories:
         self._store = store
         self._limit = limit
         self._size = 0
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[int, _CacheEntry] = OrderedDict()
 
     async def conversation(self, claim: Claim, system: str, *, blind: Blind | None = None) -> Conversation:
         """Return the conversation that precedes the claimed turn, with this system prompt.
@@ -80,7 +80,7 @@ class Histories:
     def keep(self, claim: Claim, conversation: Conversation) -> None:
         """Cache the conversation that includes the turn just run."""
         size = conversation.size
-        kept = _Kept(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
+        kept = _CacheEntry(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
         self._kept[claim.session] = kept
         self._size += size
         while self._size > self._limit and self._kept:
@@ -92,7 +92,7 @@ class Histories:
         found = self._kept.get(session)
         return found.conversation if found is not None else None
 
-    def _take(self, session: int) -> _Kept | None:
+    def _take(self, session: int) -> _CacheEntry | None:
         """Remove the entry while a turn uses it, so that a turn that fails midway does not leave a damaged one in the
         cache."""
         kept = self._kept.pop(session, None)
@@ -314,7 +314,7 @@ class Compactor:
         except Exception as error:  # the turn continues, whatever the error
             if not fall_back:
                 raise
-            log.warning("the older turns of session %s could not be summarised: %s", claim.key, _reason(error))
+            log.warning("could not summarise the older turns of session %s: %s", claim.key, _reason(error))
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
             return msgspec.structs.replace(entry, stopgap=True)
         return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
@@ -366,7 +366,7 @@ class Compactor:
             try:
                 places[ended.id] = str(keep_output(folder, name, ended.content.encode()))
             except OSError as error:  # a full disk, say: the log still has it
-                log.warning("a long result could not be put aside in %s: %s", folder, error.strerror or error)
+                log.warning("could not save a long result to %s: %s", folder, error.strerror or error)
                 places[ended.id] = ""
         return places
 
@@ -403,7 +403,7 @@ class Compactor:
         except Exception as error:  # the conversation still fits: retry later
             note.failures += 1
             log.warning(
-                "the older turns of session %s could not be summarised, which is tried again later: %s",
+                "could not summarise the older turns of session %s, will retry later: %s",
                 claim.key,
                 _reason(error),
             )

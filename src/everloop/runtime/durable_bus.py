@@ -35,7 +35,7 @@ class DurableBus(MessageBus):
         await self._store.wake(WORK, [row.session])
 
     async def consume_inbound(self) -> InboundMessage:
-        raise TypeError("a durable bus is consumed by claiming sessions from its store")
+        raise TypeError("a durable bus has no inbound queue: claim sessions from its store instead")
 
     def _on_notice(self, notice: Notice) -> None:
         if notice.what in (SENDING, ANY):

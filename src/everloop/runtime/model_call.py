@@ -16,16 +16,28 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from .. import events
 from ..context.prompt import Composer
 from ..context.window import Measure, is_overflow
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, ProviderError, StreamingProvider, counts, option_keywords
+from ..providers.base import (
+    Delta,
+    LLMProvider,
+    LLMResponse,
+    ProviderError,
+    StreamingProvider,
+    counts,
+    extra_of,
+    option_keywords,
+)
 from ..store.base import Claim
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
+from .request_texts import TurnTexts
 from .turn_spec import brought_by
 
 if TYPE_CHECKING:
@@ -40,7 +52,7 @@ _TEXT_CALLS = "everloop.providers.text_calls"
 LARGE = 50_000  # characters of an answer, or of its held-back part, above which it is parsed in a thread
 LONG = 1_000_000  # characters of a conversation above which it is searched for quotations in a thread
 
-FAILED = "the model of this server failed"
+FAILED = "the server's model call failed"
 
 Tools = Sequence[dict[str, Any]] | None
 
@@ -117,6 +129,7 @@ class TurnModelCall(ModelCall):
         text_calls: bool = True,
         compose: Composer | None = None,
         free: Callable[[Conversation], Free | None] = _all_free,
+        texts: TurnTexts | None = None,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
         self._tools = tools
@@ -124,6 +137,7 @@ class TurnModelCall(ModelCall):
         self._budgets = budgets
         self._claim = claim
         self._free = free  # which image addresses the answer may contain
+        self._texts = texts  # keeps the parts of a request that are not in the log
         self._compose = compose  # builds the requests if a subclass of the context builder does so
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
@@ -135,7 +149,10 @@ class TurnModelCall(ModelCall):
         images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
-            response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
+            tools = self._tools.get_definitions() or None
+            if self._texts is not None and (missing := self._texts.use(tools, extra_of(self._provider))):
+                await self._texts.keep(missing)
+            response = await self.ask(request, tools, images or emit)
         except Exception as error:
             if (told := error_for(self._claim.owner, error)) is not error:
                 raise told from None
@@ -152,6 +169,8 @@ class TurnModelCall(ModelCall):
             self._measure.learn(response.model, conversation, counted)
         if isinstance(response, LLMResponse):  # a custom provider may return anything
             response.model = response.model or self._model or self._measure.model
+            if self._claim.owner != "me":
+                response.failures = [replace(one, error=FAILED) for one in response.failures]
         return response
 
 
@@ -163,9 +182,9 @@ def error_for(owner: str, error: Exception) -> Exception:
     """
     if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
         return error
-    log.error("the model failed for %s: %s", owner, error)
+    log.error("the model call for owner %s failed: %s", owner, error)
     status = getattr(error, "status", None)
-    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    told = ProviderError(f"{FAILED} (status {status})" if status else FAILED, status=status)
     if isinstance(error, ProviderError):
         told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
     return told

@@ -105,7 +105,7 @@ class Owners:
     async def agent(self, owner: str) -> AgentLoop:
         """Return the owner's agent; LookupError if there is none and none can be created."""
         if (agent := await self._agent(owner)) is None:
-            raise LookupError(f"no agent works for {owner} here")
+            raise LookupError(f"no agent serves the owner {owner} here")
         return agent
 
     async def _agent(self, owner: str) -> AgentLoop | None:
@@ -261,7 +261,7 @@ class Owners:
             except StoreError:
                 raise
             except Exception as error:  # a folder that cannot be created, say: other owners are not affected
-                log.error("the agent of %s cannot work: %s", owner, error)
+                log.error("could not start the agent of owner %s: %s", owner, error)
                 self._failed.add(owner)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
 

@@ -65,7 +65,7 @@ class StoppableTools:
             running.cancel()
             _, stuck = await asyncio.wait([running], timeout=STOP_SECONDS)
             if stuck:
-                log.warning("%s ignores its cancellation and is left behind", call.name)
+                log.warning("%s ignores its cancellation and was abandoned", call.name)
             raise
 
 

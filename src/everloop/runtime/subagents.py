@@ -48,7 +48,7 @@ You are a sub-agent. Another agent gives you one task; work on it alone with you
 final answer goes to that agent: give the result, short and complete, with paths and sources, and say plainly what you
 could not do or are not sure of."""
 STOPPED = "The sub-agent was stopped before it had finished."
-NO_ROUND = "No round of this turn is left that a sub-agent could have: answer, or do it in your next turn."
+NO_ROUND = "This turn has no rounds left for a sub-agent: answer, or do it in your next turn."
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +110,7 @@ class SubagentManager:
         above = self._at_work.get((call.owner, call.session)) or SubagentTask(depth=0)
         depth = above.depth + 1
         if depth > self._config.subagent_depth:
-            raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
+            raise ToolError("Sub-agents cannot be nested any deeper: do it yourself.")
         if call.rounds_left is not None and call.rounds_left < 1:
             raise ToolError(NO_ROUND)
         definition = await in_thread(self._defined, agent) if agent else None
@@ -370,7 +370,7 @@ class SubagentManager:
         except DefinitionError as error:
             raise ToolError(f"{error}.") from None
         if unknown := [tool for tool in found.tools if tool not in self._tools]:
-            raise ToolError(f"The agent {name} names tools that are not there: {', '.join(unknown)}. Tell the user.")
+            raise ToolError(f"The agent {name} names unknown tools: {', '.join(unknown)}. Tell the user.")
         return found
 
     async def _make_room(self, message: InboundMessage) -> None:
@@ -381,7 +381,7 @@ class SubagentManager:
         if len(running) >= self._config.subagents:
             names = ", ".join(one.label for one in running[:8])
             raise ToolError(
-                f"{len(running)} sub-agents are at work already ({names}), and that is the most: wait until one of "
+                f"{len(running)} sub-agents are already running ({names}), which is the limit: wait until one of "
                 "them has reported, or do it yourself."
             )
 

@@ -29,7 +29,7 @@ from .workspace import Workspace
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (
     "Answer y (yes), n (no) or a (always in this session). "
-    "/approve, /deny and /approve always do the same; words after /deny tell me why."
+    "/approve, /deny and /approve always do the same; you can add a reason after /deny."
 )
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
 
@@ -215,7 +215,7 @@ class AgentCalls:
             if rule.do == "allow":
                 return None
             if not rule.arguments and not rule.path and not rule.network and rule.command in ("", "*"):
-                what = "denies it" if rule.do == "deny" else "wants a person to be asked for it"
+                what = "denies it" if rule.do == "deny" else "requires a person's approval"
                 return f"rule {number} of the policy {what}" + (f" ({rule.why})" if rule.why else "")
         probe = Call("probe", name, dict(_PROBES.get(name, {})))
         context = replace(await self._context(probe), channel=channel, chat_id=chat_id)

@@ -22,7 +22,7 @@ from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Model, Toolbox, Turn, fail_turn, run_turn
+from ..engine import Ending, Left, Model, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
@@ -36,13 +36,14 @@ from ..tools.context import CallContext
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Mark
-from .api_requests import ClientTools, is_abandoned, spec_of
+from .api_requests import ClientTools, brings_all, is_abandoned, spec_of
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall, error_for
 from .notices import Notices
 from .outbox import BusAdapter, reply
+from .request_texts import FlushTimes, RequestTexts, TurnTexts
 from .session import ABANDONED, Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
@@ -109,6 +110,7 @@ class Models:
         spec: TurnSpec,
         compose: Composer | None,
         free: Callable[[Conversation], Free | None],
+        texts: TurnTexts | None,
     ) -> Model:
         if is_reminder(claim):
             return Reminder(claim.message.content, free)
@@ -124,6 +126,7 @@ class Models:
             self.text_calls,
             compose,
             free,
+            texts,
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window | None:
@@ -154,9 +157,13 @@ class TurnRunner:
     transcriber: Transcriber | None = None
     notices: Notices | None = None
     _histories: Histories = field(init=False)
+    _texts: RequestTexts = field(init=False)
+    flush_times: FlushTimes = field(init=False)
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
+        self._texts = RequestTexts(self.store)
+        self.flush_times = FlushTimes(self.store)
 
     async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
         """Run the turn until it ends, parks or is handed off; the returned log knows what is to be sent now."""
@@ -197,8 +204,11 @@ class TurnRunner:
             toolbox = self._toolbox(claim, spec, turn, places)
             with stopping(turn, spec):
                 free = partial(self._free_addresses, spec.tools)
-                model, window = self.models.call(claim, spec, compose, free), self.models.window(claim, spec)
+                texts = await self._texts_of(claim, session, spec, turn) if compose is None else None
+                model, window = self.models.call(claim, spec, compose, free, texts), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
+            if turn.flushed and claim.inbox and not isinstance(ended, Left):
+                self.flush_times.note(claim.inbox[0], turn.flushed)
             if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
                 self._histories.keep(claim, conversation)
                 self.models.compactor.consider(claim, conversation)
@@ -230,6 +240,19 @@ class TurnRunner:
         system = spec.system(await session.system)
         system = self.context.conversation_prompt(system, claim.began) if spec.dated else system
         return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
+
+    async def _texts_of(self, claim: Claim, session: Session, spec: TurnSpec, turn: Turn) -> TurnTexts | None:
+        """Return the recorder of the turn's system prompt and tools; None if the log has them, or if the provider sends
+        something else instead."""
+        assert session.system is not None
+        request = request_of(claim)
+        if self.models.provider.own_prompt or (request is not None and brings_all(request)):
+            return None
+        if is_own := claim.message.task is not None:  # written for this task
+            prompt = turn.conversation[0]["content"]
+        else:
+            prompt = await session.system
+        return self._texts.of_turn(claim, prompt, turn.sent, is_own=is_own)
 
     def _composer(self, claim: Claim, conversation: Conversation, before: int) -> Composer | None:
         """Return the composer of the turn's requests if a context builder subclass overrides `build_messages`."""
@@ -469,7 +492,7 @@ def _answer_to(
     """Return the messages to send when the turn ends.
 
     A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
-    handed the turn off, such as a killed chat, the answer waits in the outbox for the person's return.
+    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
     """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)

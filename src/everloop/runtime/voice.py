@@ -29,9 +29,9 @@ async def _words(transcriber: Transcriber, path: str, reach: Callable[[], Reach]
         words = await transcriber.transcribe(os.path.basename(path), data)
     except (OSError, OutOfReach, ProviderError) as error:
         why = one_line(str(error), 200) if isinstance(error, ProviderError) else "the recording cannot be read"
-        return f"[A voice message came, which could not be transcribed ({why}).]"
+        return f"[A voice message could not be transcribed ({why}).]"
     if not words:
-        return "[A voice message came, in which no words were heard.]"
+        return "[A voice message contained no recognisable words.]"
     return f"[transcript of a voice message]\n{words}"
 
 

@@ -67,7 +67,7 @@ class Workspace:
         except OSError as error:
             what = "is not a folder" if self.path.exists() else f"cannot be created ({error.strerror})"
             where = os.path.abspath(self.path)
-            raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one") from None
+            raise WorkspaceError(f"the workspace {where} {what}: create the folder, or configure another one") from None
 
     def _resolve(self) -> Places:
         protected = [self.home.resolve(), *self.store.files()]

@@ -6,6 +6,7 @@ A body is converted to a chat request, so that everything after that is the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, assert_never
 
 import msgspec
@@ -48,7 +49,7 @@ from .requests import (
     unknown_keys,
 )
 from .responses import event_comment, named_event
-from .turns import Asked, Turns, finish_of
+from .turns import SESSION, Asked, Turns, finish_of
 
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 # Sent with a thinking block, because clients expect one. It is never read: thinking blocks in requests are dropped.
@@ -181,8 +182,8 @@ _count_decoder = msgspec.json.Decoder(CountBody)
 MOST_STOPS = 4  # stop sequences that OpenAI's servers accept
 
 
-def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
-    """Parse a body; an ApiError names the invalid parameter."""
+def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int, kept: bool = False) -> ChatRequest:
+    """Parse a body; an ApiError names the invalid parameter. `kept` says that the server has the history."""
     asked = parse_body(body, _decoder)
     ignored = unknown_keys(body, MessagesBody)
     if asked.top_k is not None:
@@ -209,6 +210,7 @@ def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int) 
         ignored=[*ignored, *left_out],
         client_is_agent=bool(asked.tools),
         hides_reasoning=asked.thinking is None or asked.thinking.type == "disabled",
+        kept=kept,
     )
 
 
@@ -396,7 +398,8 @@ class MessagesHandler:
         self._turns = turns
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        return await self._turns.answer(request, self._read, MessagesWire, "msg_")
+        read = partial(self._read, kept=SESSION in request.headers)
+        return await self._turns.answer(request, read, MessagesWire, "msg_")
 
     async def count(self, request: web.Request) -> web.StreamResponse:
         """Handle `POST /v1/messages/count_tokens`: an estimate, calibrated by the counts of the model's server."""
@@ -406,8 +409,9 @@ class MessagesHandler:
         tokens = agent.count_tokens([*system, *chat.messages], chat.tools, agent.model_for(chat.model or ""))
         return web.Response(body=encode_json(TokenCount(tokens)), content_type="application/json")
 
-    def _read(self, body: bytes) -> ChatRequest:
-        return read_messages(body, honours=self._turns.honours, messages_limit=self._turns.messages_limit)
+    def _read(self, body: bytes, kept: bool) -> ChatRequest:
+        turns = self._turns
+        return read_messages(body, honours=turns.honours, messages_limit=turns.messages_limit, kept=kept)
 
     def _read_count(self, body: bytes) -> ChatRequest:
         return read_count(body, honours=self._turns.honours, messages_limit=self._turns.messages_limit)

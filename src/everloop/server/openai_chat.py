@@ -23,7 +23,7 @@ class ChatHandler:
         self._read = partial(read_chat, honours=turns.honours, messages_limit=turns.messages_limit)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        chat = await self._turns.read(request, self._read)
+        chat = await self._turns.read(request, partial(self._read, kept=SESSION in request.headers))
         if chat.choices > 1:
             return await self._several(request, chat)
         asked = await self._turns.ask(request, chat, new_id(PREFIX))
@@ -94,7 +94,7 @@ class ChoiceWire(Chunks):
         return (self.usage(_usage(outcomes)) if self.include_usage else b"") + self.done()
 
     def whole(self, outcome: Outcome) -> bytes:
-        raise NotImplementedError("several answers are whole together")
+        raise NotImplementedError("several answers are encoded together")
 
 
 def _usage(outcomes: Sequence[Outcome]) -> Counter[str]:

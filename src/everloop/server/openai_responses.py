@@ -242,7 +242,7 @@ def read_body(body: bytes) -> Read:
         if getattr(asked, name) is not None:
             raise bad_request(f"{name}: not supported; use previous_response_id", name, "unsupported_parameter")
     if asked.background and asked.store is False:
-        raise bad_request("background: only allowed for a response that is stored", "background")
+        raise bad_request("background: only allowed for a stored response", "background")
     return Read(asked, [name for name in unknown_keys(body, ResponsesBody) if name not in QUIET])
 
 

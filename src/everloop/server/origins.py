@@ -85,9 +85,7 @@ async def check_bind(host: str, tokens_exist: bool) -> Binding:
         found = await loop.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "not a valid name"
-        raise ConfigError(
-            f'the host "{host[:100]}" cannot be listened on ({why}): name an address of this machine'
-        ) from None
+        raise ConfigError(f'the host "{host[:100]}" is not usable ({why}): name an address of this machine') from None
     addresses = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
     loopback = all(is_loopback(address) for address in addresses)
     if not loopback and not tokens_exist:

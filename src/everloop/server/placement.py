@@ -203,7 +203,7 @@ class Placement:
             request[REQUEST_ID] = new_request_id()
         if isinstance(error, StoreError):
             log.error("request %s: %s", request[REQUEST_ID], error)
-            error = errors.unavailable("the server cannot look into the database of this request; try again")
+            error = errors.unavailable("the server cannot reach the database of this request; try again")
         return guard.refusal(request, error)
 
 

@@ -372,12 +372,13 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()  # parameters without effect; the client is told in a header
 
 
-def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
+def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int, kept: bool = False) -> ChatRequest:
     """Parse a body; an ApiError names the invalid or unsupported parameter.
 
-    `honours` are the options that the model supports. Parsing many megabytes takes a while: call it in a thread.
+    `honours` are the options that the model supports; `kept` says that the server has the history. Parsing many
+    megabytes takes a while: call it in a thread.
     """
-    return chat_request(parse_body(body, _decoder), honours=honours, messages_limit=messages_limit)
+    return chat_request(parse_body(body, _decoder), honours=honours, messages_limit=messages_limit, kept=kept)
 
 
 def chat_request(
@@ -389,6 +390,7 @@ def chat_request(
     ignored: Sequence[str] = (),
     client_is_agent: bool = False,
     hides_reasoning: bool = False,
+    kept: bool = False,
 ) -> ChatRequest:
     """Validate a parsed body. Other APIs are converted to this form; `places` names their messages in errors."""
     _refuse_fixed(chat)
@@ -403,7 +405,7 @@ def chat_request(
     options = chat.stream_options
     safe = _safe_names(chat)
     return ChatRequest(
-        messages=History(len(leading), places, safe).read(messages),
+        messages=History(len(leading), places, safe, kept).read(messages),
         system="\n\n".join(text for message in leading if (text := _text(message.content).strip())),
         model=chat.model or None,
         tools=_tools(chat, safe),
@@ -610,13 +612,17 @@ class History:
     """Converts the messages of a request to a valid conversation for a provider.
 
     `first` is the index of the first message in the request, and `places` are the names of all messages, for errors.
+    If the server has `kept` the history, a request may begin with the results of calls that are only there.
     """
 
-    def __init__(self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None, kept: bool = False
+    ) -> None:
         self._at = first
         self._pictures: list[dict[str, Any]] = []  # from the results of a message's calls
         self._safe = safe or {}  # tools with a different name for the model
         self._places = places
+        self._kept = kept
         self._calls = 0  # the index of the message whose calls are open
         self._waiting: dict[str, ToolCall] = {}  # calls without a result, by the client's id
         self._renamed: dict[str, str] = {}  # their ids in the conversation, which differ if a client reuses one
@@ -722,6 +728,8 @@ class History:
         return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _result(self, message: ToolMessage) -> Message:
+        if self._kept and not self._ids:
+            return self._result_of("", message.tool_call_id, message)
         call = self._waiting.pop(message.tool_call_id, None)
         if call is None:
             where, id = self._place(self._at), one_line(message.tool_call_id, 80)
@@ -729,8 +737,11 @@ class History:
                 f"{where}.tool_call_id: {id!r} is not an open call of the preceding assistant message",
                 f"{where}.tool_call_id",
             )
-        id = self._renamed.pop(message.tool_call_id)
-        name = message.name or (call.function.name if call.function is not None else "")
+        called = call.function.name if call.function is not None else ""
+        return self._result_of(called, self._renamed.pop(message.tool_call_id), message)
+
+    def _result_of(self, called: str, id: str, message: ToolMessage) -> Message:
+        name = message.name or called
         name = self._safe.get(name, name)
         content = self._content(message.content)
         if isinstance(content, list):

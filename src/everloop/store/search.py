@@ -1,6 +1,6 @@
-"""What both stores do alike to search: which text is indexed, whether it can be trusted, and what a query becomes.
+"""Search logic shared by both stores: which text is indexed, whether it is trusted, and how a query is translated.
 
-Scripts without spaces between words, and Korean with its endings, are cut into overlapping pairs of characters.
+Scripts without spaces between words, and Korean with its inflections, are split into overlapping character pairs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 from ..text import clean
 
 Role = Literal["user", "assistant"]
-BATCH_ENTRIES = 256  # read for one transaction
+BATCH_ENTRIES = 256  # read per transaction
 BATCH_CHARACTERS = 200_000
-MAX_INDEXED = 100_000  # characters of one message
+MAX_INDEXED = 100_000  # characters per message
 
-Entries = Callable[["Lag", int], Iterable[tuple[int, float, str, str]]]  # (seq, at, kind, data), at most so many
-MAX_QUERY = 1_000  # characters of a query that count
+Entries = Callable[["Lag", int], Iterable[tuple[int, float, str, str]]]  # (seq, at, kind, data), limited in number
+MAX_QUERY = 1_000  # characters of a query that are used
 MAX_TERMS = 64
 
 _UNSPACED = (
@@ -61,7 +61,7 @@ class Text(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """A part of a session's log, to be indexed."""
+    """A section of a session's log to be indexed."""
 
     session: int
     after: int
@@ -71,7 +71,7 @@ class Batch:
 
 
 def next_batches(entries_of: Entries, behind: deque[Lag]) -> list[Batch]:
-    """Read as much as one transaction should index, and advance the list of sessions that are behind."""
+    """Read as much as one transaction should index, and advance the queue of lagging sessions."""
     batches, entries, characters = [], BATCH_ENTRIES, BATCH_CHARACTERS
     while behind and entries > 0 and characters > 0:
         lag = behind.popleft()
@@ -122,7 +122,7 @@ _decode_origin = msgspec.json.Decoder(_Origin).decode
 
 
 def said(kind: str, data: str) -> tuple[Role, str] | None:
-    """The role and text of an entry; None for one that is no message, or is damaged."""
+    """Return the role and text of an entry; None if it is not a message, or is damaged."""
     if kind not in ("user", "answer", "note"):
         return None
     try:
@@ -132,7 +132,7 @@ def said(kind: str, data: str) -> tuple[Role, str] | None:
     if kind == "note":
         role, content = entry.message.get("role"), entry.message.get("content")
     else:
-        # What came from inside the system, such as a sub-agent's result, was not said by the user.
+        # Messages from inside the system, such as a sub-agent's result, were not said by the user.
         role, content = "user" if kind == "user" and not entry.inside else "assistant", entry.content
     return (role, _text_of(content)) if role == "user" or role == "assistant" else None
 
@@ -148,24 +148,24 @@ def _came_from_outside(data: str) -> bool:
     try:
         return _decode_origin(data).untrusted
     except msgspec.MsgspecError:
-        return True  # it is unknown
+        return True  # unknown
 
 
 # ---------------------------------------------------------------------------------------------- texts and queries
 
 
 def indexed(text: str) -> str:
-    """A text as it is indexed."""
+    """Return the form of a text that is indexed."""
     text = _folded(text)
     return text if text.isascii() else _RUN.sub(lambda run: f" {' '.join(_pairs(run[0]))} ", text)
 
 
 class Query:
-    """The words of a query. Nothing in it is syntax: what FTS5 would read as syntax is quoted."""
+    """The words of a query. A query has no syntax: what FTS5 would parse as syntax is quoted."""
 
     def __init__(self, text: str) -> None:
         folded = _folded(clean(text[:MAX_QUERY])).replace("\0", " ")
-        # Each with whether it is a run of characters to be cut into pairs.
+        # Each with a flag: is it a run of characters to be split into pairs?
         found = (part for part in _PART.finditer(folded) if any(map(_is_word, part[0])))
         self.parts = [(part[0], part[1] is not None) for part in islice(found, MAX_TERMS)]
 
@@ -174,12 +174,12 @@ class Query:
 
     @property
     def all(self) -> str:
-        """The FTS5 expression for texts with all the words. A run of characters is searched as a phrase."""
+        """The FTS5 expression for texts with all the words. A run of unspaced characters is searched as a phrase."""
         return " AND ".join(_as_it_stands(part) if unspaced else _quoted(part) for part, unspaced in self.parts)
 
     @property
     def any(self) -> str:
-        """The same for texts with any of the words, or any pair of characters."""
+        """The FTS5 expression for texts with any of the words, or any character pair."""
         terms = (term for part, unspaced in self.parts for term in (_loosened(part) if unspaced else _words(part)))
         return " OR ".join(islice(dict.fromkeys(terms), MAX_TERMS))
 
@@ -189,7 +189,7 @@ def _folded(text: str) -> str:
 
 
 def _pairs(run: str) -> list[str]:
-    """All pairs of adjacent characters, and the last one alone, so that each character begins a term."""
+    """Return all pairs of adjacent characters, and the last character alone, so that each character starts a term."""
     return [run[at : at + 2] for at in range(len(run))]
 
 
@@ -202,7 +202,7 @@ def _loosened(run: str) -> list[str]:
 
 
 def _words(part: str) -> list[str]:
-    """The words of a part without spaces, such as those of an address."""
+    """Return the words of a part without spaces, such as those of an address."""
     return [_quoted(word) for word in "".join(one if _is_word(one) else " " for one in part).split()]
 
 

@@ -193,14 +193,14 @@ def check_request(body: dict[str, Any]) -> list[str]:
     """
     problems: list[str] = []
     if not isinstance(body.get("model"), str) or not body["model"]:
-        problems.append("model: a name is needed")
+        problems.append("model: a name is required")
     if type(body.get("max_tokens")) is not int or body["max_tokens"] < 1:
-        problems.append("max_tokens: a whole number above 0 is needed")
+        problems.append("max_tokens: a positive integer is required")
     problems += _check_system(body.get("system"))
     problems += _check_tools(body.get("tools"))
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        return [*problems, "messages: at least one message is needed"]
+        return [*problems, "messages: at least one message is required"]
     problems += _check_messages(messages)
     if any(_kinds(message) & {"tool_use", "tool_result"} for message in messages) and not body.get("tools"):
         problems.append("tools: a request with tool_use or tool_result blocks must define tools")
@@ -241,7 +241,7 @@ def _check_tools(tools: Any) -> list[str]:
     for at, tool in enumerate(tools or ()):
         name, schema = tool.get("name"), tool.get("input_schema")
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in seen:
-            problems.append(f"tools.{at}.name: {name!r} is no name, or stands there twice")
+            problems.append(f"tools.{at}.name: {name!r} is not a valid name, or is a duplicate")
         seen.add(name)
         if not isinstance(schema, dict) or schema.get("type") != "object":
             problems.append(f"tools.{at}.input_schema: the type must be object")
@@ -260,7 +260,7 @@ def _check_messages(messages: list[Any]) -> list[str]:
     for at, message in enumerate(messages):
         where, role = f"messages.{at}", message.get("role") if isinstance(message, dict) else None
         if role != side:
-            problems.append(f"{where}: role {role!r}, and it is the turn of the {side}")
+            problems.append(f"{where}: role {role!r}, expected {side}")
         if role not in KINDS:
             continue
         side = "assistant" if role == "user" else "user"
@@ -275,13 +275,13 @@ def _check_messages(messages: list[Any]) -> list[str]:
         waiting = [
             str(block.get("id")) for block in content if isinstance(block, dict) and block.get("type") == "tool_use"
         ]
-        problems += [f"{where}: call id {id!r} stands there twice" for id in waiting if id in seen]
+        problems += [f"{where}: duplicate call id {id!r}" for id in waiting if id in seen]
         seen.update(waiting)
     if waiting:
         problems.append(f"messages: calls {waiting} have no results")
     last = (_content(messages[-1]) or [{}])[-1]
     if side == "user" and last.get("type") == "text" and last.get("text", "") != last.get("text", "").rstrip():
-        problems.append("messages: the last text of the assistant must not end in white space")
+        problems.append("messages: the last assistant text must not end in whitespace")
     return problems
 
 
@@ -293,23 +293,23 @@ def _check_results(content: list[Any], waiting: list[str]) -> list[str]:
     ]
     problems = []
     if kinds[: len(ids)] != ["tool_result"] * len(ids):
-        problems.append("results must come before all else")
+        problems.append("results must come first")
     if sorted(map(str, ids)) != sorted(map(str, waiting)):
-        problems.append(f"results for {ids}, and the calls before were {waiting}")
+        problems.append(f"results for {ids}, but the preceding calls were {waiting}")
     return problems
 
 
 def _check_block(block: Any, kinds: set[str]) -> str | None:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind not in kinds:
-        return f"a block of type {kind!r} cannot stand here"
+        return f"a block of type {kind!r} is not allowed here"
     if kind == "text" and not (isinstance(block.get("text"), str) and block["text"].strip()):
         return "a text must not be empty"
     if kind == "tool_use":
         if not isinstance(block.get("id"), str) or not ID.fullmatch(block["id"]):
-            return f"id {block.get('id')!r} has letters that no id may have"
+            return f"id {block.get('id')!r} contains characters that are not allowed in an id"
         if not isinstance(block.get("name"), str) or not NAME.fullmatch(block["name"]):
-            return f"{block.get('name')!r} is no name of a tool"
+            return f"{block.get('name')!r} is not a valid tool name"
         return None if isinstance(block.get("input"), dict) else "input must be an object"
     if kind == "tool_result" and isinstance(block.get("content"), list):
         return next((wrong for one in block["content"] if (wrong := _check_block(one, {"text", "image"}))), None)
@@ -319,13 +319,13 @@ def _check_block(block: Any, kinds: set[str]) -> str | None:
 def _check_picture(source: Any) -> str | None:
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
-        return None if str(source.get("url")).startswith(("http://", "https://")) else "a picture needs an address"
+        return None if str(source.get("url")).startswith(("http://", "https://")) else "an image needs a URL"
     if kind != "base64" or source.get("media_type") not in PICTURES:
-        return "a picture needs a source of a known type"
+        return "an image needs a source of a known type"
     try:
         base64.b64decode(source.get("data"), validate=True)
     except (ValueError, TypeError):
-        return "a picture must be base64"
+        return "an image must be base64"
     return None
 
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..channels.base import Can
-from ..channels.factory import make_channel
+from ..channels.base import Can, make_channel
 from ..channels.files import refusal, saver
 from ..channels.runner import STATUS, ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split
@@ -302,7 +301,7 @@ class Scene:
         open_rows = [message for message, state in inbox if state != "done"]
         raise AssertionError(
             f"{self._folder.name}: not done within {self._patience:g} s: {len(inbox)} of {len(self._said)} messages "
-            f"were taken, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
+            f"were accepted, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
         )
 
     def _is_quiet(self) -> bool:
@@ -340,7 +339,7 @@ class Scene:
         id_of: Callable[[str], str] = getattr(network, "id_of", str)
         for chat, text in self._said:
             if (count := times[id_of(chat), text]) != 1 and not (count == 0 and self._may_lose):
-                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
+                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was accepted {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
             taken = [text for where, text in messages if where == id_of(chat)]
             wanted = [part for text in taken for part in parts_of(text, can)]
@@ -356,7 +355,7 @@ class Scene:
             elif marked and can.repeats != "key":
                 report.marked += 1
             else:
-                report.problems.append(f"{self._folder.name}: {plain[:60]!r} came twice to {chat}, unmarked")
+                report.problems.append(f"{self._folder.name}: {plain[:60]!r} was sent to {chat} twice without a mark")
         if seen != wanted:
             lost = [text[:40] for text in wanted if text not in seen]
             what = f"lost {lost}" if lost else f"in another order: {[text[:40] for text in seen]}"

@@ -39,14 +39,14 @@ def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list
         if role == "tool":
             id = message.get("tool_call_id")
             if not isinstance(id, str) or waiting.pop(id, None) is None:
-                problems.append(f"{where}: result for {id!r}, which is no call that waits for one here")
+                problems.append(f"{where}: result for {id!r}, which is not an open call")
             continue
         problems += [f"messages[{place}]: call {id!r} has no result" for id, place in waiting.items()]
         waiting = {}
         if role == "assistant" and message.get("tool_calls") is not None:
             ids, wrong = _check_calls(message["tool_calls"])
             problems += [f"{where}: {problem}" for problem in wrong]
-            problems += [f"{where}: call id {id!r} stands in the conversation twice" for id in ids if id in seen]
+            problems += [f"{where}: call id {id!r} occurs in the conversation twice" for id in ids if id in seen]
             seen.update(ids)
             waiting = dict.fromkeys(ids, at)
     return problems + [f"messages[{place}]: call {id!r} has no result" for id, place in waiting.items()]
@@ -62,7 +62,7 @@ def _check_roles(messages: Sequence[Any]) -> list[str]:
         "tool": {"assistant", "tool"},
     }
     return [
-        f"messages[{at}]: a message of {role!r} cannot follow one of {last!r}"
+        f"messages[{at}]: a {role!r} message cannot follow {last!r}"
         for at, (last, role) in enumerate(zip([None, *roles], roles, strict=False))
         if last not in before.get(role, ()) and not (at == 0 and role in ("system", "user"))
     ]
@@ -89,7 +89,7 @@ def _check_part(role: str, part: Any) -> str | None:
     if kind == "image_url":
         value = value.get("url") if isinstance(value, dict) else None
     if kind in ("text", "refusal", "image_url") and not isinstance(value, str):
-        return f"a part of type {kind} must hold a string"
+        return f"a part of type {kind} must contain a string"
     return None
 
 
@@ -108,12 +108,12 @@ def _check_calls(calls: Any) -> tuple[list[str], list[str]]:
             wrong.append(f"call id {id!r} is not a string")
             continue
         if id in ids:
-            wrong.append(f"call id {id!r} stands in one message twice")
+            wrong.append(f"call id {id!r} occurs in one message twice")
         ids.append(id)
         if call.get("type") != "function":
             wrong.append(f"call {id}: type {call.get('type')!r} is not 'function'")
         if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-            wrong.append(f"call {id}: {name!r} is not a tool's name")
+            wrong.append(f"call {id}: {name!r} is not a valid tool name")
         if not isinstance(arguments, str) or not _is_object(arguments):
             wrong.append(f"call {id}: arguments must be a JSON object in a string, not {arguments!r:.100}")
     return ids, wrong

@@ -64,7 +64,7 @@ def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, r
         return reply
     tool = options.get("f", "echo")
     if tool not in offered:
-        raise ValueError(f"the model wants to call {tool}, and is offered only {', '.join(offered)}")
+        raise ValueError(f"the model wants to call {tool}, but is only offered {', '.join(offered)}")
     reply.calls = [
         ToolCallRequest(f"call_{marker}_{place}_{i}", tool, _arguments(offered[tool], f"{marker}/{round}/{i}"))
         for i in range(width)

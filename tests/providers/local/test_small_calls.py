@@ -272,12 +272,6 @@ def test_nothing_that_is_said_or_read_takes_long_to_be_shaped(request_: str, res
     assert time.process_time() - began < 2
 
 
-def test_signs_that_are_called_by_their_names_are_written_by_the_model() -> None:
-    line = call_line(asked("replace all commas by semicolons in fish.csv"), "edit_file")
-    assert '\\"old_text\\": " filled' in line
-    assert '\\"replace_all\\": " "true"' in line
-
-
 def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
     grammar = asked("remind me in a minute to call mum")["grammar"]
     at = grammar.partition('\\"at\\": " ')[2]
@@ -289,13 +283,6 @@ def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
 def test_a_reminder_that_could_not_be_set_is_tried_again_and_not_confirmed() -> None:
     add = made("cron", '{"status": "error", "message": "no time"}', action="add", message="mum", at="soon")
     assert not may_be_words(shaped(said(user_message("remind me in a minute to call mum"), *add)))
-
-
-def test_a_line_of_code_keeps_the_quote_and_the_bracket_that_close_it() -> None:
-    look = made("read_file", numbered('print("ahoy sailor")\nsailor (dear)'), path="hi.py")
-    line = call_line(asked("change hi.py so that it greets the captain", *look), "edit_file")
-    assert r'"\"print(\\\"ahoy" rest "\\\")\""' in line
-    assert r'"\"sailor" rest "\""' in line  # a bracket in a sentence closes nothing
 
 
 def test_what_comes_every_day_at_a_time_cannot_be_set_for_once() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -62,17 +64,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
-UNFLUSHED = 1024 * 1024  # characters of a turn's log that are kept in memory until they are flushed
+UNFLUSHED = 1024 * 1024  # characters of a turn's log kept in memory until they are flushed
 PATIENCE = 30.0  # seconds that a call waits for a server that was reachable before
 
 
 class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
-    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode before the same
+    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode in front of the same
     database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is
     how long a worker that misses its heartbeats keeps its leases; it should be the same in all processes of a store.
-    With `flush_always` every step waits for the disk.
+    With `flush_always`, every step waits for the disk.
     """
 
     def __init__(
@@ -98,17 +100,26 @@ class PostgresStore:
         self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds, self._primary)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
-        self._lease = lease_seconds
+        self._lease_seconds = lease_seconds
         self._flush_always = flush_always
         self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
         self._migration = Migration(self.dsn)
         self._pool_checked = False
         self._checking_pool = threading.Lock()
 
+    @property
+    def _lease(self) -> float:
+        """Seconds after which an unrenewed lease has expired.
+
+        While this process cannot renew its own leases, none counts as expired: without a primary, no process can renew
+        any.
+        """
+        return math.inf if self.heartbeat.is_late else self._lease_seconds
+
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        # A key of its own: a new message does not wait for writes of the session's turn.
+        # A key of its own: a new message need not wait for writes of the session's turn.
         key = ("inbox", message.owner, message.session_key)
         alone = partial(tx.accept_alone, message=message, kind=kind)
         return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
@@ -152,7 +163,7 @@ class PostgresStore:
         return await self._readable(await self._in_reader(work))
 
     async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
-        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
             claims.log_damaged(await self._write(partial(tx.set_aside, damaged=damaged)))
@@ -231,7 +242,7 @@ class PostgresStore:
             if incoming:
                 raise MustTransact
             finished = tx.finish_alone(db, call, appended, values)
-            if finished.outbox and sender is None:  # from here it costs neither a thread's wake-up nor the loop's
+            if finished.outbox and sender is None:  # from here on it needs neither a thread's wake-up nor the loop's
                 return replace(finished, announced=send_now(db, SENDING))
             return finished
 
@@ -306,7 +317,7 @@ class PostgresStore:
                 try:
                     others = await self._write(rest, key)
                     taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
-                except StoreError as error:  # what was taken is to be sent all the same
+                except StoreError as error:  # what was taken must be sent all the same
                     log.warning("%s", error)
         taken.log_damaged()
         if taken.rows:
@@ -413,6 +424,18 @@ class PostgresStore:
         rows = await self._read(queries.TURNS, owner, prefix, session, session, limit)
         return [TurnInfo(*row) for row in rows]
 
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        await self.connections.submit("unflushed", kept, ("request", owner))
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, list(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        noted = _does(queries.NOTE_FLUSHES, list(seconds), list(seconds.values()))
+        await self.connections.submit("unflushed", noted)
+
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         def write(work: Callable[[Connection], T], /) -> Written[T]:
             return self._write(work, ("search", owner))
@@ -458,7 +481,7 @@ class PostgresStore:
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        # One key for each owner: calls at the same time are one transaction, and none waits for another's lock.
+        # One key per owner: concurrent calls are one transaction, and none waits for another's lock.
         work = partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds)
         return await self._write(work, ("rate", owner))
 
@@ -524,7 +547,7 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        if self.heartbeat.knows(worker):  # a renewal under way then sees that it is outdated
+        if self.heartbeat.knows(worker):  # a renewal in progress then sees that it is outdated
             self.heartbeat.keep(worker, address)
         await self._write(_does(queries.JOIN, worker, address))
         self.heartbeat.keep(worker, address)
@@ -567,7 +590,7 @@ class PostgresStore:
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         try:
             await self._notifier.send(what, ids)
-        except StoreError:  # no other worker may know of what was written
+        except StoreError:  # no other worker may know about what was written
             self.heartbeat.owes = True
             raise
 
@@ -618,7 +641,7 @@ class PostgresStore:
         return await self._in_reader(lambda db: db.execute(query, values).fetchall())
 
     def _connect(self) -> Connection:
-        """A connection to the server itself."""
+        """Return a connection to the server itself."""
         connection = self._primary.connect() if self._primary is not None else connect(self.dsn)
         return self._migration.through(connection, self._refuse_pooler)
 
@@ -626,7 +649,7 @@ class PostgresStore:
         refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
 
     def _connect_pooled(self, pool: DSN) -> Connection:
-        """A connection through the pooler, once it is known to lead to the same tables."""
+        """Return a connection through the pooler, once it is known to lead to the same tables."""
         with self._checking_pool:
             if not self._pool_checked:
                 with self._connect() as direct, connect(pool, pooled=True) as pooled:
@@ -645,7 +668,7 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:
-    """One statement; its result is how many rows it changed."""
+    """Return a single statement as a job whose result is the number of rows it changed."""
 
     def work(db: Connection) -> int:
         with db.pipeline():

@@ -36,6 +36,7 @@ from .paths import (
     marked_output,
     opened_target,
     path_tool,
+    quoted,
     reach,
     replace,
     shipped,
@@ -290,8 +291,8 @@ def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".
         files = sorted((entry for entry in found if not _is_folder(entry)), key=lambda entry: entry.name.casefold())
         folders = folders[:MAX_ENTRIES]
         files = files[: MAX_ENTRIES - len(folders)]
-        lines = [f"{name}/" for name in folders]
-        lines += [f"{entry.name}  {_size_of(entry)}" for entry in files]
+        lines = [f"{quoted(name)}/" for name in folders]
+        lines += [f"{quoted(entry.name)}  {_size_of(entry)}" for entry in files]
         contents = () if shipped(opened.real) else named([*folders, *(entry.name for entry in files)])
     if len(found) > len(lines):
         count = f"more than {len(found)}" if more else str(len(found))

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from .messages import Conversation, Message, assistant_message, tool_message
+from .text import clean
 
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
@@ -388,6 +389,24 @@ def with_notice(content: str, repeats: int) -> str:
     if isinstance(body, dict):
         return msgspec.json.encode({**body, "notice": notice}).decode()
     return f"{content}\n[{notice}]"
+
+
+ERROR = '{"status":"error","message":'  # how the result of a failed call begins
+
+
+def error_content(message: str, advice: str) -> str:
+    """The result of a failed call, in the one form that the model sees."""
+    return msgspec.json.encode({"status": "error", "message": clean(message), "advice": advice}).decode()
+
+
+def error_in(content: str) -> str | None:
+    """The message in the result of a failed call; None for any other result."""
+    if not content.startswith(ERROR):
+        return None
+    try:
+        return str(msgspec.json.decode(content)["message"])
+    except msgspec.DecodeError:  # a tool's own text that begins alike
+        return None
 
 
 def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:

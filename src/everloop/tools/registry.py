@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..log import Call
+from ..log import Call, error_content
 from ..messages import encode_json
 from ..text import clean, cut
 from ..threads import in_thread
@@ -393,7 +393,7 @@ async def _explained(error: ToolError, name: str, context: CallContext) -> ToolR
 
 def error_result(message: str, advice: str = ADVICE) -> str:
     """Return the error result of a call, in the one form that the model sees."""
-    return encode_json({"status": "error", "message": clean(message), "advice": advice}).decode()
+    return error_content(message, advice)
 
 
 def marked(text: str, source: str) -> str:

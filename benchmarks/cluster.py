@@ -22,7 +22,7 @@ from everloop.bus import InboundMessage
 from everloop.config import Config
 from everloop.config.sources import DSN
 from everloop.store.base import Store
-from everloop.store.opening import store_at
+from everloop.store.location import store_at
 from everloop.store.peers import WORK
 
 LOAD_SECONDS = 90.0  # after which a load is given up

@@ -1,6 +1,6 @@
 """Count how far data travels through our code: a streamed delta, a model call, and `everloop run`.
 
-    python -m benchmarks.path_length
+    .venv/bin/python benchmarks/path_length.py [-v]
 
 A function counts for the delta when its text passes through it: as an argument, a local variable or a return value. A
 model call's layers are the functions of ours on the stack, from the engine's port to the socket. For `everloop run` the
@@ -23,7 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import everloop
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for the tests' server
+
+import everloop  # noqa: E402
 
 SOURCE = str(Path(everloop.__file__).parent)
 MARK = "Quagga7"  # the streamed word that is followed
@@ -154,7 +157,7 @@ def files_of_run() -> list[str]:
                 fake.reply("hello")
                 env = {**os.environ, "EVERLOOP_HOME": folder, "EVERLOOP_BASE_URL": fake.base_url}
                 env |= {"EVERLOOP_MODEL": "scripted", "EVERLOOP_WORKSPACE": f"{folder}/workspace"}
-                command = [sys.executable, "-m", "benchmarks.path_length", "--child"]
+                command = [sys.executable, __file__, "--child"]
                 made = await asyncio.create_subprocess_exec(*command, env=env, stdout=subprocess.PIPE)
                 out, _ = await made.communicate()
         return sorted(line for line in out.decode().splitlines() if line.endswith(".py"))

@@ -1,4 +1,4 @@
-"""Switches off one help of small models at a time, to measure what it brings."""
+"""Switches off helps of small models, to measure what they bring."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small import next as following
-from everloop.providers.local.small import prompt, route, shaping, tools, turn, values
-from everloop.providers.local.small.seen import Seen, meant, seen_in
+from everloop.providers.local.small import conversation, decide, examples, prompt, shaping, values
+from everloop.providers.local.small.conversation import Seen, last_request, meant, parted, seen_in, text_of, turn_of
+from everloop.providers.local.small.decide import Decision, Route
 from everloop.providers.local.small.words import paths_in
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
@@ -21,9 +21,9 @@ def _always(result: Any) -> Callable[..., Any]:
     return lambda *_, **__: result
 
 
-def _by_examples(request: str, seen: Any, recent: bool, needs: str) -> route.Decision:
+def _by_examples(request: str, seen: Any, recent: bool, needs: str) -> Decision:
     """The route by the examples nearest to the request alone."""
-    return route.Decision("work" if needs == "call" else "talk")
+    return Decision("work" if needs == "call" else "talk")
 
 
 def _every_line(request: str, lines: Iterable[str]) -> list[str]:
@@ -54,16 +54,16 @@ class _AsksForTheRoute(shaping.SmallShaping):
     def prepare(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, certain: bool = True
     ) -> dict[str, Any] | LLMResponse:
-        _, conversation = turn.parted(messages)
-        last = turn.last_request(conversation)
-        if not tools or turn.turn_of(conversation[last:]).calls:
+        _, said = parted(messages)
+        last = last_request(said)
+        if not tools or turn_of(said[last:]).calls:
             return super().prepare(messages, tools, certain)
         shown = [{"role": "system", "content": "Say work if it needs files, reminders, memory or commands, else talk."}]
         for request, answer in _ROUTES:
             shown += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
-        files = ", ".join(seen_in(conversation[:last]).files)
-        before = " / ".join(turn.text_of(one)[:200] for one in conversation[max(0, last - 2) : last])
-        asked = turn.turn_of(conversation[last:]).request
+        files = ", ".join(seen_in(said[:last]).files)
+        before = " / ".join(text_of(one)[:200] for one in said[max(0, last - 2) : last])
+        asked = turn_of(said[last:]).request
         shown.append({"role": "user", "content": f"(Files: {files or 'none'}. Before: {before or 'nothing'})\n{asked}"})
         return {
             "messages": shown,
@@ -78,13 +78,13 @@ class _AsksForTheRoute(shaping.SmallShaping):
     def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
         if "_asked" not in request:
             return super().read(answer, request)
-        said: route.Route = "talk" if "talk" in str(answer["choices"][0]["message"]["content"]) else "work"
+        chosen_route: Route = "talk" if "talk" in str(answer["choices"][0]["message"]["content"]) else "work"
 
-        def chosen(request: str, seen: Seen, recent: bool, needs: str) -> route.Decision:
-            by_words = route.decide(request, seen, recent, needs)
-            if said == "talk" or by_words.route == "work":
-                return replace(by_words, route=said)
-            return route.Decision("work", "" if paths_in(request) else meant(request, seen))
+        def chosen(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
+            by_words = decide.decide(request, seen, recent, needs)
+            if chosen_route == "talk" or by_words.route == "work":
+                return replace(by_words, route=chosen_route)
+            return Decision("work", "" if paths_in(request) else meant(request, seen))
 
         with patch.object(shaping, "decide", chosen):
             return super().prepare(*request["_asked"])
@@ -98,9 +98,9 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "leak check": [(shaping, "leak", _always("")), (shaping, "invented", _always(False))],
     "leaked text": [(shaping, "leak", _always(""))],
     "invented names": [(shaping, "invented", _always(False))],
-    "narrow tools": [(shaping, "NARROW", {}), (turn, "narrowed", lambda name, arguments: (name, arguments))],
+    "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
     "claims": [(shaping, "claims_work", _always(False))],
-    "certain calls": [(shaping, "_first_call", _always(None))],
+    "certain calls": [(shaping, "first_call", _always(None))],
     "sentences": [(shaping, "report", _always(""))],
     "quotes": [(shaping, "_begin", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
@@ -109,24 +109,24 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
     "kept beginnings": [(values, "kept", _always(""))],
     "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
-    "as named": [(shaping, "as_named", _always(""))],
     "only tool": [(shaping, "only", _always(frozenset()))],
     "fitting tools": [(shaping, "fits", _always(True))],
     "call or words": [(shaping, "wanted_next", _always("either"))],
     "chosen tools": [(shaping, "choose", _every_tool)],
-    "next step": [(following, "next_step", _always("either"))],
+    "next step": [(decide, "next_step", _always("either"))],
     "arithmetic": [(shaping, "arithmetic", _always(""))],
     "code files": [(shaping, "writes_code", _always(""))],
-    "saved answers": [(shaping, "saves_answer", _always(False))],
-    "language of examples": [(tools, "tongue", _always("§latin")), (tools, "_tongue", _always("§latin"))],
+    "saved answers": [(decide, "saves_answer", _always(False))],
+    "language of examples": [(examples, "tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }
 
 
 @contextlib.contextmanager
-def without(name: str | None) -> Iterator[None]:
-    """Switch off a help while it lasts; none for None."""
+def without(*names: str) -> Iterator[None]:
+    """Switch off some helps while it lasts."""
     with contextlib.ExitStack() as held:
-        for module, attribute, instead in HELPS.get(name or "", ()):
-            held.enter_context(patch.object(module, attribute, instead))
+        for name in names:
+            for module, attribute, instead in HELPS[name]:
+                held.enter_context(patch.object(module, attribute, instead))
         yield

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.report:
             print(by_model(read(options.report)), end="")
             return 0
-        with without(options.without):
+        with without(*options.without):
             return asyncio.run((_converse if options.set in CONVERSATIONS else _evaluate)(options))
     except EverloopError as error:
         print(f"evaluation: {error}", file=sys.stderr)
@@ -67,7 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="local models: answer from this recording, and add what it lacks"
     )
-    parser.add_argument("--without", choices=sorted(HELPS), metavar="HELP", help="a small model without one help")
+    parser.add_argument(
+        "--without",
+        choices=sorted(HELPS),
+        nargs="+",
+        default=[],
+        metavar="HELP",
+        help="a small model without these helps",
+    )
     parser.add_argument("--at-least", type=float, nargs=2, metavar=("RIGHT", "END"), help="percent, or the exit is 1")
     parser.add_argument("--verbose", action="store_true", help="tell of each case that fails what it did")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="only make the table of these results")

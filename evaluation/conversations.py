@@ -19,7 +19,7 @@ from everloop.config import Config
 from everloop.errors import EverloopError
 from everloop.log import CallEnded, Logged, ModelAnswered
 from everloop.providers.base import LLMProvider
-from everloop.providers.local.small.grounding import leak
+from everloop.providers.local.small.answers import leak
 from everloop.threads import in_thread
 
 from .cases import HERE, Case, problem_of_judging

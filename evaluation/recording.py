@@ -18,7 +18,7 @@ from everloop.threads import in_thread
 _VARIES = (
     re.compile(r"(?<=Workspace: )\S+"),
     re.compile(r"\w+day, \d{4}-\d\d-\d\d(?: \d\d:\d\d)?"),
-    re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?\S*"),
+    re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?\S*)?"),
     re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{8}\b"),
 )
 _ASKED = 60  # characters of what was asked, for the reader of a recording

@@ -11,11 +11,11 @@ from evaluation.runner import Desk
 from everloop.config import Config
 from everloop.errors import EverloopError
 from everloop.providers.base import LLMProvider, LLMResponse
-from everloop.providers.local.small.narrow import narrowed
 from everloop.providers.local.small.shaping import SmallShaping
 from everloop.providers.local.small.words import paths_in
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
+from everloop.tools.narrow import narrowed
 from tests.support.evaluation_runs import arguments_of
 from tests.test_evaluation import evaluate
 

@@ -1,4 +1,4 @@
-"""`python -m everloop` is the command `everloop`."""
+"""Entry point of `python -m everloop`: the `everloop` command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Python puts the current folder first on its path. That may be the workspace, where a tool may have written a
-    # module that would then be loaded in the place of a real one.
+    # Python puts the current directory first on sys.path. That may be the workspace, where a tool could have written a
+    # module that would shadow a real one.
     if sys.path[0] in ("", os.getcwd()) and not os.path.samefile(sys.path[0] or ".", f"{os.path.dirname(__file__)}/.."):
         del sys.path[0]
     from everloop.cli.main import main

@@ -1,6 +1,6 @@
-"""What comes next in a turn, decided from its log alone.
+"""Decide the next step of a turn from its log alone.
 
-Pure: a crash, a replay and a test all take the same path.
+Pure, so a crash, a replay and a test all take the same path.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .log import (
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Where a turn ends though the model would go on."""
+    """Limits that end a turn even if the model would continue."""
 
     rounds: int = 20
-    calls: int = 64  # of one answer; further ones are answered with an error
-    empty_answers: int = 2  # in a row
-    failures: int = 3  # of the same call, with nothing new in between
-    kept: bool = True  # the conversation goes on in a later turn
+    calls: int = 64  # per answer; any further calls get an error result
+    empty_answers: int = 2  # consecutive
+    failures: int = 3  # consecutive failures of the same call, with nothing new in between
+    kept: bool = True  # the conversation continues in later turns
 
     @property
     def rounds_notice(self) -> str:
@@ -41,8 +41,8 @@ class Limits:
         if self.kept:
             return stopped + "The work so far is kept: say “go on” to continue."
         return stopped + (
-            "What the tools changed stays changed, but this request has no session, so its steps are not remembered: "
-            "ask for less at once, or send the header X-Session to be able to continue."
+            "Changes made by the tools remain, but this request has no session, so its steps are not remembered: "
+            "ask for less at a time, or send the header X-Session to be able to continue."
         )
 
 
@@ -61,14 +61,14 @@ class RunTools:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """Calls that had begun when the process died. They are not repeated; the model is told."""
+    """Report calls that were running when the process died. They are not repeated; the model is told."""
 
     calls: tuple[Call, ...]
 
 
 @dataclass(slots=True, frozen=True)
 class Refuse:
-    """Calls that a person said no to; the model is told, with what the person noted."""
+    """Refuse calls that a person denied; the model is told, along with the person's note."""
 
     calls: tuple[Call, ...]
     note: str
@@ -76,7 +76,7 @@ class Refuse:
 
 @dataclass(slots=True, frozen=True)
 class Park:
-    """Nothing of this round runs before a person has answered the question."""
+    """Park the turn: nothing in this round runs until a person has answered the question."""
 
     calls: tuple[Call, ...]
     question: str
@@ -95,29 +95,29 @@ class Idle:
 
 @dataclass(slots=True, frozen=True)
 class Hand:
-    """Calls of the client's own tools. It runs them, and brings the results with its next request."""
+    """Hand calls of the client's own tools to the client, which returns the results with its next request."""
 
     calls: tuple[Call, ...]
 
 
 Action = CallModel | RunTools | Hand | Report | Refuse | Park | Finish | Idle
 
-EMPTY_NOTICE = "The model returned an empty answer. Try again, or say it in other words."
+EMPTY_NOTICE = "The model returned an empty answer. Try again, or rephrase your request."
 
 
 def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
     """Decide the next step of the open turn from its log alone.
 
-    Calls that have begun and have no result count as cut off: the runner asks only when nothing of its own is
-    under way.
+    Calls that began and have no result count as interrupted: the runner only asks when none of its own calls are in
+    flight.
     """
     pending: dict[str, Call] = {}
     begun: set[str] = set()
     asked: dict[str, CallsAsked | CallsDecided] = {}
     last: Entry | None = None
     rounds = empty = failures = 0
-    progress = False  # a call of this round worked
-    clients: frozenset[str] = frozenset()  # names of tools that are the client's
+    progress = False  # a call of this round succeeded
+    clients: frozenset[str] = frozenset()  # names of the client's tools
     answer: ModelAnswered | None = None
     for entry in log:
         match entry:
@@ -140,7 +140,7 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
             case CallsAsked() | CallsDecided():
                 asked.update(dict.fromkeys(entry.ids, entry))
                 continue
-            case TurnEnded() | Noted() | Cleared():  # whatever was open is over
+            case TurnEnded() | Noted() | Cleared():  # any open turn is over
                 pending, last, rounds, empty, failures, clients = {}, None, 0, 0, 0, frozenset()
                 continue
         last = entry
@@ -162,14 +162,17 @@ def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action
 
 
 def _for_client(answer: ModelAnswered, clients: frozenset[str]) -> bool:
-    """Whether the client can run all calls of an answer; if not, none is handed over, and the model hears why."""
+    """Return whether the client can run every call of an answer.
+
+    Otherwise none is handed over, and the model is told why.
+    """
     return bool(answer.calls) and all(call.name in clients and call.error is None for call in answer.calls)
 
 
 def _next_of_round(
     pending: dict[str, Call], begun: set[str], asked: dict[str, CallsAsked | CallsDecided]
 ) -> Report | Refuse | Park | RunTools:
-    """What happens to the calls of a round that have no result yet."""
+    """Return the next step for the calls of a round that have no result yet."""
     if cut_off := tuple(call for call in pending.values() if call.id in begun):
         return Report(cut_off)
     for call in pending.values():
@@ -187,7 +190,7 @@ FAILED = frozenset({"error", "denied"})
 
 
 def failed_before(log: Sequence[Entry], call: Call) -> int:
-    """How often this same call has failed in the turn, since something that had not been done before worked."""
+    """Count how often this same call has failed since a call last succeeded for the first time in this turn."""
     calls: dict[str, Call] = {}
     worked: list[Call] = []
     count = 0

@@ -1,4 +1,4 @@
-"""The message bus: what comes in from the channels and what goes out to them."""
+"""The message bus: inbound messages from the channels, and outbound messages to them."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ import msgspec
 from .log import Content, Request, UserSaid
 from .text import clean
 
-INSIDE = frozenset({"system", "sub"})  # channels of messages that no person wrote
-EXECUTOR = "executor"  # the channel of runs of `AgentExecutor`
-PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: nothing can be sent there
+INSIDE = frozenset({"system", "sub"})  # channels of messages that the system itself creates
+EXECUTOR = "executor"  # the channel of `AgentExecutor` runs
+PULLED = frozenset({"api", EXECUTOR})  # channels whose clients fetch their answers: there is nowhere to send them
 WEB = "web"  # the channel of clients that follow the log, such as the web page
-# A command waits for its place in the session; an urgent one does not. A "reply" is stored as an urgent one while a
-# question is open in its session, which it answers, and as a message otherwise.
+# A command waits its turn in the session; an urgent one does not. A "reply" is stored as urgent if the session has an
+# open question, which it answers, and as a message otherwise.
 Kind = Literal["message", "command", "urgent", "reply"]
-Busy = Literal["queue", "steer", "interrupt"]  # what a message does to the running turn of its session
+Busy = Literal["queue", "steer", "interrupt"]  # what a message does to a turn already running in its session
 _MAY_NAME_A_SKILL = re.compile(r"\$[a-z0-9]")
 
 
 class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
-    """The task of a sub-agent or of an executor's run, on each of the messages that it is given."""
+    """The task of a sub-agent or of an executor's run; attached to every message sent to it."""
 
-    id: str = ""  # of the agent; "" where it is the chat id
+    id: str = ""  # the agent's id; "" if it is the chat id
     label: str = ""
-    origin: str = "cli:direct"  # the chat that the report belongs to
+    origin: str = "cli:direct"  # the chat that gets the report
     parent: str = ""  # the session that started it
-    root: str = ""  # the turn that began it all, whose budget it uses
+    root: str = ""  # the turn at the root of the tree; its budget applies
     depth: int = 1
-    caps: dict[str, int] = {}  # tokens that it and the sub-agents above it may use, by their ids
+    caps: dict[str, int] = {}  # token caps of this agent and of the agents above it, by agent id
     rounds: int | None = None
-    seconds: float | None = None  # that it may be at work; while no process runs it, none pass
-    ends_at: float | None = None  # when its time is up, in tasks of an earlier version
-    latest: float | None = None  # when the agent that started it has to end: no phase may go on for longer
-    attended: bool = True  # a person is in the chat; a sub-agent itself asks nothing
-    report: bool = True  # its result comes to the chat as a message
-    definition: dict[str, Any] | None = None  # of the agent that it is, as it was when it began
+    seconds: float | None = None  # working time allowed; time during which no process runs it does not count
+    ends_at: float | None = None  # deadline, in tasks written by an earlier version
+    latest: float | None = None  # the parent agent's deadline, which no phase may exceed
+    attended: bool = True  # a person is in the chat; a sub-agent itself never asks
+    report: bool = True  # send the result to the chat as a message
+    definition: dict[str, Any] | None = None  # snapshot of the agent's definition, taken when it started
     inputs: dict[str, Any] = {}
-    phase: Literal["work", "extract", "grace"] = "work"  # of an agent with a definition
-    tries: int = 0  # for a result that fits
-    cut: str = ""  # the reason why its work was cut short
+    phase: Literal["work", "extract", "grace"] = "work"  # for agents with a definition
+    tries: int = 0  # attempts at a valid result
+    cut: str = ""  # why the work was cut short
 
 
-# Of a due job: what the model answers to its message, or the message itself.
+# What a due job delivers: the model's answer to its message, or the message itself.
 Deliver = Literal["answer", "text"]
 
 
@@ -56,15 +56,15 @@ class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
     """The scheduled job that a message comes from."""
 
     job: str
-    may_schedule: bool = False  # its turn may add jobs
-    note: str = ""  # what the model is told with the message
+    may_schedule: bool = False  # the turn may add jobs
+    note: str = ""  # shown to the model with the message
     deliver: Deliver = "answer"
 
 
 class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
-    """A stop from another process."""
+    """A request from another process to stop a turn."""
 
-    target: str | int | None = None  # the turn, by its id or by the inbox row that opens it; None for any
+    target: str | int | None = None  # the turn's id, or the inbox row that opens it; None for any turn
     chat_told: bool = False  # the chat gets the answer to its own /stop
 
 
@@ -75,9 +75,9 @@ Cause = SubagentTask | CronOrigin | StopRequest
 class InboundMessage:
     """A message from a chat.
 
-    `id`, where the channel has one, makes sure that it is taken only once; `session` names another session than
-    the chat's own; `reply` says whether the answer is sent to the chat; `attended` whether a person is there who can
-    be asked. `metadata` is the channel's own: it comes back with the answer.
+    `id`, if the channel has one, is an idempotency key. `session` overrides the chat's own session. `reply` sends the
+    answer to the chat. `attended` means that a person is there to answer questions. `metadata` belongs to the channel
+    and comes back with the answer.
     """
 
     channel: str
@@ -91,13 +91,13 @@ class InboundMessage:
     session: str | None = None
     reply: bool = True
     attended: bool = True
-    request: Request | None = None  # what an API client sent with it
-    parts: list[dict[str, Any]] | None = None  # what was said where text is not all of it: pictures in the request
-    cause: Cause | None = None  # what made it, where that was the system itself
-    untrusted: bool = False  # it holds what came from outside; believed of the system's own messages only
-    own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    busy: Busy | None = None  # what it does to a turn that runs; by default what the settings say
-    restored: bool = False  # it comes from a backup, and may have been answered before
+    request: Request | None = None  # the API client's request
+    parts: list[dict[str, Any]] | None = None  # the content if it is more than text, such as images in the request
+    cause: Cause | None = None  # what created the message, if the system did
+    untrusted: bool = False  # contains external content; only trusted on the system's own messages
+    own_files: bool = False  # untrusted only because of files that the agent did not write
+    busy: Busy | None = None  # what to do if a turn is running; None for the configured default
+    restored: bool = False  # restored from a backup, so it may have been answered before
 
     def __post_init__(self) -> None:
         if self.metadata and self.cause is None:
@@ -117,7 +117,7 @@ class InboundMessage:
 
     @property
     def origin(self) -> tuple[str, str]:
-        """(channel, chat id) of the chat that the answer belongs to."""
+        """Return (channel, chat id) of the chat that the answer belongs to."""
         if self.channel != "system":
             return self.channel, self.chat_id
         channel, colon, chat_id = self.chat_id.partition(":")
@@ -129,45 +129,49 @@ class InboundMessage:
 
     @property
     def plain(self) -> bool:
-        """Whether its text is all there is to it: nothing attached, no skill named that would have to be read
-        first. What comes from inside the system loads nothing."""
+        """Return whether the text needs no preparation: no attachments and no named skill to load.
+
+        Messages from inside the system load nothing.
+        """
         if self.request is not None and (self.request.tools or self.request.model_only):
             return True
-        if self.task is not None and self.task.definition is not None:  # initial messages, or a program's own step
+        # initial messages, or a step of the program itself
+        if self.task is not None and self.task.definition is not None:
             return False
         return not self.media and (
             "$" not in self.content or self.channel in INSIDE or not _MAY_NAME_A_SKILL.search(self.content)
         )
 
     def said(self, content: Content | None = None, now: str = "") -> UserSaid:
-        """The entry that it becomes; `content` has what was attached to it."""
+        """Return the log entry of the message; `content` includes its attachments."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
         if self.cron is not None and self.cron.note and isinstance(text, str):
-            text = f"{text}\n\n[{self.cron.note}]"  # or the model would take it for the words of a person
-        # A client that sends the history itself never sends the time along: told here, no prefix would stay the same.
+            text = f"{text}\n\n[{self.cron.note}]"  # otherwise the model would take it for a person's words
+        # A client that sends the history itself never sends the time back: adding it here would change every prefix.
         told = "" if self.request is not None and not self.request.kept else now
-        # Only what the system itself says of a message is to be believed; all of these are.
+        # The flag is only trusted on messages that the system itself created or took in through the API, as these are.
         untrusted = (inside or self.request is not None) and self.untrusted
         own_files = untrusted and self.own_files
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
-        """The message as it enters the inbox: with its session (one from inside the system works in its
-        origin's), and with text that can be written down."""
+        """Return the message as it enters the inbox: with its session resolved (an internal message belongs to its
+        origin's session) and with storable text."""
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
 
     def opened(self) -> InboundMessage:
-        """The message as the inbox keeps it once it has opened a turn: what an API client sent is in the log."""
+        """Return the message as the inbox keeps it after its turn has opened, without the API request, which is in the
+        log."""
         return self if self.request is None else replace(self, request=None, parts=None)
 
 
 def _read_old_metadata(message: InboundMessage) -> None:
-    """Give a message its cause, where an earlier version wrote it to the inbox with that in its metadata."""
+    """Set the cause of a message that an earlier version wrote to the inbox with the data in its metadata."""
     facts, id = message.metadata, message.id or ""
     if message.channel == "sub" and id.startswith("spawn:"):
-        with contextlib.suppress(msgspec.ValidationError):  # its turn fails, and says so
+        with contextlib.suppress(msgspec.ValidationError):  # its turn fails and reports the error
             message.cause = msgspec.convert(facts, SubagentTask)
     elif id.startswith("cron:") and "cron" in facts:
         note, may_schedule = str(facts.get("note", "")), bool(facts.get("may_schedule"))
@@ -182,7 +186,8 @@ def _read_old_metadata(message: InboundMessage) -> None:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a parked turn asks a person: its session, its position in the log, and who the turn works for."""
+    """The question a parked turn asks a person: its session, its position in the log, and the sender the turn works
+    for."""
 
     session: str
     position: int
@@ -191,7 +196,7 @@ class Question(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class OutboundMessage:
-    """A message to a chat. `repeat` says that it may have been sent once before."""
+    """A message to a chat. `repeat` means that it may have been sent before."""
 
     channel: str
     chat_id: str
@@ -200,11 +205,11 @@ class OutboundMessage:
     media: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     repeat: bool = False
-    question: Question | None = None  # that it asks
+    question: Question | None = None  # the question that the message asks, if any
 
 
 class MessageBus:
-    """Two bounded queues in memory. A full one makes its publisher wait."""
+    """Two bounded in-memory queues. Publishing to a full queue waits."""
 
     def __init__(self, size: int = 1000) -> None:
         self._inbound: asyncio.Queue[InboundMessage] = asyncio.Queue(size)
@@ -217,7 +222,7 @@ class MessageBus:
         return await self._inbound.get()
 
     async def publish_outbound(self, message: OutboundMessage, taken: Callable[[], None] | None = None) -> None:
-        """Hand a message to the consumers; `taken` is called when one of them has it."""
+        """Hand a message to the consumers; `taken` is called once a consumer has it."""
         await self._outbound.put((message, taken))
 
     async def consume_outbound(self) -> OutboundMessage:

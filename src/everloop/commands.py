@@ -1,4 +1,4 @@
-"""The commands that work in every chat."""
+"""The chat commands that work in every channel."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Name = Literal["stop", "new", "compact", "help", "status", "approve", "deny"]
 
 COMMANDS: dict[Name, str] = {
     "approve": "allow what I asked for (also y); /approve always (a): this session",
-    "deny": "refuse what I asked for (also n); words after it tell me why",
+    "deny": "refuse what I asked for (also n); you can add a reason",
     "stop": "stop the running turn and its tools",
     "new": "start a new conversation (the old one stays readable)",
-    "compact": "summarise older turns to save room; words after it say what to keep",
+    "compact": "summarise older turns to save space; you can add what to keep",
     "status": "show the model, the session and what is running",
     "help": "show this",
 }
-# These are answered at once; the others wait for their place in the session.
+# These are answered at once; the others wait their turn in the session.
 URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"})
-WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # may have text after them
+WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # commands that accept text after them
 ALWAYS = "always"
 
 HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
@@ -32,10 +32,10 @@ class Answer:
 
     allowed: bool
     always: bool = False  # for the rest of the session
-    note: str = ""  # for the model
+    note: str = ""  # passed on to the model
 
 
-# Messages that are answers while a question is open in their session, and ordinary messages otherwise.
+# Words that answer an open question in their session, and are ordinary messages otherwise.
 REPLIES = {
     "y": Answer(True),
     "yes": Answer(True),
@@ -47,7 +47,7 @@ REPLIES = {
 
 
 def answer_of(text: str) -> Answer | None:
-    """Return the answer that a message gives to an open question, by a command or by one word."""
+    """Return the answer that a message gives to an open question, as a command or a single word."""
     match command_of(text):
         case "approve":
             return Answer(True, always=bool(words_after(text)))
@@ -57,7 +57,10 @@ def answer_of(text: str) -> Answer | None:
 
 
 def command_of(text: str) -> Name | None:
-    """The command that a message is, if it is one: a slash, a name, and (mostly) nothing after it."""
+    """Return the command in a message, or None.
+
+    A command is a slash and a name, with nothing after it unless it takes text.
+    """
     head, rest = (*text.split(maxsplit=1), "", "")[:2]
     if not head.startswith("/"):
         return None
@@ -69,7 +72,7 @@ def command_of(text: str) -> Name | None:
 
 
 def meant_by(text: str) -> Name | None:
-    """The command that a message of one word is a slip away from. A path is none: it goes to the model."""
+    """Return the command that a one-word message probably misspells. A path is not a command; it goes to the model."""
     word = text.strip().lower()
     if not (word.startswith("/") and word[1:].isascii() and word[1:].isalpha()) or command_of(text) is not None:
         return None
@@ -77,7 +80,7 @@ def meant_by(text: str) -> Name | None:
 
 
 def _one_slip(word: str, known: str) -> bool:
-    """Whether one letter is missing, too many or wrong, or two have changed places."""
+    """Return whether the words differ by one missing, extra or wrong letter, or by two transposed letters."""
     if word == known or abs(len(word) - len(known)) > 1:
         return False
     start = next((n for n, (one, other) in enumerate(zip(word, known, strict=False)) if one != other), len(known))
@@ -87,13 +90,16 @@ def _one_slip(word: str, known: str) -> bool:
 
 
 def words_after(text: str) -> str:
-    """What stands after the command."""
+    """Return the text after the command."""
     return "".join(text.split(maxsplit=1)[1:]).strip()
 
 
 def kind_of(message: InboundMessage) -> Kind:
-    """Return how a message enters the inbox. One from inside the system (a sub-agent's result, a scheduled job) is
-    never a command: what an agent wrote must not be able to approve, stop or clear anything."""
+    """Return how a message enters the inbox.
+
+    A message from inside the system (a sub-agent's result, a scheduled job) is never a command: text that an agent
+    wrote must not be able to approve, stop or clear anything.
+    """
     if message.channel in INSIDE or message.metadata.get("cron"):
         return "message"
     if (name := command_of(message.content)) is not None:

@@ -1,7 +1,7 @@
-"""The turn engine: what a session's log says should happen next, and the loop that makes it happen.
+"""The turn engine: decides the next step from a session's log, and runs it.
 
-A turn is a function of its log. `next_action` (in actions.py) decides from the log alone; `run_turn` does what it
-says, appends the outcome, and asks again. A restart is nothing special: read the log, ask, go on.
+A turn is a function of its log. `next_action` (in actions.py) decides from the log alone; `run_turn` carries out the
+decision, appends the outcome, and asks again. A restart is not a special case: read the log, ask, continue.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from .log import (
     UserSaid,
     Written,
     apology,
-    hear,
+    extend_conversation,
 )
 from .messages import Conversation, encode_json
 from .providers.base import LLMResponse, ProviderError, ToolCallRequest, counts
@@ -73,7 +73,7 @@ NOT_IN_TOOL_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Model(Protocol):
-    """Asks the model. With `emit` the answer is streamed to it as it comes."""
+    """Calls the model. With `emit`, the answer is streamed to it."""
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse: ...
 
@@ -97,13 +97,13 @@ class ToolResult(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Review:
-    """What the policy says of calls before they run; those that are not named here may run."""
+    """The policy's verdict on calls before they run. Calls that are not listed may run."""
 
-    asked: tuple[str, ...] = ()  # a person must be asked for these
+    asked: tuple[str, ...] = ()  # calls that need a person's approval
     question: str = ""
-    denied: dict[str, str] = field(default_factory=dict)  # the result that the model gets, by call
-    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
-    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
+    denied: dict[str, str] = field(default_factory=dict)  # the model's result for each denied call, by call id
+    grants: tuple[str, ...] = ()  # granted to the session if the person answers "always"
+    once: tuple[str, ...] = ()  # granted even by a plain yes
 
 
 class Toolbox(Protocol):
@@ -112,50 +112,63 @@ class Toolbox(Protocol):
         ...
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Which of these calls start together now; at least one."""
+        """Return the calls that may start together now; at least one."""
         ...
 
     def replay_safe(self, name: str) -> bool:
-        """Whether a call of this tool that was cut off may simply be run again."""
+        """Return whether an interrupted call of this tool can safely be run again."""
         ...
 
     def read_only(self, name: str) -> bool:
-        """Whether a call of this tool changes nothing anywhere."""
+        """Return whether calls of this tool have no side effects."""
         ...
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
-        """Run one call. A failure is a result; only cancellation is raised."""
+        """Run one call. A failure is returned as a result; only cancellation is raised."""
         ...
 
 
 class Log(Protocol):
-    """The session's log, under this worker's lease."""
+    """The session's log, written under this worker's lease."""
 
     def append(self, entries: Sequence[Entry], flush: bool = True) -> Written[None]:
-        """Write the entries in one transaction; done when they are written, so that a killed process loses nothing, and
-        with `flush` when they are on disk. A `TurnEnded` closes the turn and is always flushed."""
+        """Write the entries in one transaction.
+
+        Done once they are written, so that killing the process loses nothing; with `flush`, once they are flushed to
+        disk. A `TurnEnded` closes the turn and is always flushed.
+        """
         ...
 
     def park(self, entries: Sequence[Entry], question: str) -> Written[None]:
-        """Write the entries, put the question to the chat and let go of the turn until it is answered."""
+        """Write the entries, send the question to the chat and release the turn until it is answered."""
         ...
 
     def steered(self) -> Sequence[UserSaid]:
-        """Messages that came in for the running turn since the last time."""
+        """Return messages that arrived for the running turn since the last call."""
         ...
 
 
 class Window(Protocol):
-    """Sees to it that what the model is sent fits the model's window."""
+    """Keeps requests within the model's context window."""
 
     async def fit(self, turn: Turn, refused: ProviderError | None = None) -> bool:
-        """Before the model is asked, or after it `refused`: leave something out of the turn's conversation if it must
-        be. Whether something was left out; what is, is in the log."""
+        """Shorten the turn's conversation if necessary, before a model call or after the model `refused` one.
+
+        Return whether anything was left out; what was is recorded in the log.
+        """
         ...
 
 
+@dataclass(slots=True)
+class Sent:
+    """The parts of the last request that are not in the log, by hash; "" for those that are not stored."""
+
+    prompt: str = ""
+    tools: str = ""
+
+
 class Turn:
-    """A turn under way: its entries, the conversation they continue, and who watches."""
+    """A turn in progress: its entries, the conversation they continue, and its subscriber."""
 
     def __init__(
         self,
@@ -166,35 +179,36 @@ class Turn:
         emit: events.Emit | None = None,
         resumed_by: str = "",
     ) -> None:
-        """`resumed_by` is the worker that goes on with a turn which was begun before."""
+        """`resumed_by` is the worker that resumes a turn which was started earlier."""
         self.id = id
         self.entries: list[Entry] = []
         self.conversation = conversation
         self.emit = emit
-        self.outcome: list[Entry] = []  # what has happened and is not on disk yet
-        self.partial: list[str] = []  # text of an answer that is still coming
-        self.asked_at = self.first_at = 0.0  # when the model was asked, and when the first piece of its answer came
+        self.outcome: list[Entry] = []  # entries that have happened and are not on disk yet
+        self.partial: list[str] = []  # text of an answer that is still streaming
+        self.asked_at = self.first_at = 0.0  # start of the model call, and arrival of the first piece of its answer
         self.stopped: tuple[Reason, str] | None = None
-        self.leaves = False  # another process is to go on with it from the next step on
-        self.approved: set[str] = set()  # calls that a person has allowed
+        self.leaves = False  # another process takes over at the next step
+        self.approved: set[str] = set()  # calls that a person has approved
         self.reviewed: set[str] = set()  # calls that the policy has seen
-        self.running: dict[str, float] = {}  # calls under way, and since when
-        self.flushed = 0.0  # seconds of waiting for the disk that no entry tells of yet
+        self.running: dict[str, float] = {}  # in-flight calls and their start times
+        self.sent = Sent()
+        self.flushed = 0.0  # seconds spent on flushes that no entry has recorded yet
         self._resumed_by = resumed_by
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
-        self.know(entries)
+        self.apply(entries)
 
     def stop(self, reason: Reason, text: str) -> None:
-        """End the turn now: its model call and its tools are cancelled, its log is closed."""
+        """End the turn now: cancel its model call and its tools, and close its log."""
         if self.stopped is None:
             self.stopped = (reason, text)
             if self._task is not None:
                 self._task.cancel()
 
     def leave(self) -> None:
-        """Let go of the turn once the step that runs is on disk; the worker that takes it up goes on with the next."""
+        """Hand off the turn once the current step is on disk; the worker that takes it over runs the next one."""
         self.leaves = True
 
     def tell(self, event: events.Event) -> None:
@@ -202,7 +216,7 @@ class Turn:
             self.emit(event)
 
     def show(self, event: events.Event) -> None:
-        """Pass on an event of the streamed answer, and keep its text in case the turn is stopped in the middle."""
+        """Forward an event of the streamed answer, and keep its text in case the turn is stopped midway."""
         if not self.first_at:
             self.first_at = time.monotonic()
         if isinstance(event, events.Text):
@@ -212,25 +226,40 @@ class Turn:
         if self.emit is not None:
             self.emit(event)
 
-    def asks(self) -> None:
-        """The model is asked now."""
+    def start_model_call(self) -> None:
+        """Note that a model call starts now."""
         self.partial.clear()
         self.asked_at, self.first_at = time.monotonic(), 0.0
 
     def timed(self, answered: ModelAnswered) -> ModelAnswered:
-        """The answer that has just come, or what there is of it, with how long it took and whether the model was shown
-        text from outside that is in no entry: the log must say so when the tools are gone."""
+        """Add timings to an answer, complete or partial, and mark it untrusted if the model saw external tool
+        descriptions.
+
+        Those descriptions are in no entry, so the log must record the fact: the tools may be gone later.
+        """
         seconds = round(time.monotonic() - self.asked_at, 4)
         first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
-        # What came in one piece at the end was not streamed.
+        # An answer that arrived in one piece at the end was not streamed.
         first = first if seconds - first > 0.001 else 0.0
         outside = self.conversation.described_outside
         flushed, worker = self.stamp()
-        return replace(answered, seconds=seconds, first_token=first, untrusted=outside, flushed=flushed, worker=worker)
+        return replace(
+            answered,
+            seconds=seconds,
+            first_token=first,
+            untrusted=outside,
+            flushed=flushed,
+            worker=worker,
+            prompt=self.sent.prompt,
+            tools=self.sent.tools,
+        )
 
     def stamp(self) -> tuple[float, str]:
-        """What the next entry tells of the step before it: the time of its flush, and the worker that has resumed the
-        turn. The entry is written anyway, so that this costs no write."""
+        """Return what the next entry records about the step before it: its flush time, and the worker that resumed the
+        turn.
+
+        That entry is written anyway, so this costs no extra write.
+        """
         told, self.flushed, self._resumed_by = (round(self.flushed, 4), self._resumed_by), 0.0, ""
         return told
 
@@ -238,11 +267,10 @@ class Turn:
         return self._log.steered()
 
     async def append(self, *further: Entry, flush: bool = True) -> None:
-        """Write the outcome, and what follows from it.
+        """Write the outcome and the entries that follow from it.
 
-        Without `flush` a power loss may undo it: that is for steps that can be repeated without harm. A write that is
-        under way is waited for even when the turn is being stopped: what is written and what the turn knows must never
-        differ.
+        Without `flush`, a power loss may undo the write: use that only for steps that are harmless to repeat. An
+        in-flight write is awaited even if the turn is being stopped: the turn must never differ from what is written.
         """
         entries, self.outcome = [*self.outcome, *further], []
         if entries:
@@ -252,16 +280,18 @@ class Turn:
                 self.flushed += time.monotonic() - began
 
     async def park(self, question: str) -> None:
-        """Put the outcome on disk and let go of the turn until the question is answered."""
+        """Write the outcome and release the turn until the question is answered."""
         entries, self.outcome = self.outcome, []
-        self.reviewed.clear()  # the rules may be others when it goes on
+        self.reviewed.clear()  # the rules may have changed by the time it resumes
+        began = time.monotonic()
         await self._written(self._log.park(entries, question), entries)
+        self.flushed += time.monotonic() - began
 
-    def know(self, entries: Sequence[Entry]) -> None:
-        """Take in what is on disk."""
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Take in entries that have been written."""
         for entry in entries:
             self.entries.append(entry)
-            hear(self.conversation, self._transcript, entry)
+            extend_conversation(self.conversation, self._transcript, entry)
             if isinstance(entry, CallsDecided) and entry.allowed:
                 self.approved.update(entry.ids)
 
@@ -270,7 +300,7 @@ class Turn:
             await written
         finally:
             if written.done() and written.exception() is None:
-                self.know(entries)
+                self.apply(entries)
 
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -278,14 +308,14 @@ class Turn:
 
 @dataclass(slots=True, frozen=True)
 class Parked:
-    """The turn waits for a person's word, on disk; nothing of it is left in memory."""
+    """The turn waits on disk for a person's answer; nothing of it is left in memory."""
 
     question: str
 
 
 @dataclass(slots=True, frozen=True)
 class Left:
-    """The turn is open and all of it on disk: its next step is for another process."""
+    """The turn is open and entirely on disk; another process runs its next step."""
 
 
 Ending = TurnEnded | Parked | Left
@@ -294,10 +324,10 @@ Ending = TurnEnded | Parked | Left
 async def run_turn(
     turn: Turn, model: Model, toolbox: Toolbox, limits: Limits = DEFAULT_LIMITS, window: Window | None = None
 ) -> Ending:
-    """Take the open turn to its end, or to where a person must be asked, from wherever its log says it is; or, told to
-    leave it, to the end of the step that runs.
+    """Run the open turn until it ends, parks for a question, or, after `turn.leave`, finishes its current step.
 
-    Cancelled without `turn.stop` (the process is going down) it leaves the turn open: the next start goes on.
+    It starts from whatever state the log is in. If it is cancelled without `turn.stop`, because the process is shutting
+    down, the turn stays open and the next start resumes it.
     """
     turn._task = asyncio.current_task()
     try:
@@ -315,23 +345,26 @@ async def run_turn(
 
 async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, window: Window | None) -> Ending:
     while True:
-        if turn.stopped is not None:  # a tool or a provider has kept the cancellation to itself
+        if turn.stopped is not None:  # a tool or a provider swallowed the cancellation
             await asyncio.sleep(0)
             raise asyncio.CancelledError
         action = _decide(turn, limits)
         if turn.leaves and isinstance(action, CallModel | RunTools):
             await turn.append(flush=False)
             return Left()
-        # The choice is pure, so the outcome of one step and the intent of the next are one write.
+        # The decision is pure, so the outcome of one step and the intent of the next share one write.
         match action:
             case CallModel():
-                await turn.append(flush=False)  # results: after a power loss their calls are run again, or reported
+                if turn.outcome:
+                    # unflushed tool results: after a power loss their calls are run again, or reported
+                    await turn.append(flush=False)
+                    await asyncio.sleep(0)  # let other tasks run, even if neither the disk nor the model makes us wait
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:
                     return await _end(turn, failed)
             case RunTools(calls):
-                if await _may_run(turn, toolbox, calls):  # else what the policy said decides what comes next
+                if await _may_run(turn, toolbox, calls):  # otherwise the policy's verdict decides the next step
                     await _run_tools(turn, toolbox, toolbox.batch(calls))
             case Hand(calls):
                 turn.outcome += [CallEnded(call.id, call.name, HANDED) for call in calls]
@@ -352,7 +385,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
 
 def _decide(turn: Turn, limits: Limits) -> Action:
     action = next_action([*turn.entries, *turn.outcome], limits)
-    if _model_may_be_asked(action, turn, limits) and (said := turn.steered()):
+    if _will_call_model(action, turn, limits) and (said := turn.steered()):
         turn.outcome += said
         for message in said:
             turn.tell(events.Steered(message.content if isinstance(message.content, str) else "(attachment)"))
@@ -360,29 +393,27 @@ def _decide(turn: Turn, limits: Limits) -> Action:
     return action
 
 
-def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
-    """Whether a further message would still be shown to the model; if not it is left to the next turn."""
+def _will_call_model(action: Action, turn: Turn, limits: Limits) -> bool:
+    """Return whether the model would still see a further message; if not, it is left for the next turn."""
     if isinstance(action, Finish):
         action = next_action([*turn.entries, *turn.outcome, UserSaid("")], limits)
     return isinstance(action, CallModel)
 
 
 async def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
-    """Show the policy the calls of a round before any of them runs; what it objects to is an outcome."""
+    """Have the policy review the calls of a round before any of them runs; its objections become outcomes."""
     unseen = [call for call in calls if call.id not in turn.reviewed]
     review = await toolbox.review(unseen, turn.conversation) if unseen else Review()
     turn.reviewed.update(call.id for call in unseen)
     turn.outcome += [_refused(turn, call, review.denied[call.id]) for call in unseen if call.id in review.denied]
-    asked = tuple(
-        id for id in review.asked if id not in turn.approved
-    )  # a person's yes does not lift a no of the rules
+    asked = tuple(id for id in review.asked if id not in turn.approved)  # approval does not override a denial by a rule
     if asked:
         turn.outcome.append(CallsAsked(asked, review.question, review.grants, review.once))
     return not asked and not review.denied
 
 
 def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
-    """The result of a call that may not run."""
+    """Return the result of a call that was denied."""
     repeats = failed_before([*turn.entries, *turn.outcome], call)
     turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
     turn.tell(events.ToolEnded(call.id, call.name, content, "denied", 0.0))
@@ -390,9 +421,12 @@ def _refused(turn: Turn, call: Call, content: str) -> CallEnded:
 
 
 async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window | None) -> TurnEnded | None:
-    """Ask the model; its answer is an outcome. Where there is none, what is given back ends the turn; where something
-    had to be left out first, the model is to be asked again."""
-    turn.asks()
+    """Call the model and add its answer to the outcome.
+
+    Return the end of the turn if the call failed; None after an answer, or if the call must be repeated with a shorter
+    conversation.
+    """
+    turn.start_model_call()
     try:
         response = await model(turn.conversation, turn.show if turn.emit else None)
         answered = entry_of(response, turn.id, turn.conversation.call_ids, limits.calls)
@@ -400,18 +434,18 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
-        if turn.stopped is not None:  # what came of the cancellation is no fault of the model's
+        if turn.stopped is not None:  # the error was caused by the cancellation, not by the model
             return None
         if isinstance(error, BudgetReached):
             return TurnEnded("budget", clean(str(error)))
         if isinstance(error, ProviderError) and window is not None and await window.fit(turn, error):
             return None
-        if not isinstance(error, ProviderError):  # a fault of the provider's code: its author wants to see where
+        if not isinstance(error, ProviderError):  # a bug in the provider's code: log the traceback for its author
             trace = clean("".join(traceback.format_exception(error)))
             logger.warning("the model call of turn %s failed\n%s", turn.id, trace)
         what = repr(error) if isinstance(error, LookupError) else clean(str(error)) or type(error).__name__
         turn.tell(events.Error(what))
-        status = getattr(error, "status", None)  # of a library's own error it may be anything
+        status = getattr(error, "status", None)  # a library's own exception may have any type here
         return TurnEnded.failed(what, int(status) if isinstance(status, int) else 0)
     turn.outcome.append(turn.timed(answered))
     turn.partial.clear()
@@ -421,9 +455,10 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
 
 
 async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> None:
-    """Run the calls side by side. Each result goes to disk as it comes; the last one with what follows from it."""
+    """Run the calls concurrently. Each result is written as it arrives, the last one together with the next step."""
     unsafe = tuple(call.id for call in calls if not toolbox.replay_safe(call.name))
-    # A call that is repeated by its id needs the flush too: the model, asked again, would give it another id.
+    # Calls that are made idempotent by their id need the flush too: asked again, the model would generate a different
+    # id.
     flush = not all(toolbox.read_only(call.name) for call in calls)
     await turn.append(*([CallsBegun(unsafe)] if unsafe else []), flush=flush)
     if len(calls) == 1:
@@ -435,7 +470,7 @@ async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> Non
     async def one(call: Call) -> None:
         nonlocal running
         ended = await _run_call(turn, toolbox, call)
-        turn.outcome.append(ended)  # the list of now: another call's write has taken the one of before
+        turn.outcome.append(ended)  # look up `outcome` now: another call's write may have replaced the list
         running -= 1
         if running:
             await turn.append(flush=False)
@@ -444,7 +479,7 @@ async def _run_tools(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> Non
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 group.create_task(one(call))
-    except BaseExceptionGroup as failed:  # a write was refused: one such error says it all
+    except BaseExceptionGroup as failed:  # a write was refused; one such error is enough
         raise failed.exceptions[0] from None
 
 
@@ -479,7 +514,10 @@ def _progress(turn: Turn, call: str, text: str) -> None:
 
 
 async def fail_turn(turn: Turn, error: str) -> TurnEnded:
-    """End a turn that is not running with an error, whatever state it is in. What was not on disk yet is dropped."""
+    """End a turn that is not running with an error, whatever its state.
+
+    Entries that were not yet written are dropped.
+    """
     turn.outcome.clear()
     turn.partial.clear()
     turn.stopped = ("error", apology(error))
@@ -487,9 +525,9 @@ async def fail_turn(turn: Turn, error: str) -> TurnEnded:
 
 
 async def _close(turn: Turn, error: str = "") -> TurnEnded:
-    """End a turn that was stopped: what had happened stays, and every call gets a result that says so."""
+    """Close a stopped turn: completed steps are kept, and every open call gets a result that says it was stopped."""
     assert turn.stopped is not None
-    if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it was just over
+    if turn.entries and isinstance(ended := turn.entries[-1], TurnEnded):  # it had just ended
         turn.tell(events.TurnEnded(turn.id, ended.reason, ended.text))
         return ended
     if turn.partial:
@@ -519,15 +557,22 @@ async def _end(turn: Turn, ended: TurnEnded) -> TurnEnded:
 
 
 def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int) -> ModelAnswered:
-    """The log entry of an answer, valid whatever a provider returned.
+    """Convert a response to a log entry that is valid whatever the provider returned.
 
-    Its calls have ids that differ from each other and from those in `used`; calls beyond `limit` are not run.
+    Its calls get ids that are distinct from each other and from those in `used`; calls beyond `limit` are not run.
     """
     if not hasattr(response, "tool_calls"):
         raise TypeError(f"the provider returned a {type(response).__name__} and not an LLMResponse")
+    for part in ("content", "reasoning"):
+        if not isinstance(value := getattr(response, part), str | None):
+            raise TypeError(
+                f"the provider returned an LLMResponse whose {part} is a {type(value).__name__}, not a text"
+            )
     calls: list[Call] = []
     mine: set[str] = set()
     for number, request in enumerate(response.tool_calls or ()):
+        if not hasattr(request, "arguments"):
+            raise TypeError(f"the provider returned a call that is a {type(request).__name__}, not a ToolCallRequest")
         id = clean(str(request.id or ""))
         while not id or id in used or id in mine:
             id, number = f"{turn}_{len(used) + number}", number + 1
@@ -535,7 +580,7 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         arguments, error = _arguments(request)
         if len(calls) >= limit:
             error = f"at most {limit} calls in one answer are run; make the others in the next round"
-        calls.append(Call(id, _tool_name(request.name), arguments, error))
+        calls.append(Call(id, _tool_name(str(request.name or "")), arguments, error))
     return ModelAnswered(
         content=clean(response.content) if response.content else None,
         calls=tuple(calls),
@@ -544,16 +589,17 @@ def entry_of(response: LLMResponse, turn: str, used: Collection[str], limit: int
         usage=counts(response),
         model=_short_text(response.model),
         logprobs=tuple(getattr(response, "logprobs", ())),
+        failures=tuple(getattr(response, "failures", ())),
     )
 
 
 def _short_text(value: Any) -> str:
-    """A short text of the provider, which may be a number or an enum of its library."""
+    """Return a short provider field as text; it may be a number or an enum of the provider's library."""
     return clean(str.__str__(value) if isinstance(value, str) else str(value)) if value else ""
 
 
 def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
-    """A call's arguments if they can be stored, and what is wrong with them."""
+    """Return a call's arguments if they can be stored, and the error in them if there is one."""
     arguments: Any = request.arguments
     try:
         if isinstance(arguments, dict):
@@ -566,5 +612,5 @@ def _arguments(request: ToolCallRequest) -> tuple[dict[str, Any], str | None]:
 
 
 def _tool_name(name: str) -> str:
-    """A name that model APIs accept, even if the model invented it."""
+    """Return a name that model APIs accept, even if the model made it up."""
     return name if TOOL_NAME.fullmatch(name) else NOT_IN_TOOL_NAME.sub("_", name)[:64] or "unknown"

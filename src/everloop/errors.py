@@ -1,4 +1,4 @@
-"""Errors that a person can cause or must act on, each one line that says what to do."""
+"""Errors that a person can cause or must act on, each a single line that says what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConfigError(EverloopError):
 
 
 class BudgetReached(EverloopError):
-    """A budget has no room for the next model call; the text is the answer that the person gets."""
+    """A budget has no room for the next model call; the text is the answer shown to the person."""
 
 
 class StoreError(EverloopError):
@@ -20,8 +20,8 @@ class StoreError(EverloopError):
 
 
 class OwnerMoved(StoreError):
-    """The owner is in another database now, so the write was refused."""
+    """The owner has moved to another database, so the write was refused."""
 
 
 class StaleLease(StoreError):
-    """Another worker has taken this session over, so the write was refused."""
+    """Another worker has taken over this session, so the write was refused."""

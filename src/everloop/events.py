@@ -1,4 +1,4 @@
-"""What a watcher of a running turn is told. Events are for watching; the log is the truth."""
+"""Events for the subscribers of a running turn. They are for display only; the log is the source of truth."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 @dataclass(slots=True, frozen=True)
 class TurnStarted:
     turn: str
-    resumed: bool = False  # the turn was cut off by a crash and goes on now
+    resumed: bool = False  # the turn was interrupted by a crash and continues now
 
 
 @dataclass(slots=True, frozen=True)
 class Text:
-    """A piece of the answer, as the model writes it."""
+    """A piece of the answer, as it streams."""
 
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class Reasoning:
-    """A piece of the model's thoughts."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class Restarted:
-    """The answer shown so far in this round was lost with its connection and begins again."""
+    """The connection broke: the text streamed so far in this round is void, and the answer starts over."""
 
     reason: str
 
@@ -43,7 +43,7 @@ class ToolStarted:
 
 @dataclass(slots=True, frozen=True)
 class ToolProgress:
-    """Something a tool says while it runs."""
+    """Progress output of a running tool."""
 
     call: str
     text: str
@@ -60,7 +60,7 @@ class ToolEnded:
 
 @dataclass(slots=True, frozen=True)
 class Asked:
-    """The turn waits for a person's word on these calls; the question shows exactly what would run."""
+    """The turn waits for a person to approve these calls; the question shows exactly what would run."""
 
     turn: str
     calls: tuple[str, ...]
@@ -69,30 +69,30 @@ class Asked:
 
 @dataclass(slots=True, frozen=True)
 class Usage:
-    """Tokens of one model call, as the provider counted them."""
+    """Token counts of one model call, as reported by the provider."""
 
     tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)
 class Steered:
-    """A message was handed to the running turn."""
+    """A message was added to the running turn."""
 
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class Compacting:
-    """The conversation does not fit the model's window; its older part is being summarised."""
+    """The conversation exceeds the model's context window; its older part is being summarised."""
 
     turns: int
 
 
 @dataclass(slots=True, frozen=True)
 class Compacted:
-    """The conversation is shown to the model in fewer words from here on: tokens of a request, about."""
+    """The model sees a shorter conversation from here on. Sizes are approximate tokens of a request."""
 
-    turns: int  # that were summarised
+    turns: int  # summarised turns
     before: int
     after: int
 
@@ -126,4 +126,5 @@ Event = (
     | TurnEnded
 )
 Emit = Callable[[Event], None]
-Show = Callable[[int, Event], None]  # told the log's last entry before the event's round, and the event
+# called with the seq of the log's last entry before the event's round, and the event
+Show = Callable[[int, Event], None]

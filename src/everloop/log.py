@@ -1,7 +1,7 @@
-"""The log of a session: what can stand in it, and the conversation it adds up to.
+"""The log of a session: its entries, and the conversation they add up to.
 
-Everything that happens in a session is one of these entries, appended and never changed. The history sent to a
-model, the crash journal, the activity log, replay and fork are all read from them.
+Everything that happens in a session is one of these entries, appended and never changed. The history sent to a model,
+the crash journal, the activity log, replay and fork are all derived from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Reason = Literal[
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tool call as it stands in the log; its id is unique within the session."""
+    """A tool call as recorded in the log; its id is unique within the session."""
 
     id: str
     name: str
@@ -45,28 +45,28 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResponseFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request of OpenAI's Responses API is shown with when its answer is read again."""
+    """Fields of an OpenAI Responses API request that are echoed when its response is retrieved."""
 
     previous: str = ""  # the response that it continues
     background: bool = False
-    names: dict[str, str] = {}  # the client's, of tools that the model knows by another name
-    custom: tuple[str, ...] = ()  # tools that take a text instead of arguments
+    names: dict[str, str] = {}  # the client's names for tools that the model knows under other names
+    custom: tuple[str, ...] = ()  # tools that take text instead of arguments
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an API client sent along with what was said: its side of the conversation, its tools, its wishes."""
+    """What an API client sent with its message: its history, its tools and its options."""
 
-    before: tuple[Message, ...] = ()  # messages that stand before what was said, in OpenAI's shapes
-    system: str = ""  # the client's own system text
-    tools: tuple[Message, ...] = ()  # the client's: calls of them are handed back to it
-    options: dict[str, Any] = {}  # of the model call: temperature, …
+    before: tuple[Message, ...] = ()  # messages before this one, in OpenAI's format
+    system: str = ""  # the client's system prompt
+    tools: tuple[Message, ...] = ()  # the client's tools: calls of them are handed back to it
+    options: dict[str, Any] = {}  # options of the model call: temperature, …
     model: str = ""
-    metadata: dict[str, str] = {}  # the client's own notes
-    kept: bool = False  # the session goes on after it; otherwise the request is all there is
-    answer_only: bool = False  # no tool may be called, so none is offered
-    model_only: bool = False  # the agent takes no part: neither its prompt nor its tools are used
-    response: ResponseFacts | None = None  # it came by the Responses API, which keeps it
-    via: str = ""  # the worker that has the client's connection, where another one runs the turn
+    metadata: dict[str, str] = {}  # the client's own metadata
+    kept: bool = False  # the session continues after it; otherwise the request is self-contained
+    answer_only: bool = False  # no tools are offered
+    model_only: bool = False  # bypass the agent: neither its prompt nor its tools are used
+    response: ResponseFacts | None = None  # the request came through the Responses API, which stores it
+    via: str = ""  # the worker that holds the client's connection, if another one runs the turn
 
     @property
     def client_tools(self) -> frozenset[str]:
@@ -74,17 +74,26 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
-    """A message from outside. The first one of a turn opens it; later ones were steered into it."""
+    """An incoming message. The first one of a turn opens it; later ones were steered into it."""
 
     content: Content
     sender: str = ""
-    now: str = ""  # the time, where a while has passed since the conversation last heard it
-    inside: bool = False  # it came from inside the system, a sub-agent say: no person's word
-    untrusted: bool = False  # it holds what came from outside
-    loaded: str = ""  # skills that it names, read when it came: no word of the person
-    request: Request | None = None  # it came by the API; with no words of its own, results of the client's tools did
-    own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    before: tuple[Message, ...] = ()  # messages of an agent's definition that stand before it
+    now: str = ""  # the time, if a while has passed since the conversation last mentioned it
+    inside: bool = False  # from inside the system, such as a sub-agent: not a person's words
+    untrusted: bool = False  # contains external content
+    loaded: str = ""  # skills that the message names, loaded when it arrived: not the person's words
+    # set for API requests; if the content is empty, results of the client's tools opened the turn
+    request: Request | None = None
+    own_files: bool = False  # untrusted only because of files that the agent did not write
+    before: tuple[Message, ...] = ()  # initial messages from an agent's definition
+
+
+class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failed attempt at a model call, after which the model was called again."""
+
+    error: str
+    began: float = 0.0  # seconds since the start of the first attempt
+    seconds: float = 0.0  # until it failed
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer"):
@@ -94,12 +103,15 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     finish_reason: str = "stop"
     usage: dict[str, int] = {}
     model: str = ""
-    seconds: float = 0.0  # that the model took, with every try
-    first_token: float = 0.0  # seconds until the first piece of it, where it was streamed to a subscriber
-    untrusted: bool = False  # the model was shown tools whose descriptions came from outside
-    logprobs: tuple[dict[str, Any], ...] = ()  # of each token, where the client of an API asked for it
-    flushed: float = 0.0  # seconds that the turn waited for the disk since the step before
-    worker: str = ""  # that went on with the turn here, where it was cut off, handed off or parked before
+    seconds: float = 0.0  # duration of the model call, including retries
+    first_token: float = 0.0  # seconds to the first token, if it was streamed to a subscriber
+    untrusted: bool = False  # the model saw tools with external descriptions
+    logprobs: tuple[dict[str, Any], ...] = ()  # per token, if the API client asked for them
+    flushed: float = 0.0  # seconds that the turn spent on flushes since the previous step
+    worker: str = ""  # the worker that resumed the turn here, after a crash, a handoff or an answer to a parked turn
+    prompt: str = ""  # hash of the system prompt, if the store has it
+    tools: str = ""  # hash of the tools, likewise
+    failures: tuple[FailedAttempt, ...] = ()  # failed attempts before this answer
 
     @property
     def empty(self) -> bool:
@@ -107,37 +119,37 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
 
     @property
     def own_files(self) -> bool:
-        """Whether it is untrusted only because of files that the agent did not write: never."""
+        """Return whether it is untrusted only because of files that the agent did not write: never."""
         return False
 
 
 class CallsBegun(msgspec.Struct, frozen=True, tag="begun"):
-    """Intent: these calls are about to run and are not safe to repeat."""
+    """Intent record: these calls are about to run and are not safe to repeat."""
 
     ids: tuple[str, ...]
 
 
 class CallsAsked(msgspec.Struct, frozen=True, omit_defaults=True, tag="asked"):
-    """These calls wait for a person's answer; the question went to the chat."""
+    """These calls wait for a person's answer; the question was sent to the chat."""
 
     ids: tuple[str, ...]
     question: str
-    grants: tuple[str, ...] = ()  # what the session is granted by the answer "always"
-    once: tuple[str, ...] = ()  # and by a plain yes
+    grants: tuple[str, ...] = ()  # granted to the session by the answer "always"
+    once: tuple[str, ...] = ()  # granted even by a plain yes
 
     def decided(self, allowed: bool, by: str, note: str, always: bool) -> tuple[CallsDecided, tuple[str, ...]]:
-        """Return the entry of a person's answer, and what it grants the session."""
+        """Return the entry for a person's answer, and the grants it gives the session."""
         names = (*self.once, *(self.grants if always else ()))
         return CallsDecided(self.ids, allowed, by, note, always), tuple(dict.fromkeys(names)) if allowed else ()
 
 
 class CallsDecided(msgspec.Struct, frozen=True, omit_defaults=True, tag="decided"):
-    """A person's word on calls that were asked for."""
+    """A person's answer to calls that needed approval."""
 
     ids: tuple[str, ...]
     allowed: bool
     by: str = ""
-    note: str = ""  # what the person wants the model to know
+    note: str = ""  # passed on to the model
     always: bool = False  # for the rest of the session
 
 
@@ -147,54 +159,57 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     content: str
     status: Status = "ok"
     seconds: float = 0.0
-    untrusted: bool = False  # it holds what came from outside
-    images: tuple[str, ...] = ()  # data URLs that belong to it
-    repeats: int = 0  # how often the same call had failed before, with nothing new in between
-    own_files: bool = False  # it is untrusted only because of files that the agent did not write
-    flushed: float = 0.0  # as of an answer
+    untrusted: bool = False  # contains external content
+    images: tuple[str, ...] = ()  # data URLs of the result's images
+    repeats: int = 0  # previous consecutive failures of the same call, with nothing new in between
+    own_files: bool = False  # untrusted only because of files that the agent did not write
+    flushed: float = 0.0  # as in `ModelAnswered`
     worker: str = ""
 
 
 class TurnEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="end"):
     reason: Reason
     text: str = ""
-    status: int = 0  # the HTTP status of the model's server, where that ended the turn
-    error: str = ""  # what went wrong, where the reason is "error"; `text` is how the chat is told
+    status: int = 0  # the HTTP status from the model's server, if that ended the turn
+    error: str = ""  # the error, if the reason is "error"; `text` is the message shown in the chat
 
     @classmethod
     def failed(cls, error: str, status: int = 0) -> TurnEnded:
-        """The end of a turn that an error ended."""
+        """Return the end of a turn that failed with an error."""
         return cls("error", apology(error), status, error)
 
 
 def apology(error: str) -> str:
-    """Return how a chat is told of an error."""
+    """Return the chat message for an error."""
     return f"Sorry, I encountered an error: {error}"
 
 
 class Noted(msgspec.Struct, frozen=True, tag="note"):
-    """A message put into the history from outside, without a turn (a library's `Session.add_message`)."""
+    """A message added to the history from outside, without a turn (a library's `Session.add_message`)."""
 
     message: dict[str, Any]
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="new"):
-    """`/new`: the conversation starts afresh here; what stands before stays readable."""
+    """`/new`: a new conversation starts here; what precedes it stays readable."""
 
 
 class Compacted(msgspec.Struct, frozen=True, omit_defaults=True, tag="compacted"):
-    """From here on the model is shown less: what stands up to `until` as a summary, some long results as a pointer to
-    a file. The entries themselves stay. It builds on the one before it, which stands at `follows`."""
+    """A compaction: from here on the model sees a shorter conversation.
+
+    Entries up to `until` are replaced by a summary, and some long results by a pointer to a file. The entries
+    themselves are kept. It builds on the previous compaction, at position `follows`.
+    """
 
     until: int
     summary: str = ""
-    turns: int = 0  # that the summary stands for, in all
-    aside: dict[str, str] = {}  # the file that holds a result, by call
-    trimmed: int = 0  # up to this position no pictures are shown, and of long arguments of calls only the beginning
-    untrusted: bool = False  # something that came from outside stood in what is summarised
-    own_files: bool = False  # only files that the agent did not write did
-    stopgap: bool = False  # the summary was made without a model, until there is a better one
-    usage: dict[str, int] = {}  # what the summary has cost
+    turns: int = 0  # number of turns that the summary covers in total
+    aside: dict[str, str] = {}  # the file that holds a result, by call id
+    trimmed: int = 0  # up to this position images are dropped and long call arguments are truncated
+    untrusted: bool = False  # the summarised part contained external content
+    own_files: bool = False  # only because of files that the agent did not write
+    stopgap: bool = False  # the summary was made without a model and will be replaced
+    usage: dict[str, int] = {}  # token usage of the summary
     follows: int = 0
 
 
@@ -211,11 +226,11 @@ Entry = (
     | Compacted
 )
 
-SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that say whether text from outside came with them
+SAYS_ORIGIN = UserSaid | ModelAnswered | CallEnded  # entries that record whether they contain external content
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """An entry with its place in the log."""
+    """An entry with its position in the log."""
 
     seq: int
     turn: str | None
@@ -223,13 +238,13 @@ class Logged(msgspec.Struct, frozen=True):
     entry: Entry
 
 
-MANY = 50  # messages of a client's history that are encoded one by one
+MANY = 50  # above this many messages, a client's history is encoded one message at a time
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
 def kind_of(entry: Entry) -> str:
-    """The name of an entry's kind, as it stands in the log."""
+    """Return the tag of an entry's kind, as stored in the log."""
     return str(entry.__struct_config__.tag)
 
 
@@ -238,9 +253,10 @@ def encode_entry(entry: Entry) -> str:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """An entry as UTF-8, for a store that takes bytes: to make a text of a long one takes longer than to encode it."""
+    """Encode an entry as UTF-8, for stores that take bytes: decoding a long one to str would take longer than encoding
+    it."""
     if isinstance(entry, UserSaid) and (request := entry.request) is not None and len(request.before) > MANY:
-        # One by one: no other thread runs beside a single step over megabytes of text.
+        # One at a time: a single call that encodes megabytes would hold the GIL and block all other threads.
         before = tuple(msgspec.Raw(_encoder.encode(message)) for message in request.before)
         entry = msgspec.structs.replace(entry, request=msgspec.structs.replace(request, before=before))
     return _encoder.encode(entry)
@@ -251,20 +267,20 @@ def decode_entry(data: str | bytes) -> Entry:
 
 
 def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries of the turn that has not ended; empty when there is none."""
+    """Return the entries of the open turn; empty if there is none."""
     start = len(log)
     while start and not isinstance(log[start - 1], TurnEnded | Noted | Cleared):
         start -= 1
-    while start < len(log) and isinstance(log[start], Compacted):  # it came between two turns
+    while start < len(log) and isinstance(log[start], Compacted):  # it was written between two turns
         start += 1
     return log[start:]
 
 
 class Transcript:
-    """Turns entries into messages, one at a time, so that a running turn never reads its history again.
+    """Converts entries to messages one at a time, so that a running turn never rereads its history.
 
-    Results are held back until every call of their round has one and then come in the order of the calls,
-    whatever order they finished in: what has come out so far is always a valid conversation.
+    Results are held back until every call of their round has one, and then come in the order of the calls, whatever
+    order they finished in: the messages so far always form a valid conversation.
     """
 
     def __init__(self) -> None:
@@ -274,7 +290,7 @@ class Transcript:
         self._last_role = ""
 
     def add(self, entry: Entry) -> list[Message]:
-        """The messages that this entry completes."""
+        """Return the messages that this entry completes."""
         messages = self._read(entry)
         if messages:
             self._last_role = messages[-1]["role"]
@@ -301,7 +317,7 @@ class Transcript:
             case TurnEnded():
                 if self._last_role == "assistant":
                     return []
-                # Strict chat templates want an assistant's word between two messages of the user.
+                # Strict chat templates require an assistant message between two user messages.
                 return [assistant_message(AWAY if _away(entry) else entry.text)]
             case Noted():
                 return [entry.message]
@@ -309,19 +325,21 @@ class Transcript:
                 return []
 
     def _shown_images(self) -> list[Message]:
-        """The images of a round. A tool's message can hold only text, so they follow as the user's."""
+        """Return the images of a round. A tool message can only hold text, so they follow in a user message."""
         parts: list[dict[str, Any]] = []
         for number, call in enumerate(self._calls, 1):
             if images := self._images.get(call.id):
-                # Without the id: the model may have chosen it, and this message counts as the person's.
+                # Omit the call id: the model may have chosen it, and this message counts as the person's.
                 parts.append({"type": "text", "text": f"(what call {number} of this round, {call.name}, gave)"})
                 parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
         return [{"role": "user", "content": parts}] if parts else []
 
 
 def _whole(said: UserSaid) -> Content:
-    """What was said, with what belongs to it: skills, and the time where that is told. It is in the log, so that no
-    later request differs."""
+    """Return the message with its skills, and the time if set.
+
+    Both come from the log, so that every later request is identical.
+    """
     further = [said.loaded] if said.loaded else []
     further += [f"[It is now {said.now}.]"] if said.now else []
     if not further:
@@ -332,12 +350,12 @@ def _whole(said: UserSaid) -> Content:
 
 
 def _away(ended: TurnEnded) -> bool:
-    """Whether nothing was said with calls that were handed to a client."""
+    """Return whether calls were handed to a client without any text."""
     return ended.reason == "handed" and not ended.text
 
 
-def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
-    """Add what an entry completes to a conversation, with what is to be known of it."""
+def extend_conversation(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
+    """Add the messages that an entry completes to a conversation, and update the conversation's flags."""
     messages = transcript.add(entry)
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
@@ -348,17 +366,20 @@ def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> No
 
 
 def day_in_words(at: float) -> str:
-    """A day as the model reads it. With the time, each conversation would begin with other bytes than the last one."""
+    """Return a date in the format shown to the model.
+
+    With the time of day, every conversation would start with a different prefix.
+    """
     return time.strftime("%A, %Y-%m-%d", time.localtime(at))
 
 
 def in_words(at: float) -> str:
-    """A moment as the model reads it, in the local time zone."""
+    """Return a point in time in the format shown to the model, in the local time zone."""
     return time.strftime("%A, %Y-%m-%d %H:%M", time.localtime(at))
 
 
 def with_notice(content: str, repeats: int) -> str:
-    """The result of a call that keeps failing, with a word about that: in its JSON if it has any."""
+    """Return the result of a call that keeps failing with a notice added, inside its JSON if it is JSON."""
     notice = f"This same call has now failed {repeats + 1} times. Do not make it again: {REPEATING_ADVICE}"
     try:
         body = msgspec.json.decode(content)
@@ -370,7 +391,7 @@ def with_notice(content: str, repeats: int) -> str:
 
 
 def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:
-    """The tokens of all model calls in these entries, by their kind."""
+    """Return the total tokens of all model calls in these entries, by kind."""
     total: dict[str, int] = {}
     for entry in entries:
         if isinstance(entry, ModelAnswered):
@@ -380,7 +401,7 @@ def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:
 
 
 def text_of(content: Any) -> str:
-    """A message's text, whatever a library has put there; what is no text is named."""
+    """Return a message's text, whatever a library has put there; parts that are not text are named by their type."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else "" if content is None else str(content)
     parts = (part if isinstance(part, dict) else {"type": "text", "text": part} for part in content)
@@ -388,15 +409,18 @@ def text_of(content: Any) -> str:
 
 
 def messages_of(entries: Iterable[Entry]) -> Iterator[Message]:
-    """The conversation that a log adds up to."""
+    """Yield the messages of the conversation that a log adds up to."""
     transcript = Transcript()
     for entry in entries:
         yield from transcript.add(entry)
 
 
 class Written(Awaitable[T_co], Protocol[T_co]):
-    """A write to a log under way. It cannot be cancelled: what was handed to the disk gets there, and a task that is
-    cancelled while it waits hears of it when the write is done."""
+    """An in-flight write to a log.
+
+    It cannot be cancelled: data handed to the disk gets there. A task that is cancelled while it waits sees the
+    cancellation once the write is done.
+    """
 
     def done(self) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""The agent as an MCP server over standard input and output: a client asks it, lists its sessions, searches them."""
+"""The agent as an MCP server over standard input and output: a client can ask it, list its sessions and search them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ Word = Literal["allow", "allow for this session", "refuse"]
 
 
 class Reply(BaseModel):
-    """The answer of a turn. `reason` is why it ended: "answer" where the model answered, "question" where a person must
-    answer first."""
+    """The answer of a turn.
+
+    `reason` is why the turn ended: "answer" if the model answered, "question" if a person must answer first.
+    """
 
     answer: str
     session: str
@@ -56,21 +58,21 @@ class Decision(BaseModel):
     """A person's answer to a question of the agent."""
 
     answer: Annotated[Word, Field(description="What the agent may do.")] = "refuse"
-    note: Annotated[str, Field(description="Words for the agent, if you refuse.")] = ""
+    note: Annotated[str, Field(description="A reason for the agent, if you refuse.")] = ""
 
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
-    """The server in front of an agent."""
-    agent.subagents.waits = True  # a report that comes after the answer would reach no client
+    """Return an MCP server for the agent."""
+    agent.subagents.waits = True  # a report that arrives after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
     @server.tool(annotations=ToolAnnotations(open_world_hint=True))
     async def ask(
         context: Context[Any, Any],
-        message: Annotated[str, Field(description="What the agent is asked or told to do.")],
-        session: Annotated[str, Field(description="The session to go on in; a new one by default.")] = "",
-        id: Annotated[str, Field(description="A name for this message: sent again with it, it is taken once.")] = "",
+        message: Annotated[str, Field(description="The question or task for the agent.")],
+        session: Annotated[str, Field(description="The session to continue; a new one by default.")] = "",
+        id: Annotated[str, Field(description="Idempotency key: a message is handled once per id.")] = "",
     ) -> Reply | InputRequiredResult:
         """Ask the agent. It works with its own tools in its own workspace, and answers when it is done."""
         earlier = _State.model_validate_json(context.request_state) if context.request_state else None
@@ -79,7 +81,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
         if id:
             sent.id = f"{CHANNEL}:{len(key)}:{key}:{id}"
         if kind_of(sent) != "message":  # a program must not approve, stop or clear anything
-            raise ToolError("commands and answers to questions are not taken here: they are a person's")
+            raise ToolError("commands and answers to questions are not accepted here: only a person may give them")
         progress: asyncio.Queue[str] = asyncio.Queue()
 
         def watch(event: events.Event) -> None:
@@ -95,7 +97,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
                 result = await give_answer(agent, sent, earlier.place, answer, watch) if answer is not None else None
         finally:
             told.cancel()
-        if result is None:  # the person has given no answer, or another one before
+        if result is None:  # the person gave no answer, or had already given another one
             return Reply(answer="The question was not answered here.", session=key, reason="question")
         if result.reason == "question" and _can_ask(context) and _is_modern(context):
             place = await place_of_question(agent, sent)
@@ -106,7 +108,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
 
     @server.tool(annotations=reads)
     async def sessions(
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 20,
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 20,
     ) -> list[Session]:
         """List the agent's sessions, the latest first."""
         found = []
@@ -120,7 +122,7 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
     @server.tool(annotations=reads)
     async def search(
         query: Annotated[str, Field(min_length=1, max_length=1_000, description="Words to look for.")],
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="How many at most.")] = 10,
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 10,
     ) -> list[Match]:
         """Search what was said in all sessions, best first."""
         found = await agent.store.search("me", query, limit)
@@ -130,17 +132,17 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
 
 
 _INSTRUCTIONS = (
-    "An agent that works in a workspace of its own and remembers its sessions. `ask` starts a session or goes on in "
-    "one; `sessions` lists them and `search` finds what was said."
+    "An agent that works in a workspace of its own and remembers its sessions. `ask` starts or continues a "
+    "session; `sessions` lists them and `search` finds what was said."
 )
 
 
 def checked(message: str, session: str, id: str) -> str:
-    """The session's key; a ToolError for what cannot be taken."""
+    """Validate the arguments. Return the session's key, or raise a ToolError."""
     if not message.strip() or len(message) > MAX_MESSAGE:
         raise ToolError(f"message: must have 1 to {MAX_MESSAGE:,} characters")
     if id and not session:
-        raise ToolError("id: give the session too, or the message cannot be found again")
+        raise ToolError("id: give the session too, because messages are looked up by both")
     for name, text in (("session", session), ("id", id)):
         if text and (not text.strip() or not text.isprintable() or len(text) > MAX_KEY):
             raise ToolError(f"{name}: must have at most {MAX_KEY} printable characters")
@@ -161,25 +163,25 @@ async def _report(context: Context[Any, Any], names: asyncio.Queue[str]) -> None
 
 
 class _State(BaseModel):
-    """What a client sends back with a person's answer, since the protocol of 2026-07-28: the question's place."""
+    """State that the client returns with the person's answer (since protocol 2026-07-28): the question's position."""
 
     session: str
     place: int
 
 
 def _can_ask(context: Context[Any, Any]) -> bool:
-    """Whether the client can put a question to a person."""
+    """Return whether the client can ask a person a question."""
     offered = context.client_capabilities
     return offered is not None and offered.elicitation is not None
 
 
 def _is_modern(context: Context[Any, Any]) -> bool:
-    """Whether a question is a result that the client comes back with, and not a request to the client."""
+    """Return whether a question is a result that the client follows up on, rather than a request to the client."""
     return context.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _decider(context: Context[Any, Any]) -> Decide | None:
-    """How a question is answered while the turn waits; None where no person can be asked."""
+    """Return the callback that asks a person while the turn waits; None if no person can be asked."""
     if not _can_ask(context):
         return None
 
@@ -207,7 +209,7 @@ def _answer_in(context: Context[Any, Any]) -> Answer | None:
 
 
 def _answer(action: str, decision: Decision | None) -> Answer | None:
-    """The person's answer; None where they have given none: then the question stays open."""
+    """Return the person's answer; None if there was none, which leaves the question open."""
     if action == "decline":
         return Answer(False)
     if decision is None:

@@ -1,4 +1,4 @@
-"""The wire shapes of a conversation, OpenAI's, and the list that knows its own JSON."""
+"""Conversation messages in OpenAI's wire format, and a list of them that caches its own JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def user_message(content: str | list[dict[str, Any]]) -> Message:
 
 
 def assistant_message(content: str | None, calls: Sequence[tuple[str, str, dict[str, Any]]] = ()) -> Message:
-    """An assistant's message; `calls` are (id, name, arguments)."""
+    """Return an assistant message; `calls` are (id, name, arguments)."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
@@ -32,28 +32,28 @@ def tool_message(call_id: str, name: str, content: str) -> Message:
 
 
 class Conversation(list[Message]):
-    """The messages of one request, as a plain list that also keeps its JSON.
+    """The messages of one request: a list that caches its JSON.
 
-    A conversation only ever grows at its end, so each message is encoded once in its life and not once a round:
-    that is what keeps the cost of a round apart from the length of the history.
+    A conversation only grows at its end, so each message is encoded once and not once per round. This keeps the cost of
+    a round independent of the length of the history.
     """
 
     def __init__(self, messages: Iterable[Message] = (), *, blind: Blind | None = None) -> None:
-        """`blind`: for a model that cannot see pictures, what takes their place."""
+        """`blind` replaces images for a model without vision."""
         super().__init__()
-        self.call_ids: set[str] = set()  # of all tool calls in it
+        self.call_ids: set[str] = set()  # ids of all its tool calls
         self._parts: list[bytes] = []  # of its JSON, without the brackets
-        self._encoded = 0  # how many messages stand in them
+        self._encoded = 0  # number of messages encoded in `_parts`
         self._size = 0
-        self.untrusted = False  # whether something in it came from outside, or from files of unknown origin
-        self.outside = False  # whether something came from beyond the person's own files
-        self.described_outside = False  # whether the last request offered tools that text from outside describes
+        self.untrusted = False  # contains external content, or files of unknown origin
+        self.outside = False  # contains content from beyond the person's own files
+        self.described_outside = False  # the last request offered tools with external descriptions
         self.blind = blind
-        self.summary: Message | None = None  # of what stood before
-        # Of user's messages that are no person's word, or not all of them: what a person said, by their place.
+        self.summary: Message | None = None  # summary of the earlier conversation
+        # For user messages that a person did not write, or not entirely: the person's own words, by index.
         self.own_words: dict[int, Any] = {}
         self.stopgap = False  # the summary was made without a model
-        self.weighed = (0, 0)  # how many messages were weighed, and what they weigh
+        self.weighed = (0, 0)  # number of messages weighed, and their total weight (see `Measure`)
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -71,34 +71,35 @@ class Conversation(list[Message]):
                 self._size += 400 + len(str(call.get("function")))
 
     def become(self, other: Conversation) -> None:
-        """Show something else from now on, to all who hold this conversation."""
+        """Replace the contents in place, for every holder of this conversation."""
         self[:] = other
         self.__dict__.update(other.__dict__)
 
     @property
     def characters(self) -> int:
-        """At least as many as all its texts have together."""
+        """Return an upper bound on the number of characters in all its texts."""
         return self._size
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory, whether its JSON was asked for or not."""
+        """Return its approximate size in memory in bytes, whether its JSON is cached or not."""
         return self._size + sum(map(len, self._parts))
 
     def json(self) -> bytes:
-        """The messages as a JSON array."""
+        """Return the messages as a JSON array."""
         return b"".join(self.json_parts())
 
     def json_parts(self) -> list[bytes]:
-        """The same in parts, few and mostly as they were the last time, so that they need not be copied."""
-        if self._encoded > len(self):  # messages were removed: begin again
+        """Return the JSON array in parts: few, and mostly unchanged since the last call, so that they need not be
+        copied."""
+        if self._encoded > len(self):  # messages were removed: start over
             self._parts.clear()
             self._encoded = 0
         if self._encoded < len(self):
             new = b",".join([encode_json(message) for message in self[self._encoded :]])
             self._parts.append(b"," + new if self._parts else new)
             self._encoded = len(self)
-            # Each part is more than twice as long as the next: there are few, and a byte is seldom copied.
+            # Each part is more than twice as long as the next, so there are few parts and bytes are rarely copied.
             while len(self._parts) > 1 and len(self._parts[-2]) < 2 * len(self._parts[-1]):
                 last = self._parts.pop()
                 self._parts[-1] += last
@@ -106,7 +107,7 @@ class Conversation(list[Message]):
 
 
 def _characters(content: Any) -> int:
-    """About as many characters as a message's content has, without making another text of it."""
+    """Return the approximate number of characters in a message's content, without copying it."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, list):

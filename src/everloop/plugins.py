@@ -1,7 +1,7 @@
-"""Plugins: tools and providers of other installed packages, found by their entry points.
+"""Plugins: tools and providers from other installed packages, found through entry points.
 
-A plugin is loaded only when the settings name it; without plugins this module is not imported. Its code runs in this
-process with all its rights, so everything that goes wrong in it is reported under the name of its package.
+A plugin is loaded only if the configuration names it; without plugins this module is not imported. Plugin code runs in
+this process with all its rights, so every error in it is reported under the name of its package.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .errors import ConfigError
 
 TOOLS = "everloop.tools"
 PROVIDERS = "everloop.providers"
-MAX_REASON = 400  # characters of a plugin's own error that are shown
+MAX_REASON = 400  # maximum length of a plugin's own error message
 T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
 class Plugin:
-    """What an entry point names, imported; `setting` is where the person asked for it."""
+    """An imported entry point; `setting` is the configuration key that names it."""
 
     name: str
     package: str
@@ -31,7 +31,7 @@ class Plugin:
     content: Any
 
     def use(self, make: Callable[[Any], T]) -> T:
-        """What `make` makes of it. Whatever it raises is a ConfigError in one line that names the package."""
+        """Return `make(content)`. Anything it raises becomes a one-line ConfigError that names the package."""
         try:
             return make(self.content)
         except (Exception, SystemExit) as error:
@@ -39,16 +39,16 @@ class Plugin:
 
 
 def installed(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group by name; a name that two packages use has more than one."""
+    """Return the entry points of a group by name; a name that two packages share has several."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
         found.setdefault(entry.name, []).append(entry)
     return found
 
 
-@cache  # an agent may be made inside the event loop, which must not wait for the disk
+@cache  # agents may be created on the event loop, which must not wait for the disk
 def find(group: str, name: str, setting: str) -> Plugin:
-    """Import the plugin that a setting names; a ConfigError in one line if it cannot be."""
+    """Import the plugin that a setting names, or raise a one-line ConfigError."""
     known = installed(group)
     entries = known.get(name, [])
     if not entries:
@@ -70,7 +70,7 @@ def _unusable(name: str, package: str, setting: str, error: BaseException) -> Co
     reason = " ".join(reason.split())[:MAX_REASON]
     return ConfigError(
         f'{setting}: the plugin "{name}" of the package {package} cannot be used: {reason}; '
-        "update or uninstall the package, or take the name out of the settings"
+        "update or uninstall the package, or remove it from the configuration"
     )
 
 

@@ -1,8 +1,7 @@
-"""A recorded turn, run again through the real engine: no model, no tool, no store.
+"""Replay a recorded turn through the real engine, without a model, tools or a store.
 
-The model gives the recorded answers and the tools give the recorded results; what the engine makes of them must be
-the recorded turn again, step by step. Intents, times and what was shown to the model are left out: they say when and
-how, not what.
+The model returns the recorded answers and the tools return the recorded results; the engine must then reproduce the
+recorded turn, step by step. Intents, timings and compactions are ignored: they record when and how, not what.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from .log import (
 from .messages import Conversation
 from .providers.base import LLMResponse, ToolCallRequest
 
-# A turn with one of these ends was cut from outside, at a moment that no log can repeat.
+# Turns that end for one of these reasons were stopped from outside, at a moment that no log can reproduce.
 CUT = frozenset({"cancelled", "timeout", "aborted", "replaced", "budget", "error", "abandoned"})
 
 
 @dataclass(slots=True, frozen=True)
 class Difference:
-    """Where the recording and the engine part: the step (from 1), and what each has there."""
+    """The first step (from 1) at which the recording and the engine diverge, and what each of them has there."""
 
     step: int
     recorded: Entry | None
@@ -51,7 +50,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay. `cut` says why the recording could only be followed so far."""
+    """The result of a replay. `cut` says why the recording could only be followed this far."""
 
     steps: list[Entry] = field(default_factory=list)
     difference: Difference | None = None
@@ -63,33 +62,34 @@ class Replayed:
 
 
 async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Replayed:
-    """Run a turn again from its recorded entries; `history` is what stands before it in its conversation."""
+    """Replay a turn from its recorded entries; `history` is the part of its conversation that precedes it."""
     recorded = [entry for entry in entries if not isinstance(entry, CallsBegun | Compacted)]
     if not recorded or not isinstance(first := recorded[0], UserSaid):
         first_entry = recorded[0] if recorded else None
         return Replayed(difference=Difference(1, first_entry, None, "a turn begins with a user's message"))
     kept, cut = _until_cut(recorded)
-    tape = _Tape(kept, ends=not cut)
+    recording = _Recording(kept, ends=not cut)
     conversation = Conversation(messages_of(history))
-    conversation.call_ids.clear()  # the recorded ids were free, also those of calls that were left out by then
-    turn = Turn("replay", [first], conversation, tape)
+    # the recorded ids were free, including those of calls that had been compacted away by then
+    conversation.call_ids.clear()
+    turn = Turn("replay", [first], conversation, recording)
     found: Difference | None = None
     try:
-        while isinstance(await run_turn(turn, tape.model, tape, _limits(kept)), Parked):
-            turn.know(tape.decision())
-    except _CutHere:
+        while isinstance(await run_turn(turn, recording.model, recording, _limits(kept)), Parked):
+            turn.apply(recording.decision())
+    except _RecordingEnded:
         pass
-    except _Apart as apart:
-        found = Difference(tape.at + 1, tape.next, None, str(apart))
-    produced = [first, *tape.written, *turn.outcome]
-    if cut:  # where the engine would have gone from there is not recorded
+    except _Divergence as divergence:
+        found = Difference(recording.at + 1, recording.next, None, str(divergence))
+    produced = [first, *recording.written, *turn.outcome]
+    if cut:  # what the engine would do next is not recorded
         produced = produced[: len(kept)]
     found = _compare(kept, produced, complete=found is None and not cut) or found
     return Replayed(produced[: found.step - 1] if found else produced, found, cut)
 
 
 def _until_cut(recorded: Sequence[Entry]) -> tuple[Sequence[Entry], str]:
-    """The part of a turn that can be replayed, and why the rest cannot."""
+    """Return the part of a turn that can be replayed, and why the rest cannot."""
     last = recorded[-1]
     if not isinstance(last, TurnEnded):
         return recorded, "it has not ended"
@@ -110,7 +110,8 @@ def _belongs_to_cut(entry: Entry) -> bool:
 
 
 def _limits(recorded: Sequence[Entry]) -> Limits:
-    """The limits are not in the log: the rounds are as many as it took, and one more if they were not the end."""
+    """Reconstruct the limits, which are not in the log: as many rounds as it took, plus one if they did not end the
+    turn."""
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
     if isinstance(last, TurnEnded) and last.reason == "empty":
@@ -124,10 +125,10 @@ def _limits(recorded: Sequence[Entry]) -> Limits:
 
 
 def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: bool) -> Difference | None:
-    """The first step at which the two are not the same; when not complete, one may be longer."""
+    """Return the first step at which the two differ; unless `complete`, one may be longer."""
     for place, (one, other) in enumerate(zip(recorded, produced, strict=False)):
         if _timeless(one) != _timeless(other):
-            return Difference(place + 1, one, other, "the engine takes another step")
+            return Difference(place + 1, one, other, "the engine takes a different step")
     shared = min(len(recorded), len(produced))
     if complete and len(recorded) > shared:
         return Difference(shared + 1, recorded[shared], None, "the turn is over here")
@@ -137,24 +138,30 @@ def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: 
 
 
 def _timeless(entry: Entry) -> Entry:
+    """Return the entry without what a replay cannot reproduce: timings, workers, and how the request was sent."""
     if isinstance(entry, ModelAnswered):
-        return msgspec.structs.replace(entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="")
+        return msgspec.structs.replace(
+            entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="", prompt="", tools="", failures=()
+        )
     return (
         msgspec.structs.replace(entry, seconds=0.0, flushed=0.0, worker="") if isinstance(entry, CallEnded) else entry
     )
 
 
 def _by_policy(entry: CallEnded) -> bool:
-    """Whether a call was denied by the policy, and not by a person: then the engine itself gives the result."""
+    """Return whether the policy, not a person, denied the call. A person's denial is added by the engine itself."""
     return entry.status == "denied" and not entry.content.startswith(REFUSED)
 
 
-class _Apart(BaseException):
-    """The engine asks for something that the recording has not. (No Exception: the engine would answer those.)"""
+class _Divergence(BaseException):
+    """The engine asks for something that is not in the recording.
+
+    Not an Exception, because the engine would handle one.
+    """
 
 
-class _CutHere(BaseException):
-    """All that was recorded of a turn that was cut off has been given."""
+class _RecordingEnded(BaseException):
+    """Everything recorded of an interrupted turn has been replayed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -166,11 +173,11 @@ class _Result:
     own_files: bool
 
 
-class _Tape:
-    """Model, tools and log in one: gives what was recorded, in the order in which it was."""
+class _Recording:
+    """Model, tools and log in one: returns the recorded entries in their recorded order."""
 
     def __init__(self, recorded: Sequence[Entry], ends: bool) -> None:
-        self.at = 1  # the first message is there from the start
+        self.at = 1  # the first message is already there
         self.written: list[Entry] = []
         self._recorded = recorded
         self._ends = ends
@@ -180,16 +187,16 @@ class _Tape:
         return self._recorded[self.at] if self.at < len(self._recorded) else None
 
     async def model(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
-        entry = self._peek("asks the model")
+        entry = self._peek("calls the model")
         if not isinstance(entry, ModelAnswered):
-            raise _Apart("the engine asks the model here")
+            raise _Divergence("the engine calls the model here")
         self.at += 1
         conversation.described_outside = entry.untrusted
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
         return LLMResponse(entry.content, calls, entry.finish_reason, entry.usage, entry.reasoning, entry.model)
 
     async def review(self, calls: Sequence[Call], conversation: Conversation) -> Review:
-        """What the policy said then: results that are denials, and a question."""
+        """Return the recorded verdict of the policy: denials, and a question."""
         ids, denied = {call.id for call in calls}, {}
         while isinstance(entry := self.next, CallEnded) and _by_policy(entry) and entry.id in ids:
             denied[entry.id] = entry.content
@@ -200,27 +207,27 @@ class _Tape:
         return Review(denied=denied)
 
     def decision(self) -> list[Entry]:
-        """What the person said who was asked."""
+        """Return the recorded answer of the person."""
         entry = self._peek("waits for a person")
         if not isinstance(entry, CallsDecided):
-            raise _Apart("the engine waits for a person here")
+            raise _Divergence("the engine waits for a person here")
         self.at += 1
         self.written.append(entry)
         while not entry.allowed and isinstance(ended := self.next, CallEnded) and ended.id in entry.ids:
-            self.at += 1  # the engine itself gives these results
+            self.at += 1  # the engine itself produces these results
         return [entry]
 
     def batch(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The one call whose result comes next: so results come in the order in which they were recorded."""
+        """Return the one call whose result comes next, so that results come in their recorded order."""
         entry = self._peek(f"runs {calls[0].name}")
         for call in calls:
             if isinstance(entry, CallEnded) and entry.id == call.id and entry.name == call.name:
                 return [call]
         names = ", ".join(f"{call.name} ({call.id})" for call in calls)
-        raise _Apart(f"the engine runs {names} here")
+        raise _Divergence(f"the engine runs {names} here")
 
     def replay_safe(self, name: str) -> bool:
-        return True  # no intents: a replay cannot be cut off
+        return True  # no intents: a replay cannot be interrupted
 
     def read_only(self, name: str) -> bool:
         return True
@@ -229,9 +236,9 @@ class _Tape:
         entry = self.next
         assert isinstance(entry, CallEnded)
         if entry.status == "denied":
-            raise _Apart(f"the engine runs {call.name} ({call.id}) here, which was allowed")
+            raise _Divergence(f"the engine runs {call.name} ({call.id}) here, which was allowed")
         self.at += 1
-        # What a crash leaves is the engine's own word, not a tool's.
+        # The text after a crash comes from the engine, not from a tool.
         content = INTERRUPTED if entry.status == "interrupted" else entry.content
         return _Result(content, entry.status, entry.untrusted, entry.images, entry.own_files)
 
@@ -254,6 +261,6 @@ class _Tape:
     def _peek(self, doing: str) -> Entry:
         if (entry := self.next) is None:
             if not self._ends:
-                raise _CutHere
-            raise _Apart(f"the recording ends, and the engine {doing} here")
+                raise _RecordingEnded
+            raise _Divergence(f"the recording ends, and the engine {doing} here")
         return entry

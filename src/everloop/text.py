@@ -1,4 +1,4 @@
-"""Text made safe to store or to show, and cut to a length."""
+"""Make text safe to store and to display, and shorten it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import lru_cache
 from itertools import islice
 
 # Text from a model, a tool or a web page must not move a terminal's cursor, set its title or paste into it: control
-# characters are shown as pictures of themselves; marks that turn the direction of writing, and letters that are drawn
-# as nothing and used to hide instructions, as a replacement character.
+# characters are shown as control pictures; bidirectional marks, and invisible letters that are used to hide
+# instructions, as a replacement character.
 _PRINTABLE: dict[int, int | str | None] = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 _PRINTABLE |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
 _PRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
 _PRINTABLE |= dict.fromkeys(range(0xE0000, 0xE0080), "�")
 _PRINTABLE |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
 
-# Drawn as nothing, or as an empty space, though their categories are those of letters and marks.
+# Rendered as nothing or as blank space, although they are categorised as letters and marks.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | frozenset(
     chr(code) for code in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 )
@@ -26,8 +26,8 @@ _TRAILING = re.compile(r" +(?=\n|\Z)")
 
 
 def clean(text: str) -> str:
-    """Return the text without lone surrogates, which JSON encoders and databases refuse."""
-    if text.isascii():  # known without a look at it
+    """Return the text without lone surrogates, which JSON encoders and databases reject."""
+    if text.isascii():  # O(1)
         return text
     try:
         text.encode()
@@ -37,14 +37,14 @@ def clean(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with every control character but tabs and line ends made visible."""
+    """Return the text with every control character except tabs and newlines made visible."""
     return text if text.isprintable() else text.translate(_PRINTABLE)
 
 
 def one_line(text: str | bytes, limit: int | None = 300) -> str:
-    """Return the text on one line, without anything that a terminal would act on.
+    """Return the text on one line, without anything a terminal would interpret.
 
-    With a limit, a longer text ends in an ellipsis at that many characters.
+    With a limit, longer text is truncated to that many characters, ending in an ellipsis.
     """
     given = text[: 4 * limit] if limit is not None else text
     shown = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
@@ -55,9 +55,9 @@ def one_line(text: str | bytes, limit: int | None = 300) -> str:
 
 
 def cut(text: str, limit: int, pointer: str = "") -> str:
-    """Return the text with its middle left out if it is longer than `limit`, and a note in its place.
+    """Return the text with its middle replaced by a note if it is longer than `limit`.
 
-    The note counts what is left out, ends with `pointer`, and is part of the limit.
+    The note counts the omitted characters, ends with `pointer`, and counts towards the limit.
     """
     if len(text) <= limit:
         return text
@@ -68,7 +68,7 @@ def cut(text: str, limit: int, pointer: str = "") -> str:
 
 
 def cut_inline(text: str, limit: int) -> str:
-    """Return the text with its middle left out and counted in the same line, if it is longer than `limit`."""
+    """Return the text with its middle replaced by an inline note with the count, if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -76,10 +76,10 @@ def cut_inline(text: str, limit: int) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with everything that cannot be seen written out, as ‹U+001B›.
+    """Return the text with every invisible character written out, as ‹U+001B›.
 
-    What a person reads before approving it must be what runs. Line ends and the tabs that indent a line stay. Long
-    gaps, which would push text out of sight, are counted.
+    What a person reads before approving it must be what runs. Newlines and indenting tabs are kept. Long gaps, which
+    could push text out of sight, are replaced by their length.
     """
     if text.isascii() and text.isprintable() and "  " not in text and not text.endswith(" "):
         return text
@@ -104,15 +104,18 @@ def _code(character: str) -> str:
 
 # ---------------------------------------------------------------------------------------- excerpts
 
-_LOOKED_AT = 100_000  # characters of a text
+_LOOKED_AT = 100_000  # characters of the text that are searched
 _MOST_WORDS = 16
-_MOST_HITS = 10  # of one word
-_LEAD = 60  # characters before the first word
+_MOST_HITS = 10  # per word
+_LEAD = 60  # characters of context before the first word
 _PUNCTUATION = ".,;:!?\"'()[]{}<>*`…“”„‘’«»。、！？「」"
 
 
 def excerpt(text: str, query: str, most: int = 300) -> str:
-    """One line of at most so many characters, cut at words where there are any; "…" marks what was left out."""
+    """Return one line of at most `most` characters around the query's words, cut at word boundaries if possible.
+
+    "…" marks omitted text.
+    """
     line = " ".join(text.split())
     if len(line) <= most:
         return line
@@ -129,7 +132,7 @@ def excerpt(text: str, query: str, most: int = 300) -> str:
 
 
 def _best_place(text: str, query: str, span: int) -> int:
-    """Where the part of a text begins that has the most of the words."""
+    """Return the offset of the part of the text that contains the most query words."""
     folded, places = _folded(text)
     words = dict.fromkeys(word for part in _folded(query)[0].split() if (word := part.strip(_PUNCTUATION)))
     hits = sorted((at, word) for word in islice(words, _MOST_WORDS) for at in _hits(folded, word))
@@ -142,7 +145,8 @@ def _best_place(text: str, query: str, span: int) -> int:
 
 
 def _hits(text: str, word: str) -> list[int]:
-    """Where a word stands; if it stands nowhere, then its stem, or pairs of characters where words have no ends."""
+    """Return the offsets of a word; if there are none, of its stem, or of character pairs in scripts without word
+    boundaries."""
     tries = [word, *(word[:-cut] for cut in (1, 2, 3) if len(word) - cut >= 3)]
     for each in tries:
         if found := _places(text, each):
@@ -162,7 +166,7 @@ def _places(text: str, word: str) -> list[int]:
 
 
 def _folded(text: str) -> tuple[str, list[int]]:
-    """A text without case, accents and widths, and for each of its characters where it stands in the first one."""
+    """Return the text without case, accents and width variants, and the original offset of each of its characters."""
     if text.isascii():
         return text.lower(), []
     plain = list(map(_plain, text))
@@ -176,5 +180,5 @@ def _plain(character: str) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun: "1 entry", "2,000 entries"."""
+    """Return a number with its noun: "1 entry", "2,000 entries"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,4 +1,4 @@
-"""Work beside the event loop: blocking functions on daemon threads, kept for the next one, and background tasks."""
+"""Work off the event loop: blocking functions on a pool of daemon threads, and background tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _IDLE_SECONDS = 10.0
 
 
 class _Worker:
-    """One thread and the jobs it is handed; without any for a while, it ends."""
+    """A thread and its job queue; it ends after a while without jobs."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # A daemon, so that a function that hangs does not keep the process from ending.
+        # A daemon thread, so that a function that hangs does not keep the process from exiting.
         threading.Thread(target=self._work, name="everloop-tool", daemon=True).start()
 
     def _work(self) -> None:
@@ -31,9 +31,9 @@ class _Worker:
                     _idle.remove(self)
                     return
                 except ValueError:
-                    continue  # it was taken just now: the job is on its way
+                    continue  # it was claimed just now: a job is on its way
             job()
-            del job  # it holds the arguments and the result
+            del job  # it holds references to the arguments and the result
 
 
 _idle: list[_Worker] = []
@@ -42,7 +42,8 @@ _idle: list[_Worker] = []
 async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Run a blocking function in a thread, with the caller's context variables.
 
-    Cancelling only stops the waiting: a thread cannot be killed, so the function goes on to its end unheard.
+    Cancellation only stops waiting: a thread cannot be killed, so the function runs to its end and its result is
+    discarded.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -57,7 +58,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         failure: BaseException | None = None
         try:
             result = context.run(function, *args, **kwargs)
-        except StopIteration as error:  # a future does not take it
+        except StopIteration as error:  # a future does not accept StopIteration
             failure = RuntimeError(f"StopIteration: {error}")
         except BaseException as error:
             failure = error
@@ -65,7 +66,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         try:
             loop.call_soon_threadsafe(_deliver, future, result, failure)
         except RuntimeError:
-            return  # the loop is closed, and no caller waits any more
+            return  # the loop is closed, so there is no caller left
 
     worker.jobs.put(job)
     return await future
@@ -84,7 +85,7 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Tasks that nothing waits for. What goes wrong in them is logged."""
+    """Background tasks that nothing awaits. Their errors are logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +96,7 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for those that run, and cancel the ones that take longer than this."""
+        """Wait for the running tasks, and cancel those that take longer than this."""
         if self._tasks:
             _, stuck = await asyncio.wait(self._tasks, timeout=seconds)
             for task in stuck:

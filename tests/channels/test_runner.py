@@ -248,7 +248,7 @@ async def test_an_answer_of_a_terminals_turn_is_left_to_the_channel(tmp_path: Pa
 
 def test_a_network_is_imported_only_when_it_is_configured() -> None:
     code = (
-        "import sys, everloop.cli.serve, everloop.cli.worker, everloop.cli.service\n"
+        "import sys, everloop.cli.serve\n"
         "assert not [name for name in sys.modules if name.startswith('everloop.channels')]\n"
         "from everloop.channels.base import make_channel\n"
         "from everloop.config import ChannelConfig\n"

@@ -17,7 +17,7 @@ from everloop.config import Rule
 from everloop.providers.base import ToolCallRequest
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import conform, running, shown_file
-from everloop.tools.outgoing import OutgoingFiles
+from everloop.tools.message import OutgoingFiles
 
 from .fake_discord import FakeDiscord
 from .fake_slack import FakeSlack

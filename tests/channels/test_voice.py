@@ -75,8 +75,8 @@ async def test_without_an_endpoint_the_sender_is_told_and_the_recording_kept(tmp
 @pytest.mark.parametrize(
     ("status", "words", "told"),
     [
-        (400, "", "which could not be transcribed (127.0.0.1:PORT: HTTP 400: busy).]"),
-        (0, "", "in which no words were heard.]"),
+        (400, "", "could not be transcribed (127.0.0.1:PORT: HTTP 400: busy).]"),
+        (0, "", "contained no recognisable words.]"),
     ],
 )
 async def test_what_cannot_be_heard_is_said(
@@ -88,7 +88,7 @@ async def test_what_cannot_be_heard_is_said(
         await telegram.attach("7", "voice.ogg", SOUND)
         await until(lambda: says.asked)
     port = endpoint.url.split(":")[2].partition("/")[0]
-    assert says.asked[0].startswith(f"[A voice message came, {told.replace('PORT', port)}")
+    assert says.asked[0].startswith(f"[A voice message {told.replace('PORT', port)}")
 
 
 async def test_a_long_recording_delays_no_other_chat(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_link_in_the_place_of_a_recording_is_not_followed(endpoint: Endp
         await telegram.say("7", "first")
         await telegram.attach("7", "voice.ogg", SOUND)
         await until(lambda: len(says.asked) == 2)
-    assert says.asked[1].startswith("[A voice message came, which could not be transcribed (the recording cannot be")
+    assert says.asked[1].startswith("[A voice message could not be transcribed (the recording cannot be")
     assert endpoint.heard == []
 
 

@@ -230,8 +230,8 @@ DOCTORED: list[tuple[Callable[[History], None], str]] = [
     (hidden_lease, "unseen"),
     (rob, "which lived"),
     (write_as_another, "process 1 wrote"),
-    (end_before_results, "stands before the results of"),
-    (end_twice, "is a result of no open call"),
+    (end_before_results, "precedes the results of"),
+    (end_twice, "is a result without an open call"),
     (lambda history: history.complaints.append("Traceback"), "Traceback"),
     (lambda history: first_answered(history).refused.append("its client was refused: 400"), "refused: 400"),
 ]

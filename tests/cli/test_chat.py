@@ -125,7 +125,7 @@ async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
         screen.type("go\r")
         place = await screen.sees("first")
         screen.type("\x03")
-        place = await screen.sees("Stopped. What was done so far is kept.", after=place)
+        place = await screen.sees("Stopped. The work so far is kept.", after=place)
         for _ in range(3):  # one that comes before the turn is quite over counts for it
             if await asks_after_ctrl_c(screen, place):
                 break

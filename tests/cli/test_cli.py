@@ -82,6 +82,19 @@ async def test_an_unknown_command_or_flag_is_one_line():
     is_one_error(await everloop("log", "-n", "0"), "above 0")
 
 
+async def test_json_loses_no_character_where_the_output_is_not_utf8(server):
+    server.reply("snow ☃")
+    done = await everloop("run", "--json", "hi", server=server, PYTHONIOENCODING="ascii")
+    assert done.json["result"] == "snow ☃"
+
+
+async def test_a_command_without_its_action_lists():
+    for command in ("channels", "sessions"):
+        done = await everloop(command)
+        assert (done.status, done.out) == (0, ""), done.err
+        assert re.fullmatch(r"everloop: no [^\n]+\n", done.err)
+
+
 def test_every_help_has_an_example_and_the_flags_of_all_commands_stand_once():
     known = parser()
     paths = [path for path, _ in _words(known, "")]

@@ -178,6 +178,14 @@ async def test_a_folder_can_be_named_without_a_flag(server, tmp_path):
     assert missing.err.startswith(f"everloop: {tmp_path}/nowhere is not a folder")
 
 
+@pytest.mark.parametrize("command", [[], ["chat"], ["--session", "cli:work", "chat"]], ids=["none", "chat", "flags"])
+async def test_a_folder_that_is_not_there_is_not_made_by_a_chat(tmp_path, command):
+    done = await everloop(*command, str(tmp_path / "gardne"), stdin=b"hi\n")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.endswith("gardne is not a folder: name one that exists, or make it with `everloop init`\n")
+    assert not (tmp_path / "gardne").exists()
+
+
 async def test_the_chat_says_which_folder_it_works_in(server, tmp_path):
     (tmp_path / "garden").mkdir()
     for folder, said in (
@@ -266,7 +274,7 @@ async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(s
     said = await run_in(new, server)
     command = f"everloop sessions --adopt {old} --workspace {new}"
     for line in (listed.err.splitlines()[0] + "\n", said):
-        assert line.startswith(f"everloop: {new} begins without sessions; those of ")
+        assert line.startswith(f"everloop: {new} starts without sessions; those of ")
         assert line.endswith(f"are kept: `{command}` continues them here\n")
     assert server.requests[-1].messages == 2
     assert await run_in(new, server) == ""  # it has sessions of its own now

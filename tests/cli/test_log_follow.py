@@ -43,7 +43,7 @@ async def test_a_file_is_heard_of_when_it_is_made_and_when_it_is_written(tmp_pat
         (path.parent / "other.txt").write_text("not ours either")
         assert not await heard(watch)
     finally:
-        watch.close()
+        await watch.close()
 
 
 async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
     await watch.start()
     (tmp_path / "a.db").write_text("x")
     assert await heard(watch, 20)
-    watch.close()
+    await watch.close()
 
 
 async def heard(watch: FileWatch, seconds: float = 3 * watching.STEP_SECONDS) -> bool:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.cli.service import at_work
+from everloop.cli.serve import at_work
 from everloop.cli.session_list import Listed, Totals
 from everloop.cli.terminal import session_lines
 from everloop.config import Config
 from everloop.log import ModelAnswered, Request, TurnEnded
-from everloop.store import pruning
+from everloop.store import deletion
 from everloop.store.base import SessionInfo
 from everloop.store.peers import new_worker, retire
 from everloop.store.sqlite import SQLiteStore
@@ -169,7 +169,7 @@ async def test_a_chat_that_is_not_idle_is_not_named_and_its_next_turn_does_not_w
 
 @pytest.mark.parametrize(("keep", "is_kept"), [("1h", False), ("", True)])
 async def test_a_service_removes_old_requests_and_what_was_saved_for_them(home, monkeypatch, tmp_path, keep, is_kept):
-    monkeypatch.setattr(pruning, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(deletion, "FIRST_SECONDS", 0.0)
     store = SQLiteStore(tmp_path / "store.db")
     for id in ("old", "new"):
         worker = new_worker()

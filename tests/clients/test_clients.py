@@ -124,7 +124,7 @@ async def test_an_answer_that_breaks_off_is_an_error_and_no_short_answer(client:
     server.behind.raw(BROKEN)
     said = await client.does("stream", server, prompt="Go on.")
     assert said["raised"]
-    assert "the model of this server failed" in said["message"]
+    assert "the server's model call failed" in said["message"]
     assert "a canary of the model's" not in said["message"]  # whoever shows a token need not know what is behind
 
 

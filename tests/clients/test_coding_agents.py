@@ -150,7 +150,7 @@ async def test_codex_says_why_it_was_refused(codex: Coder, server: Served):
     assert "unknown or revoked" in await codex.run("Hello.", code=1, **{TOKEN: "wrong"})
     assert server.behind.requests == []
     server.behind.fail(400)
-    assert "the model of this server failed" in await codex.run("Hello.", code=1)
+    assert "the server's model call failed" in await codex.run("Hello.", code=1)
 
 
 async def test_codex_that_is_interrupted_stops_the_model(codex: Coder, server: Served):

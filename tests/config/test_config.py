@@ -177,7 +177,7 @@ WRONG_FILES = {
     '[agent]\nworkspace = "x"': '[agent] unknown key "workspace" (it belongs above all sections)',
     "[zebra]\na = 1": 'unknown section "zebra"; allowed: [provider], [local], [agent]',
     "[agnet]\na = 1": 'unknown section "agnet" (did you mean "agent"?); allowed: [provider], [local], [agent]',
-    "[channels.link]\nanna = 5": '[channels.link] anna must be a list of texts such as "telegram:123456"',
+    "[channels.link]\nanna = 5": '[channels.link] anna must be a list of strings such as "telegram:123456"',
     '[channels.link]\nallow = ["x"]': "[channels.link] names people, and has no settings of a channel",
     "[provider.extra]\na = 1": '[provider] unknown key "extra"; allowed: ',
     'provider = "openai"': "provider is a section: write [provider] and its keys on the lines below",
@@ -199,8 +199,8 @@ WRONG_FILES = {
     '[agent]\nrestrict_to_workspace = "no"': '[agent] restrict_to_workspace must be true or false, not "no"',
     "[provider]\nmodel = 5": "[provider] model must be one line of text, not 5",
     '[provider]\nmodel = "a\\nb"': "[provider] model must be one line of text, not 'a\\nb'",
-    '[provider]\nfallbacks = "a"': '[provider] fallbacks must be a list of texts, not "a"',
-    "[provider]\nfallbacks = [1]": "[provider] fallbacks must be a list of texts",
+    '[provider]\nfallbacks = "a"': '[provider] fallbacks must be a list of strings, not "a"',
+    "[provider]\nfallbacks = [1]": "[provider] fallbacks must be a list of strings",
     '[provider]\nbase_url = "localhost:80"': (
         '[provider] base_url must be an http:// or https:// address, not "localhost:80"'
     ),
@@ -383,7 +383,7 @@ def test_a_key_of_the_environment_goes_where_the_flags_say_unless_it_was_set_for
         ('[[policy]]\ndo = "ask"\ntol = "exec"', 'unknown key "tol" (did you mean "tool"?)'),
         ('[[policy]]\ndo = "ask"\ntool = "write_file"\ncommand = "git"', "is not exec"),
         ('[[policy]]\ndo = "ask"\ntainted = true', "only means something"),
-        ('[[policy]]\ndo = "ask"\narguments = "x"', "a table of texts"),
+        ('[[policy]]\ndo = "ask"\narguments = "x"', "a table of strings"),
         ("[mcp.clock]", "needs a command"),
         ('[mcp.clock]\ncommand = "a"\nurl = "http://127.0.0.1"', "not both"),
         ('[mcp.clock]\ncommand = "a"\nheaders = { A = "b" }', "headers"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from everloop import AgentLoop, InboundMessage
-from everloop.cli import worker as _worker  # noqa: F401 - the forge has it ready for its children
+from everloop.cli import serve as _serve  # noqa: F401 - the forge has it ready for its children
 from everloop.cli.main import main
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.postgres.store import PostgresStore

@@ -16,7 +16,7 @@ from everloop.store.peers import process_of
 
 MARK = re.compile(r"mark:(\S+)")
 # What is said besides answers: questions, what comes of a person's word, and messages of the tool `message`.
-ASIDE = re.compile(r"May I do|Approved\.|Nothing waits|I am still waiting|said:")
+ASIDE = re.compile(r"May I do|Approved\.|There is no open question|I am still waiting|said:")
 
 
 @dataclass(slots=True)

@@ -124,7 +124,7 @@ def test_what_is_copied_into_the_image_is_not_ignored_and_is_enough_to_build_the
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "everloop/cli/worker.py" in names
+    assert "everloop/cli/serve.py" in names
     assert any(name.startswith("everloop/skills/") for name in names)
 
 

@@ -43,7 +43,7 @@ async def test_unknown_tools_are_refused_with_the_nearest_name(folder):
 @pytest.mark.parametrize("name", ["message", "cron"])
 async def test_a_tool_that_writes_to_a_chat_is_refused(folder, name):
     text = await refused(definition(tools=[name]), provider=ScriptedProvider([]), workspace=folder)
-    assert text == f"agent worker: tools: {name} writes to a chat, and an executor has none: take it off the list"
+    assert text == f"agent worker: tools: {name} writes to a chat, and an executor has none: remove it from the list"
 
 
 async def test_a_workspace_that_is_not_there_is_refused(folder):

@@ -105,7 +105,7 @@ async def test_inputs_are_put_into_initial_messages_which_are_in_the_log(folder)
         ("initial_messages", "hello", "must be a list of messages"),
         ("initial_messages", [{"role": "user"}], "message 1 must have a role and a content"),
         ("initial_messages", [{"role": "system", "content": "x"}], "must be user or assistant, not 'system'"),
-        ("initial_messages", [{"role": "user", "content": ""}], "must be a text, not an empty one"),
+        ("initial_messages", [{"role": "user", "content": ""}], "must be a string, not an empty one"),
         ("initial_messages", [{"role": "assistant", "content": "x"}], "a message of the user must stand before it"),
     ],
 )

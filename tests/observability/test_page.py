@@ -15,8 +15,7 @@ import yaml
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import CallEnded, ModelAnswered, TurnEnded, UserSaid
-from everloop.observability.metrics import Meters
-from everloop.observability.metrics_page import FRESH_SECONDS, Page
+from everloop.observability.metrics import FRESH_SECONDS, Meters, Page
 from everloop.store.base import Claim
 from everloop.store.overview import Overview
 from everloop.store.peers import new_worker, retire
@@ -96,7 +95,7 @@ async def test_the_numbers_of_the_store_are_those_of_its_overview(store, worker)
 
 
 async def test_many_who_ask_at_once_and_soon_after_cost_one_look(store, monkeypatch):
-    monkeypatch.setattr("everloop.observability.metrics_page.FRESH_SECONDS", 60.0)
+    monkeypatch.setattr("everloop.observability.metrics.FRESH_SECONDS", 60.0)
     page = Page(store, Meters())
     store.may.clear()
     asked = [asyncio.create_task(scraped(page)) for _ in range(50)]
@@ -111,7 +110,7 @@ async def test_many_who_ask_at_once_and_soon_after_cost_one_look(store, monkeypa
 
 
 async def test_what_was_seen_is_not_shown_for_long(store, monkeypatch):
-    monkeypatch.setattr("everloop.observability.metrics_page.FRESH_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.observability.metrics.FRESH_SECONDS", 0.05)
     page = Page(store, Meters())
     assert value(await scraped(page), "everloop_messages_waiting") == 0
     await store.accept(message())
@@ -135,7 +134,7 @@ async def test_without_its_store_a_process_still_tells_of_itself(store):
 async def test_a_store_that_does_not_answer_keeps_no_scraper_waiting_and_is_not_asked_again_meanwhile(
     store, monkeypatch
 ):
-    monkeypatch.setattr("everloop.observability.metrics_page.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("everloop.observability.metrics.LOOK_SECONDS", 0.05)
     page = Page(store, Meters())
     store.may.clear()
     async with asyncio.timeout(20):
@@ -143,15 +142,15 @@ async def test_a_store_that_does_not_answer_keeps_no_scraper_waiting_and_is_not_
             assert value(await scraped(page), "everloop_store_up") == 0
     assert store.looks == 1
     store.may.set()
-    monkeypatch.setattr("everloop.observability.metrics_page.LOOK_SECONDS", 5.0)
+    monkeypatch.setattr("everloop.observability.metrics.LOOK_SECONDS", 5.0)
     assert value(await scraped(page), "everloop_store_up") == 1
 
 
 def test_nothing_of_it_is_loaded_by_a_worker_that_tells_nobody():
     code = """
 import sys
-import everloop.cli.worker, everloop.runtime.owners, everloop.store.sqlite
-sys.exit(any(name.startswith("everloop.metrics") for name in sys.modules))
+import everloop.cli.serve, everloop.runtime.owners, everloop.store.sqlite
+sys.exit(any(name.startswith("everloop.observability.metrics") for name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.observability.metrics_text import MAX_SERIES, Counter, Histogram, format_number
+from everloop.observability.metrics import MAX_SERIES, Counter, Histogram, format_number
 
 from .reading import read, value
 

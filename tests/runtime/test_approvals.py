@@ -215,7 +215,7 @@ async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
         await agent.process_direct("/stop")
         await agent.resume()
         assert await agent.question() is None
-        assert await agent.process_direct("/approve", attended=True) == "Nothing waits for your answer."
+        assert await agent.process_direct("/approve", attended=True) == "There is no open question."
         assert await agent.process_direct("go on", attended=True) == "next"
     assert pad.launched == []
 

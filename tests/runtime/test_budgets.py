@@ -87,7 +87,7 @@ async def test_the_day_is_the_same_on_machines_of_different_time_zones(tmp_path,
         monkeypatch.undo()
         time.tzset()
     assert said[:2] == ["fine", "fine"]
-    assert "renewed at midnight UTC" in said[2]
+    assert "resets at midnight UTC" in said[2]
 
 
 async def test_money_is_counted_by_the_price_of_the_model_that_answered(tmp_path):

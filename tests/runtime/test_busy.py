@@ -93,7 +93,7 @@ async def test_stop_cancels_tools_at_once_and_keeps_the_history_valid(start, tmp
     await chat.say("work")
     await until(lambda: len(held.started) == 2)
     await chat.say("/stop")
-    assert await chat.hear() == "Stopped. What was done so far is kept."
+    assert await chat.hear() == "Stopped. The work so far is kept."
     await until(lambda: held.cancelled == 2)
     assert await chat.ask("and now?") == "still here"
     results = [entry for entry in await entries(tmp_path) if isinstance(entry, CallEnded)]
@@ -108,7 +108,7 @@ async def test_stop_cancels_the_model_call_and_keeps_the_text_that_had_come(star
     await chat.say("count")
     await until(lambda: len(words) >= 2)
     await chat.say("/stop")
-    assert await chat.hear() == "Stopped. What was done so far is kept."
+    assert await chat.hear() == "Stopped. The work so far is kept."
     await until(lambda: chat.agent.dispatcher.session("me", "test:1") is None)
     answered = [entry for entry in await entries(tmp_path) if isinstance(entry, ModelAnswered)]
     assert answered[0].content
@@ -121,7 +121,7 @@ async def test_stop_right_behind_a_message_stops_its_turn(start):
     chat = start(ScriptedProvider([gate], repeat_last=True))
     await chat.say("work")
     await chat.say("/stop")
-    assert await chat.hear() == "Stopped. What was done so far is kept."
+    assert await chat.hear() == "Stopped. The work so far is kept."
     await until(lambda: chat.agent.dispatcher.session("me", "test:1") is None)
     assert "running: nothing" in await chat.ask("/status")
 
@@ -140,7 +140,7 @@ async def test_a_stopped_turn_does_not_stop_the_next_one(start):
     await chat.say("behind it")
     await chat.placed(1)
     await chat.say("/stop")
-    assert sorted([await chat.hear(), await chat.hear()]) == ["Stopped. What was done so far is kept.", "next"]
+    assert sorted([await chat.hear(), await chat.hear()]) == ["Stopped. The work so far is kept.", "next"]
     assert chat.bus.outbound_size == 0
 
 

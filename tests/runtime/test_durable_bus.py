@@ -125,7 +125,7 @@ async def test_stop_from_another_process_reaches_the_worker_that_runs_the_turn(t
         await chat.channel.publish_inbound(said("one"))
         await gate.reached.wait()
         await chat.channel.publish_inbound(said("/stop"))
-        assert await chat.hear() == "Stopped. What was done so far is kept."
+        assert await chat.hear() == "Stopped. The work so far is kept."
         await chat.channel.publish_inbound(said("two"))
         assert await chat.hear() == "later answer"
 
@@ -138,7 +138,7 @@ async def test_stop_that_is_said_while_nobody_runs_the_turn_ends_it_all_the_same
     chat = Chat(tmp_path, "queue", "NEVER")  # the turn was cut off, and a worker comes to go on with it
     await chat.channel.publish_inbound(said("/stop"))
     async with chat:
-        assert await chat.hear() == "Stopped. What was done so far is kept."
+        assert await chat.hear() == "Stopped. The work so far is kept."
 
 
 @pytest.mark.parametrize("words", [("one", "/stop"), ("/stop", "one")])
@@ -146,7 +146,7 @@ async def test_stop_that_waits_with_a_message_ends_its_turn_if_it_was_said_after
     chat = Chat(tmp_path, "queue", "answer")
     for text in words:
         await chat.channel.publish_inbound(said(text))
-    heard = ["Stopped. What was done so far is kept."] if words[0] == "one" else ["Nothing is running.", "answer"]
+    heard = ["Stopped. The work so far is kept."] if words[0] == "one" else ["Nothing is running.", "answer"]
     async with chat:
         assert [await chat.hear() for _ in heard] == heard
 
@@ -170,7 +170,7 @@ async def test_stop_reaches_a_turn_that_another_process_takes_up_at_that_very_mo
 
         here.store.begin = too_late  # type: ignore[method-assign,assignment]
         assert "Stopped" in await here.process_direct("/stop", "test:one")
-        assert await chat.hear() == "Stopped. What was done so far is kept."
+        assert await chat.hear() == "Stopped. The work so far is kept."
 
 
 async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monk
         late.store.session = too_late  # type: ignore[method-assign]
         await late.channel.publish_inbound(said("/stop"))
         async with late:
-            assert await late.hear() == "Stopped. What was done so far is kept."
+            assert await late.hear() == "Stopped. The work so far is kept."
             await late.channel.publish_inbound(InboundMessage("test", "user", "two", "and you?"))
             assert await late.hear() == "another answer"
 
@@ -210,7 +210,7 @@ async def test_stop_that_comes_too_late_for_its_turn_stops_no_other(tmp_path):
     await late.channel.publish_inbound(said("one"))
     await late.channel.publish_inbound(said("/stop"))
     async with late:
-        assert await late.hear() == "Stopped. What was done so far is kept."
+        assert await late.hear() == "Stopped. The work so far is kept."
         async with other:  # is quicker to take up what was to be stopped, and answers it
             assert await late.hear() == "first answer"
         await late.channel.publish_inbound(said("two"))

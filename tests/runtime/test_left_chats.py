@@ -20,8 +20,7 @@ from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
 from everloop.cli.chat_plain import _answer
 from everloop.cli.common import show_undelivered
 from everloop.cli.live_output import LiveOutput
-from everloop.cli.output import Output
-from everloop.cli.render import Renderer
+from everloop.cli.output import Output, Renderer
 from everloop.cli.status import SessionStatus
 from everloop.cli.terminal import Chat
 from everloop.config import Config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everloop import InboundMessage, LLMProvider, MessageBus
+from everloop import InboundMessage, LLMProvider, LLMResponse, MessageBus, ToolCallRequest
 from everloop.log import UserSaid
 from everloop.testing import ScriptedProvider, call
 
@@ -117,3 +117,35 @@ async def test_a_provider_that_returns_something_else_is_told_so(start):
 
     chat = start(Sloppy())
     assert "returned a str and not an LLMResponse" in await chat.agent.process_direct("hi")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (LLMResponse(5), "an LLMResponse whose content is a int, not a text"),
+        (LLMResponse("x", reasoning=["y"]), "an LLMResponse whose reasoning is a list, not a text"),
+        (LLMResponse(None, [{"name": "f"}]), "a call that is a dict, not a ToolCallRequest"),
+    ],
+)
+async def test_a_provider_whose_answer_has_parts_of_another_type_is_told_which(start, answer, told):
+    class Sloppy(LLMProvider):
+        async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
+            return answer
+
+    assert f"the provider returned {told}" in await start(Sloppy()).agent.process_direct("hi")
+
+
+async def test_a_provider_whose_chat_is_not_async_is_told_so(start):
+    class Sloppy(LLMProvider):
+        def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
+            return LLMResponse("hi")
+
+    assert "Sloppy.chat() is not an async function" in await start(Sloppy()).agent.process_direct("hi")
+
+
+async def test_a_call_without_a_name_is_an_unknown_tool_and_the_turn_goes_on(start):
+    nameless: Any = [ToolCallRequest("c1", None, {}), ToolCallRequest("c2", 7, {})]
+    model = ScriptedProvider([LLMResponse(None, nameless), "done"])
+    assert await start(model).agent.process_direct("hi") == "done"
+    results = [message["content"] for message in model.requests[1].messages if message["role"] == "tool"]
+    assert ['\\"unknown\\" does not exist' in results[0], '\\"7\\" does not exist' in results[1]] == [True, True]

@@ -34,6 +34,25 @@ async def test_what_is_left_out_comes_from_the_config(tmp_path):
         assert agent.provider.requests[0].model == "named"  # type: ignore[attr-defined]
 
 
+def test_a_workspace_stays_the_same_when_the_program_changes_its_folder(tmp_path, monkeypatch):
+    for folder in ("garden", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "garden" / "AGENTS.md").write_text("Water the beans.")
+    monkeypatch.chdir(tmp_path / "garden")
+    model = ScriptedProvider([call("write_file", path="x", content="1"), "done"])
+    agent = AgentLoop(MessageBus(), model, ".", store="own.db", context=ContextBuilder("."))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    async def used() -> str:
+        async with agent:
+            return await agent.process_direct("go")
+
+    assert asyncio.run(used()) == "done"
+    assert "Water the beans." in str(model.requests[0].messages[0])
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert {"x", "own.db"} <= set(os.listdir(tmp_path / "garden"))
+
+
 async def test_an_argument_wins_over_the_config(tmp_path):
     config = Config(model="named", max_iterations=3, restrict_to_workspace=True)
     options: dict[str, Any] = {"model": "other", "max_iterations": 5, "restrict_to_workspace": False}
@@ -192,7 +211,7 @@ async def test_a_missing_workspace_is_one_clear_line(tmp_path, caplog):
     for path, what in (("file", "is not a folder"), ("a/b", "cannot be created (No such file or directory)")):
         async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path / path, store=tmp_path / "s.db") as agent:
             result = await agent.ask("hi")
-        assert result.error == f"the workspace {tmp_path}/{path} {what}: make the folder, or name another one"
+        assert result.error == f"the workspace {tmp_path}/{path} {what}: create the folder, or configure another one"
     assert "Traceback" not in caplog.text
     assert not (tmp_path / "a").exists()
 

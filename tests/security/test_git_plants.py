@@ -117,12 +117,15 @@ EXISTING = {
     "echo 'gitdir: ../.git/modules/sub' > sub/.git; git config -f .git/modules/sub/config core.worktree ../../../sub; "
     "git add sub; git config -f .git/modules/sub/config core.fsmonitor '{evil}'",
     "config.worktree": "git config -f .git/config.worktree core.fsmonitor '{evil}'",
-    "hooks that were missing": "mkdir .git/hooks; printf '#!/bin/sh\\n{evil}' > .git/hooks/post-index-change; "
+    # A file that was touched and not changed has git write the index anew, which runs this hook.
+    "hooks that were missing": "git checkout -q file.txt; mkdir .git/hooks; "
+    "printf '#!/bin/sh\\n{evil}' > .git/hooks/post-index-change; "
     "chmod +x .git/hooks/*; touch -d 2020-01-01 file.txt",
     "attributes for a filter of the person's": "mkdir -p .git/info; echo 'data.bin filter=mine' > .git/info/attributes",
-    "hooks where the person keeps them": "mkdir -p .hooks; printf '#!/bin/sh\\n{evil}' > .hooks/post-index-change; "
-    "chmod +x .hooks/*; touch -d 2020-01-01 file.txt",
-    "a link where the person keeps hooks": "mkdir h; printf '#!/bin/sh\\n{evil}' > h/post-index-change; "
+    "hooks where the person keeps them": "git checkout -q file.txt; mkdir -p .hooks; "
+    "printf '#!/bin/sh\\n{evil}' > .hooks/post-index-change; chmod +x .hooks/*; touch -d 2020-01-01 file.txt",
+    "a link where the person keeps hooks": "git checkout -q file.txt; mkdir h; "
+    "printf '#!/bin/sh\\n{evil}' > h/post-index-change; "
     "chmod +x h/*; ln -s h .hooks; touch -d 2020-01-01 file.txt",
     "the config itself": "git config core.fsmonitor '{evil}'; echo '[core] fsmonitor = {evil}' >> .git/config; "
     "mv .git away; cp -r away .git; git config core.fsmonitor '{evil}'",

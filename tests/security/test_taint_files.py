@@ -16,7 +16,7 @@ from everloop.testing import call
 from everloop.tools.context import CallContext
 from everloop.tools.files.files import file_tools
 from everloop.tools.registry import ToolRegistry
-from everloop.tools.shell.quiet import reads_nothing
+from everloop.tools.shell.shell import reads_nothing
 from everloop.tools.trust import Mark, is_telling
 from tests.store.postgres.fixtures import database as database
 from tests.store.postgres.fixtures import postgres as postgres

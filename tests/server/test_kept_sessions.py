@@ -57,6 +57,25 @@ async def test_results_of_the_clients_tools_come_back_into_a_kept_session(server
     assert not server.fake.invalid
 
 
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+async def test_a_result_comes_back_into_a_kept_session_without_its_call(server: Serving, api: str):
+    tools = [function("get_weather", city={"type": "string"})]
+    server.fake.calls(call("get_weather", "w1", city="Oslo"))
+    await server.ask("weather?", ADA, tools=tools)
+    server.fake.reply("It rains.")
+    if api == "openai":
+        result = [{"role": "tool", "tool_call_id": "w1", "content": "rain in Oslo"}]
+        assert text_of(await server.ask(result, ADA, tools=tools)) == "It rains."
+    else:
+        content = [{"type": "tool_result", "tool_use_id": "w1", "content": "rain in Oslo"}]
+        body = {"model": "x", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+        async with server.http.post(f"{server.url}/v1/messages", json=body, headers={**server.headers, **ADA}) as said:
+            assert (await said.json())["content"][0]["text"] == "It rains."
+    assert "[Result of a tool]\nrain in Oslo" in str(server.seen()[-1]["content"]).replace("\\n", "\n")
+    status, error = await server.fails([{"role": "tool", "tool_call_id": "w1", "content": "x"}])
+    assert (status, error["param"]) == (400, "messages[0].tool_call_id")  # without a session there is no call
+
+
 async def test_commands_work_in_a_kept_session_and_are_words_elsewhere(server: Serving):
     server.fake.reply("hello")
     await server.ask("remember the canary", ADA)

@@ -49,6 +49,13 @@ async def test_a_chat_is_streamed_as_lines_by_default(server):
     assert last["eval_count"] > 0
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_durations_are_those_of_the_answer_in_nanoseconds(server, stream):
+    server.fake.reply("Four.", delay=0.05)
+    _, _, lines = await post(server, "chat", messages=HELLO, stream=stream)
+    assert lines[-1]["total_duration"] >= lines[-1]["eval_duration"] >= 50_000_000
+
+
 async def test_a_chat_is_answered_whole(server):
     server.fake.reply("Four.", reasoning="Two and two.")
     answer = await ask(server)

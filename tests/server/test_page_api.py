@@ -168,7 +168,7 @@ async def test_a_message_steers_the_running_turn_or_waits_behind_it(server: Serv
 
 async def test_commands_are_answered_and_a_word_answers_a_question(server: Serving, ada: PageClient):
     assert "/stop" in (await ada.say("web:1", "/help"))["reply"]
-    assert (await ada.say("web:1", "/approve"))["reply"] == "Nothing waits for your answer."
+    assert (await ada.say("web:1", "/approve"))["reply"] == "There is no open question."
     assert (await ada.api("GET", "sessions"))[1]["sessions"] == []
     page = await asked(server, ada)
     assert (await ada.say("web:1", "y"))["reply"] == "Approved."

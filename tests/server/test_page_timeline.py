@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everloop.config import Config, Price
 from everloop.log import Call as Called
 from everloop.log import CallEnded, CallsAsked, CallsDecided, Logged, ModelAnswered, TurnEnded, UserSaid
+from everloop.providers.openai import END_COUNTED
 from everloop.server.page_timeline import timeline_of
 from everloop.store.base import TurnInfo
+from tests.support.commands import until
 
 from .feeds import PageClient, page_client, said
-from .serving import Serving, call, serving
+from .serving import Serving, call, function, serving
 
 PRICES = (Price(model="scripted", input=10.0, output=20.0, cached=1.0),)
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600, "total_tokens": 1100}
@@ -24,6 +28,19 @@ USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "cached_tokens": 600, 
 async def server(tmp_path: Path):
     async with serving(tmp_path, prices=PRICES) as running:
         yield running
+
+
+async def sent_at(page: PageClient, key: str, seq: int, end: bytes = END_COUNTED) -> tuple[bytes, list[str]]:
+    """The request of an answer as the page shows it, and what may differ in it. A streamed one has another end."""
+    status, sent = await page.api("GET", f"sessions/{key}/requests/{seq}")
+    assert status == 200
+    return sent["body"].encode()[:-1] + end, sent["notes"]
+
+
+async def texts(server: Serving) -> list[tuple[str, str, str]]:
+    """The texts that are kept: owner, key and hash."""
+    query = "SELECT owner, key, hash FROM request_text ORDER BY hash"
+    return await server.store.writer.submit(lambda db: db.execute(query).fetchall())
 
 
 def logged(*entries: tuple[float, object]) -> list[Logged]:
@@ -129,16 +146,12 @@ async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(s
     assert timeline["cost"] > 0
     models = [step for step in timeline["steps"] if step["kind"] == "model"]
     for number, step in enumerate(models):
-        status, sent = await ada.api("GET", f"sessions/web:1/requests/{step['seq']}")
-        seen = server.fake.requests[number].body
-        assert seen is not None
-        assert (status, sent["model"]) == (200, "scripted")
-        assert json.dumps(sent["messages"]) == json.dumps(seen["messages"])
-        assert sent["tools"] == seen["tools"]
-        assert len(sent["rebuilt"]) == 2
+        assert await sent_at(ada, "web:1", step["seq"]) == (server.fake.requests[number].raw, [])
 
 
-async def test_requests_after_a_new_conversation_and_a_summary_are_rebuilt_the_same(server: Serving, ada: PageClient):
+async def test_requests_after_a_new_conversation_and_a_summary_are_those_that_were_sent(
+    server: Serving, ada: PageClient
+):
     for text in ("one", "two", "three"):
         server.fake.reply(f"{text} is answered at some length, so that a summary is shorter. " * 40)
         await said(ada, "web:1", text)
@@ -150,15 +163,135 @@ async def test_requests_after_a_new_conversation_and_a_summary_are_rebuilt_the_s
     server.fake.reply("fine")
     page = await said(ada, "web:1", "four")
     answers = [seq for seq, one in sorted(page.entries.items()) if one["kind"] == "answer"]
-    status, sent = await ada.api("GET", f"sessions/web:1/requests/{answers[-1]}")
-    assert (status, sent["messages"]) == (200, server.seen())
-    assert "They counted." in str(sent["messages"])
+    body, notes = await sent_at(ada, "web:1", answers[-1])
+    assert (body, notes) == (server.fake.requests[-1].raw, [])
+    assert b"They counted." in body
     await ada.say("web:1", "/new")
     server.fake.reply("fresh")
     page = await said(ada, "web:1", "five")
     answers = [seq for seq, one in sorted(page.entries.items()) if one["kind"] == "answer"]
-    assert (await ada.api("GET", f"sessions/web:1/requests/{answers[-1]}"))[1]["messages"] == server.seen()
-    assert (await ada.api("GET", f"sessions/web:1/requests/{answers[0]}"))[1]["messages"] == server.seen(0)
+    assert await sent_at(ada, "web:1", answers[-1]) == (server.fake.requests[-1].raw, [])
+    assert await sent_at(ada, "web:1", answers[0]) == (server.fake.requests[0].raw, [])
+
+
+async def test_a_request_is_shown_as_it_was_sent_after_everything_that_it_was_made_of_has_changed(tmp_path: Path):
+    async with serving(tmp_path) as server:
+        ada = await page_client(server, "ada")
+        server.fake.reply("one")
+        await said(ada, "web:1", "hello")
+        first, token = server.fake.requests[-1].raw, ada.headers
+        (server.workspace("ada") / "AGENTS.md").write_text("Speak of roses only.")
+    async with serving(tmp_path, temperature=0.5) as server:
+        ada = PageClient(server.url, server.http)
+        ada.headers = token
+        (await server.owners.agent("ada")).tools.unregister("list_dir")
+        server.fake.reply("two")
+        page = await said(ada, "web:1", "and now?")
+        second = server.fake.requests[-1].raw
+        for words in (b"roses", b'"temperature":0.5', b'"list_dir"'):
+            assert (words in second) != (words in first)
+        answers = [seq for seq, one in sorted(page.entries.items()) if one["kind"] == "answer"]
+        assert await sent_at(ada, "web:1", answers[0]) == (first, [])
+        assert await sent_at(ada, "web:1", answers[1]) == (second, [])
+
+
+async def test_a_prompt_and_tools_that_are_known_are_kept_once_and_cost_no_write(
+    server: Serving, ada: PageClient, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[list[str]] = []
+    keep = server.store.keep_request_texts
+
+    async def spy(owner: str, key: str, texts: Mapping[str, str]) -> None:
+        written.append(list(texts))
+        await keep(owner, key, texts)
+
+    monkeypatch.setattr(server.store, "keep_request_texts", spy)
+    for key, text in (("web:1", "one"), ("web:2", "two"), ("web:1", "three")):
+        server.fake.calls(call("list_dir"))
+        server.fake.reply("fine")
+        await said(ada, key, text)
+    assert [len(hashes) for hashes in written] == [2]
+    assert await texts(server) == [("ada", "", hash) for hash in sorted(written[0])]
+    (server.workspace("ada") / "AGENTS.md").write_text("Speak of roses only.")
+    server.fake.reply("roses")
+    await said(ada, "web:2", "four")
+    assert [len(hashes) for hashes in written] == [2, 1]  # the tools are the same
+
+
+async def test_the_requests_of_an_api_client_are_shown_as_they_were_sent(server: Serving, ada: PageClient):
+    client = await server.client("bea", owner="ada")
+    weather = function("weather", city={"type": "string"})
+    server.fake.reply("with our prompt")
+    await client.ask([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}], temperature=0.25)
+    server.fake.calls(call("weather", city="Rome"))
+    await client.ask("and the weather?", tools=[weather], max_tokens=77)
+    sessions = [one.key for one in await server.store.sessions("ada")]
+    bodies = [server.fake.requests[number].raw for number in (1, 0)]  # the latest session first
+    for key, raw in zip(sessions, bodies, strict=True):
+        page = await (await ada.feed(key)).read(lambda page: "answer" in page.kinds)
+        (seq,) = [seq for seq, one in page.entries.items() if one["kind"] == "answer"]
+        body, notes = await sent_at(ada, key, seq, end=b"}")
+        assert (body, notes) == (raw, [])
+    for words, body in ((b"Be brief.", bodies[1]), (b"0.25", bodies[1]), (b"weather", bodies[0]), (b"77", bodies[0])):
+        assert words in body
+
+
+async def test_the_request_of_a_sub_agent_has_its_own_prompt_which_goes_with_its_session(
+    server: Serving, ada: PageClient
+):
+    server.fake.calls(call("spawn", task="Count the beans"))
+    for text in ("started", "There are 12 beans.", "reported", "bye"):
+        server.fake.reply(text)
+    await said(ada, "web:1", "count them")
+    await until(lambda: len(server.fake.requests) >= 4)
+    (key,) = [one.key for one in await server.store.sessions("ada") if one.key.startswith("sub:")]
+    page = await (await ada.feed(key)).read(lambda page: page.kinds[-1:] == ["end"])
+    (seq,) = [seq for seq, one in page.entries.items() if one["kind"] == "answer"]
+    (raw,) = [one.raw for one in server.fake.requests if b"## Your task" in one.raw]
+    agent = await server.owners.agent("ada")
+    (Path(agent.context.workspace) / "AGENTS.md").write_text("Speak of roses only.")
+    body, notes = await sent_at(ada, key, seq, end=b"")
+    assert (raw[: len(body)], notes) == (body, [])
+    assert key in {one[1] for one in await texts(server)}
+    await said(ada, "web:1", "thanks")  # the report was answered before
+    assert await server.store.delete_session("ada", "web:1") is not None
+    assert key not in {one[1] for one in await texts(server)}
+
+
+async def test_a_request_that_is_not_kept_is_built_anew_and_says_so(server: Serving, ada: PageClient):
+    server.fake.reply("fine")
+    page = await said(ada, "web:1", "hello")
+    (seq,) = [seq for seq, one in page.entries.items() if one["kind"] == "answer"]
+    await server.store.writer.submit(lambda db: db.execute("DELETE FROM request_text").rowcount)
+    body, notes = await sent_at(ada, "web:1", seq)
+    assert body == server.fake.requests[-1].raw  # nothing has changed
+    assert [note.split()[2] for note in notes] == ["system", "tools"]
+
+
+async def test_attempts_that_failed_and_the_last_wait_for_the_disk_are_told(tmp_path: Path):
+    async with serving(tmp_path, retries=2, prices=PRICES) as server:
+        ada = await page_client(server, "ada")
+        mine = PageClient(server.url, server.http)
+        mine.headers = (await server.client("me", owner="me", rights="use,admin")).headers
+        for page in (ada, mine):
+            server.fake.fail(503, "too many beans")
+            server.fake.reply("at last")
+            await said(page, "web:1", "hello")
+            turn = (await page.api("GET", "sessions/web:1/turns"))[1]["turns"][0]["id"]
+            shown = (await page.api("GET", f"sessions/web:1/turns/{turn}"))[1]
+            assert [step["kind"] for step in shown["steps"]] == ["said", "retry", "model", "end"]
+            retry, model = shown["steps"][1:3]
+            assert 0 < retry["seconds"] < model["seconds"]
+            assert ("beans" in retry["text"]) == (page is mine)  # others do not read what the server says
+
+        async def end() -> dict[str, Any]:
+            return (await ada.api("GET", f"sessions/web:1/turns/{turns[0]['id']}"))[1]
+
+        turns = (await ada.api("GET", "sessions/web:1/turns"))[1]["turns"]
+        async with asyncio.timeout(30):
+            while not (shown := await end())["steps"][-1]["flushed_after"]:
+                await asyncio.sleep(0.05)
+        assert shown["flushed"] >= shown["steps"][-1]["flushed_after"]
 
 
 async def test_another_owner_and_wrong_positions_get_nothing(server: Serving, ada: PageClient):

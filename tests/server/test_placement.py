@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psycopg
 import pytest
 
 from everloop.bus import InboundMessage
@@ -39,6 +40,7 @@ from everloop.testing.openai_server import FakeOpenAI
 
 from ..store.postgres.fixtures import database as database
 from ..store.postgres.fixtures import postgres as postgres
+from ..store.postgres.pgbouncer import pgbouncer
 from ..store.postgres.proxy import proxied
 from ..store.postgres.server import Server
 from ..support.commands import everloop, until
@@ -483,3 +485,56 @@ async def test_tokens_are_made_listed_and_revoked_in_the_database_of_their_owner
     refused = await everloop("directory", "bob", other, **settings)
     assert (refused.status, len(refused.err.splitlines())) == (2, 1)
     assert "everloop move" in refused.err
+
+
+async def test_an_owners_database_is_reached_through_its_own_pooler(postgres, database, other, tmp_path):
+    """`store_pool` is only for the database that the settings name."""
+    settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database, "EVERLOOP_MODEL": SCRIPT}
+    with pgbouncer(postgres.folder) as pooler:
+        pool = pooler.dsn(name_of(other))
+
+        def clients() -> int:
+            """How many the pooler has for the owner's database; its console takes no prepared statements."""
+            with psycopg.connect(pooler.dsn("pgbouncer"), autocommit=True, prepare_threshold=None) as console:
+                shown = console.cursor(binary=False).execute("SHOW CLIENTS")
+                assert shown.description is not None
+                column = [one.name for one in shown.description].index("database")
+                return sum(row[column] == name_of(other) for row in shown.fetchall())
+
+        for arguments in (["anna", other], ["--pool", other, pool]):
+            done = await everloop("directory", *arguments, **settings)
+            assert (done.status, done.err) == (0, "")
+        done = await everloop("directory", **settings)
+        assert f"Servers reach {DSN(other)} through {DSN(pool)}." in done.out
+        token = await add_token(other, "anna")
+        await until(lambda: clients() == 0)
+        async with (
+            FakeOpenAI() as fake,
+            aiohttp.ClientSession() as http,
+            process(fake, tmp_path, **settings) as (_, url),
+        ):
+            client = Client(url, http, token)
+            await asyncio.gather(*(client.ask(f"mark:{n}", {"X-Session": f"s{n}"}) for n in range(4)))
+            assert clients() > 0
+            assert sessions_in(postgres, other, "anna") == 4
+            assert sessions_in(postgres, database, "anna") == 0
+    done = await everloop("directory", "--no-pool", other, **settings)
+    assert done.out.strip() == f"Servers that open {DSN(other)} from now on reach it directly."
+    assert "through" not in (await everloop("directory", **settings)).out
+
+
+async def test_a_pooler_that_leads_elsewhere_or_is_the_stores_own_is_refused_in_one_line(postgres, database, other):
+    settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database}
+    with pgbouncer(postgres.folder) as pooler:
+        wrong, own = pooler.dsn(name_of(database)), pooler.dsn(name_of(database))
+        cases = {
+            ("--pool", other, wrong): "does not lead to the tables",
+            ("--pool", database, own): "as store_pool",
+            ("anna", "--pool", other, own): "name no owner",
+            ("--pool", other, "pgbouncer:6432"): "are postgresql:// addresses",
+        }
+        for arguments, why in cases.items():
+            done = await everloop("directory", *arguments, **settings)
+            assert done.status == 2, arguments
+            assert why in done.err
+            assert len(done.err.splitlines()) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from everloop.config.sources import DSN
 from everloop.store.base import Store
-from everloop.store.opening import store_at
+from everloop.store.location import store_at
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.tokens import hash_of, new_token
 from everloop.testing import FakeOpenAI

@@ -170,7 +170,7 @@ def spoilt(path: Path) -> None:
     [
         (lambda path: path.unlink(), "there is no backup"),
         (lambda path: path.write_text("not a database " * 100), "file is not a database"),
-        (lambda path: path.write_bytes(b""), "is no Everloop store"),
+        (lambda path: path.write_bytes(b""), "is not an Everloop store"),
         (spoilt, "malformed|damaged"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from everloop.bus import InboundMessage, SubagentTask
 from everloop.log import Cleared, Request, UserSaid
 from everloop.store.base import Busy, Naming, Pruned, Store
-from everloop.store.pruning import prune
+from everloop.store.deletion import prune
 from everloop.store.sqlite import SQLiteStore
 
 from .steps import answer, begun, finish, log_of

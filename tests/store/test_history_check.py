@@ -47,13 +47,16 @@ async def test_a_good_store_has_no_violations(path):
             "UPDATE entry SET kind = 'note', data = replace(data, '\"result\"', '\"note\"') WHERE kind = 'result'",
             "decoded",
         ),
-        ("UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'", "result of no open call"),
-        ("UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'", "stands before the results"),
-        ("UPDATE entry SET turn = 'x' WHERE seq = 3", "is mixed up with another"),
+        (
+            "UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'",
+            "result without an open call",
+        ),
+        ("UPDATE entry SET data = replace(data, 'call_', 'other_') WHERE kind = 'result'", "precedes the results"),
+        ("UPDATE entry SET turn = 'x' WHERE seq = 3", "overlaps with another"),
         ("UPDATE entry SET turn = 'x' WHERE seq = 8", "has 0 ends"),
         ("UPDATE entry SET data = '{' WHERE seq = 2", "entry 2 cannot be decoded"),
-        ("UPDATE inbox SET turn = 'x' WHERE id = 1", "opened turn x, of which the log has nothing"),
-        ("UPDATE inbox SET first_seq = 5 WHERE id = 1", "does not begin at entry 5"),
+        ("UPDATE inbox SET turn = 'x' WHERE id = 1", "opened turn x, which has no log entries"),
+        ("UPDATE inbox SET first_seq = 5 WHERE id = 1", "does not start at entry 5"),
         ("UPDATE inbox SET damaged = 'torn' WHERE id = 2", "1 rows of the inbox are damaged"),
     ],
 )
@@ -71,7 +74,7 @@ async def test_a_turn_under_way_is_no_violation(path):
     assert (done.status, done.out) == (0, "1 session, 2 turns (1 unfinished), 7 entries: no violations.\n")
     change(path, "UPDATE inbox SET state = 'done', ended_at = 1 WHERE id = 2")
     done = await everloop("check-history", "--store", str(path))
-    assert "counts as ended, and its log has no end" in done.out
+    assert "is marked as ended, but its log has no end" in done.out
 
 
 async def test_a_file_that_is_no_store_is_one_line(tmp_path, monkeypatch):

@@ -519,3 +519,16 @@ def test_an_io_error_while_the_log_is_turned_on_is_tried_again_for_a_moment(tmp_
         else:
             with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
                 sqlite_store._use_wal(connection, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "free", "told"),
+    [(0, 0, "is full: free some space"), (os.ST_RDONLY, 9, "is read-only"), (0, 9, "unable to open database file")],
+)
+def test_a_file_beside_the_database_that_cannot_be_made_is_told_by_its_cause(tmp_path, monkeypatch, flags, free, told):
+    fields = list(os.statvfs(tmp_path))
+    fields[4], fields[8] = free, flags
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    assert told in one_line(SQLiteStore(tmp_path / "a.db")._explain(error))

@@ -17,7 +17,7 @@ import pytest
 from everloop.bus import InboundMessage
 from everloop.errors import StoreError
 from everloop.log import CallEnded, Cleared, ModelAnswered, Noted, TurnEnded
-from everloop.store import search_index
+from everloop.store import search as indexing
 from everloop.store.sqlite import SQLiteStore, search
 
 
@@ -83,8 +83,8 @@ async def test_a_search_indexes_only_its_owners_sessions(store):
 
 
 async def test_a_long_past_is_indexed_in_short_transactions(store, monkeypatch):
-    monkeypatch.setattr(search_index, "BATCH_ENTRIES", 10)
-    monkeypatch.setattr(search_index, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(indexing, "BATCH_ENTRIES", 10)
+    monkeypatch.setattr(indexing, "BATCH_CHARACTERS", 200)
     for n in range(5):
         await keep(store, *(f"beans {n} {m}" for m in range(12)), key=f"test:{n}")
     await keep(store, "beans " + "x" * 150, "beans " + "y" * 150, "beans", key="test:9")
@@ -99,7 +99,7 @@ async def test_a_long_past_is_indexed_in_short_transactions(store, monkeypatch):
 
 
 async def test_long_texts_make_the_transactions_shorter(store, monkeypatch):
-    monkeypatch.setattr(search_index, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(indexing, "BATCH_CHARACTERS", 200)
     await keep(store, *(f"beans {'x' * 150} {n}" for n in range(5)))
     sizes: list[int] = [0]
     store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
@@ -125,12 +125,12 @@ async def test_the_owners_rows_are_found_by_an_index_and_never_by_a_scan(store):
 
 SEARCH = """
 import asyncio, os, signal, sys
-from everloop.store import search_index
+from everloop.store import search as indexing
 from everloop.store.sqlite import search
 from everloop.store.sqlite import SQLiteStore
 
 async def main(path, when, commits):
-    search_index.BATCH_ENTRIES = 7
+    indexing.BATCH_ENTRIES = 7
     store, left = SQLiteStore(path), int(commits)
 
     def hook(now):

@@ -382,6 +382,10 @@ async def test_each_call_sees_its_own_origin_also_side_by_side():
     assert current.get(None) is None
 
 
+async def test_arguments_that_are_no_object_are_reported():
+    assert "must be an object, not list" in await ToolRegistry([Upper()]).execute("upper", [1])  # type: ignore[arg-type]
+
+
 async def test_execute_gives_text_also_outside_of_a_turn():
     registry = ToolRegistry([Upper(), whoami, alone])
     assert await registry.execute("upper", {"text": "a"}) == "A"

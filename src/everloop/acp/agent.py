@@ -58,16 +58,77 @@ from ..config import Config, McpServer
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop, TurnResult
 from ..runtime.attached import is_inside, sessions_of, take_turn, working
+from ..sandbox.reach import within
 from ..text import one_line
+from ..tools.base import ToolError
+from ..tools.context import current_call
 from ..tools.files.files import file_tools
 from ..tools.shell.shell import Exec
-from .files import EditorFiles
 from .updates import TurnUpdates, Update, of_log, read_prompt
 
+ABSENT = (-32002, -32601)  # the editor does not have the file, or does not support the request: use the file on disk
+
+
+class EditorFiles:
+    """Access to the files of an editor's folder, used by the agent's file tools.
+
+    The tools have already checked that the call may access the path. The editor itself is not confined, though: while a
+    confined command runs in the folder, which could replace a parent folder by a link, the agent accesses the disk
+    directly. `folder` is a real path, `session` returns the session to name for a call, and `is_busy` returns whether
+    such a command is running.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        offered: FileSystemCapabilities,
+        folder: str,
+        session: Callable[[str], str | None],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._offered = offered
+        self._folder = folder
+        self._session = session
+        self._is_busy = is_busy
+
+    async def read(self, real: str, *, to_write: bool = False) -> str | None:
+        session = self._session_for(real)
+        if not self._offered.read_text_file or (to_write and not self._offered.write_text_file) or session is None:
+            return None
+        try:
+            return (await self._client.read_text_file(session_id=session, path=real)).content
+        except RequestError as error:
+            if error.code in ABSENT:
+                return None
+            raise _refused("read", real, error) from None  # the user may have refused
+
+    async def write(self, real: str, text: str) -> bool:
+        session = self._session_for(real)
+        if not self._offered.write_text_file or session is None:
+            return False
+        try:
+            await self._client.write_text_file(session_id=session, path=real, content=text)
+        except RequestError as error:
+            raise _refused("write", real, error) from None
+        return True
+
+    def _session_for(self, real: str) -> str | None:
+        """Return the session to name to the editor; None if the editor is not asked for this file."""
+        if not within(real, self._folder) or self._is_busy():
+            return None
+        return self._session(current_call().session)
+
+
+def _refused(what: str, real: str, error: RequestError) -> ToolError:
+    details = error.data.get("details") if isinstance(error.data, dict) else None
+    return ToolError(f"The editor did not {what} {real}: {one_line(str(details or error), 200)}")
+
+
 CHANNEL = "acp"
-PAGE = 50  # sessions in one list
+PAGE = 50  # sessions per page of the list
 MAX_KEY = 200
-CONNECT_SECONDS = 120.0  # for an MCP server of the editor, which may be fetched at its first start
+CONNECT_SECONDS = 120.0  # for an editor's MCP server, which may be downloaded at its first start
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 STOP_REASONS: dict[str, StopReason] = {
     "cancelled": "cancelled",
@@ -99,23 +160,23 @@ class EditorSession:
 
 
 class EditorAgent:
-    """Answers an editor's requests. Each folder has an agent of its own, with the sessions of that folder.
+    """Handles an editor's requests. Each folder has an agent of its own, with the sessions of that folder.
 
-    `enter` gives the settings for work in a folder: whether its files are trusted, and where its store is. It blocks.
+    `enter` returns the settings for work in a folder: whether its files are trusted, and where its store is. It blocks.
     """
 
     def __init__(self, config: Config, enter: Callable[[Path], Config]) -> None:
         self._config = config
         self._enter = enter
         self._client: Client | None = None
-        self._files = FileSystemCapabilities()  # what the editor offers of its own
+        self._files = FileSystemCapabilities()  # what the editor itself offers
         self._agents: dict[str, AgentLoop] = {}
         self._sessions: dict[str, EditorSession] = {}
         self._opening = asyncio.Lock()
         self._open = AsyncExitStack()
 
     async def close(self) -> None:
-        """End all work here. Turns under way stay open on disk; the next start goes on with them."""
+        """Stop all work. Running turns stay open on disk; the next start resumes them."""
         await self._open.aclose()
 
     def on_connect(self, conn: Client) -> None:
@@ -145,7 +206,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
-        """The agent runs as the person who started the editor: there is nothing to prove."""
+        """Accept: the agent runs as the user who started the editor, so there is nothing to authenticate."""
         return AuthenticateResponse()
 
     # ------------------------------------------------------------------------------------------ sessions
@@ -161,7 +222,7 @@ class EditorAgent:
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> LoadSessionResponse:
-        """Open a session of the folder and show it as it was."""
+        """Open a session of the folder and replay it to the editor."""
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
         info = await session.agent.store.session("me", session.key)
         for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
@@ -171,7 +232,7 @@ class EditorAgent:
     async def resume_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> ResumeSessionResponse:
-        """Open a session of the folder that the editor shows already."""
+        """Open a session of the folder that the editor already shows."""
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
         return ResumeSessionResponse(modes=_modes(session), config_options=self._config_options(session))
 
@@ -185,7 +246,7 @@ class EditorAgent:
         if info is None:
             raise RequestError(-32002, f"there is no session {one_line(session_id, 60)} in {folder}")
         if info.open_turn is not None:
-            raise _invalid("the session is running or waits for an answer: copy it when its turn is over")
+            raise _invalid("the session is running or waits for an answer: copy it once its turn has ended")
         key = f"{CHANNEL}:{secrets.token_hex(8)}"
         await store.fork("me", session_id, info.entries, key)
         session = await self._opened(key, cwd, mcp_servers)
@@ -223,7 +284,7 @@ class EditorAgent:
     async def set_config_option(
         self, config_id: str, session_id: str, value: str | bool, **_: Any
     ) -> SetSessionConfigOptionResponse:
-        """Choose the model that answers from now on, among those of the settings."""
+        """Choose the model for later prompts, from those in the settings."""
         session = self._session(session_id)
         if config_id != "model" or value not in self._models():
             raise _invalid(f"{config_id} cannot be set to {one_line(str(value), 60)}")
@@ -245,7 +306,7 @@ class EditorAgent:
         return session
 
     async def _agent(self, folder: Path, servers: tuple[McpServer, ...], model: str) -> AgentLoop:
-        """The agent for a folder, with the editor's MCP servers beside those of the settings."""
+        """Return the agent for a folder, with the editor's MCP servers in addition to those of the settings."""
         name = repr((folder, servers, model or self._config.model))
         async with self._opening:
             if name not in self._agents:
@@ -256,14 +317,14 @@ class EditorAgent:
                     if model:
                         config = dataclasses.replace(config, model=model)
                     agent = self._agents[name] = await self._open.enter_async_context(working(config))
-                    agent.subagents.waits = True  # a turn that no prompt began would not be shown
+                    agent.subagents.waits = True  # a turn that no prompt opened would not be shown
                     self._offer_files(agent, folder)
                 except EverloopError as error:
                     raise RequestError(-32603, str(error)) from None
         return self._agents[name]
 
     def _offer_files(self, agent: AgentLoop, folder: Path) -> None:
-        """Have the agent read and write the files of the editor, as far as it offers them."""
+        """Make the agent read and write files through the editor, as far as the editor supports it."""
         if self._client is None or not (self._files.read_text_file or self._files.write_text_file):
             return
 
@@ -339,7 +400,7 @@ class EditorAgent:
             await self._client.session_update(session_id=key, update=update)
 
     async def ask_person(self, session: EditorSession, question: str, calls: tuple[str, ...]) -> Answer | None:
-        """Ask for permission in the editor; None where the person has not answered: then the question stays open."""
+        """Ask for permission in the editor; None if the person has not answered, which leaves the question open."""
         assert self._client is not None
         call = ToolCallUpdate(
             tool_call_id=calls[0] if calls else "question",
@@ -360,11 +421,11 @@ class EditorAgent:
         raise RequestError.method_not_found(method)
 
     async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
-        """Notifications that are not known are ignored, as the protocol says."""
+        """Ignore unknown notifications, as the protocol requires."""
 
 
 class _ShownTurn:
-    """Sends what happens in a turn to the editor, in order."""
+    """Sends the events of a turn to the editor, in order."""
 
     def __init__(self, editor: EditorAgent, session: EditorSession) -> None:
         self._editor = editor
@@ -392,7 +453,7 @@ class _ShownTurn:
         return await self._editor.ask_person(self._session, question, calls)
 
     async def finish(self, result: TurnResult) -> None:
-        """Show what was not streamed, and how full the model's window is."""
+        """Send what was not streamed, and how much of the model's context window is used."""
         if result.text.strip() and result.reason != "error" and not self._said.endswith(result.text.strip()):
             self._updates.put_nowait(update_agent_message_text(result.text))
         used, size = await self._session.agent.context_use(self._session.key)
@@ -412,7 +473,7 @@ def _folder(cwd: str) -> Path:
 
 
 def _server(given: Any) -> McpServer:
-    """An MCP server that the editor names, as one of the settings."""
+    """Convert an MCP server from the editor to a setting."""
     match given:
         case McpServerStdio():
             return McpServer(
@@ -425,7 +486,7 @@ def _server(given: Any) -> McpServer:
         case HttpMcpServer():
             headers = {one.name: one.value for one in given.headers}
             return McpServer(name=given.name, url=given.url, headers=headers, connect_timeout=CONNECT_SECONDS)
-    raise _invalid("only MCP servers over stdio and HTTP are known")
+    raise _invalid("only MCP servers over stdio and HTTP are supported")
 
 
 def _invalid(what: str) -> RequestError:

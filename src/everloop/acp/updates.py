@@ -1,4 +1,4 @@
-"""What an editor is shown of a session, as session updates: its log, and what happens in a turn that runs."""
+"""Session updates for an editor, from a session's log and from the events of a running turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..log import CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 from ..text import clean, one_line
 
 MOST_SHOWN = 20_000  # characters of a tool's result
-Update = Any  # one of the SDK's many kinds of updates
+Update = Any  # any kind of update of the SDK
 Kind = Literal["read", "edit", "search", "execute", "fetch", "other"]
 KINDS: dict[str, Kind] = {
     "read_file": "read",
@@ -49,14 +49,14 @@ KINDS: dict[str, Kind] = {
     "process": "execute",
     "web_fetch": "fetch",
 }
-CHANGES = ("edit_file", "write_file")  # are shown as a diff
+CHANGES = ("edit_file", "write_file")  # shown as a diff
 
 
 # --------------------------------------------------------------------------------------- what happens in a turn
 
 
 class TurnUpdates:
-    """Turns the events of a turn into updates, with its plan whenever that has changed."""
+    """Converts the events of a turn to updates, including its plan whenever it changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class TurnUpdates:
 
 
 def of_event(event: events.Event, folder: Path) -> Update | None:
-    """The update that tells of an event; None where an editor has no place for it."""
+    """Return the update for an event; None if the protocol has none."""
     match event:
         case events.Text(text=text):
             return update_agent_message_text(clean(text))
@@ -88,7 +88,7 @@ def of_event(event: events.Event, folder: Path) -> Update | None:
 
 
 def tool_started(call: str, name: str, arguments: dict[str, Any], folder: Path) -> ToolCallStart:
-    """A tool call with its file and, where it edits one, the change."""
+    """Return the start of a tool call with its file and, for an edit, the change."""
     path = arguments.get("path")
     line = arguments.get("offset")
     place = str(folder / path) if isinstance(path, str) and path else None
@@ -105,7 +105,7 @@ def tool_started(call: str, name: str, arguments: dict[str, Any], folder: Path) 
 
 
 def change_of(name: str, arguments: dict[str, Any], place: str | None) -> list[Any] | None:
-    """What a call would change, as a diff."""
+    """Return the change that a call would make, as a diff."""
     new = arguments.get("new_text") if name == "edit_file" else arguments.get("content")
     old = arguments.get("old_text") if name == "edit_file" else None
     if name not in CHANGES or place is None or not isinstance(new, str):
@@ -118,7 +118,7 @@ def _is_short(value: object) -> bool:
 
 
 def tool_ended(event: events.ToolEnded) -> ToolCallProgress:
-    """The end of a call. An editor keeps the diff of one that succeeded: its result says no more."""
+    """Return the end of a call. The editor keeps the diff of a successful edit: its result adds nothing."""
     keeps_diff = event.status == "ok" and event.name in CHANGES
     return ToolCallProgress(
         session_update="tool_call_update",
@@ -137,7 +137,7 @@ def _shown(text: str) -> list[Any]:
 
 
 def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
-    """The updates that show a session as it was."""
+    """Yield the updates that replay a session."""
     turn = TurnUpdates(folder)
     for one in logged:
         match one.entry:
@@ -172,22 +172,25 @@ STATUSES: dict[str, Status] = {
     "complete": "completed",
     "done": "completed",
 }
-LISTS = ("todos", "plan", "steps", "tasks", "items", "entries")  # arguments that hold the steps of a plan
-TEXTS = ("content", "step", "text", "title", "description", "task")  # what a step says
+LISTS = ("todos", "plan", "steps", "tasks", "items", "entries")  # arguments that contain the steps of a plan
+TEXTS = ("content", "step", "text", "title", "description", "task")  # keys that contain the text of a step
 MOST_STEPS = 100
 
 
 class TurnPlan:
-    """The plan that an editor shows beside a turn: the steps that the model keeps with a tool for that, such as one of
-    an MCP server, and the sub-agents that it has started."""
+    """The plan that an editor shows beside a turn.
+
+    It consists of the steps that the model records with a planning tool, such as one from an MCP server, and the
+    sub-agents that it has started.
+    """
 
     def __init__(self) -> None:
-        self._written: dict[str, list[PlanEntry]] = {}  # by call, until it is known that the tool took it
+        self._written: dict[str, list[PlanEntry]] = {}  # by call, until the tool has accepted them
         self._steps: list[PlanEntry] = []
-        self._agents: dict[str, PlanEntry] = {}  # by the call that started each
+        self._agents: dict[str, PlanEntry] = {}  # by the call that started each one
 
     def after(self, event: events.Event) -> AgentPlanUpdate | None:
-        """The plan as it is after an event; None where it has not changed."""
+        """Return the plan after an event; None if it has not changed."""
         match event:
             case events.ToolStarted(call=call, name="spawn", arguments=arguments):
                 self._agents[call] = _step(_task_of(arguments), "in_progress")
@@ -205,7 +208,7 @@ class TurnPlan:
 
 
 def steps_of(name: str, arguments: dict[str, Any]) -> list[PlanEntry]:
-    """The steps that a call writes into a plan; none where it is a call of another kind."""
+    """Return the plan steps in a call; none for other kinds of calls."""
     if "todo" not in name.lower() and "plan" not in name.lower():
         return []
     given = next((value for key in LISTS if isinstance(value := arguments.get(key), list)), [])
@@ -231,7 +234,7 @@ def _step(text: str, status: Status) -> PlanEntry:
 
 
 def read_prompt(blocks: Sequence[Any]) -> tuple[str, list[dict[str, Any]] | None]:
-    """The text of a prompt with its files, and its parts where there are pictures."""
+    """Return the text of a prompt with its files, and its parts if it contains images."""
     texts: list[str] = []
     pictures: list[dict[str, Any]] = []
     for block in blocks:
@@ -260,6 +263,6 @@ def _picture(kind: str, data: str) -> dict[str, Any]:
 
 
 def path_of(uri: str) -> str:
-    """The path of a file's address; any other address as it is."""
+    """Return the path of a file URL; any other URL unchanged."""
     parts = urlsplit(uri)
     return unquote(parts.path) if parts.scheme == "file" else uri

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..text import clean, one_line
 from ..threads import in_thread
 from ..tools.files.images import image_kind
-from ..tools.outgoing import OutgoingFiles
+from ..tools.message import OutgoingFiles
 from .base import Attachment, Later, Never, OutgoingFile
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from ..store.peers import ANY, SENDING, WORK, Notice, new_worker, retire
 from ..text import clean, one_line
 from ..text_cursor import Position
 from ..threads import in_thread
-from ..tools.outgoing import OutgoingFiles
+from ..tools.message import OutgoingFiles
 from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
 from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received, StateRow, space_of
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal

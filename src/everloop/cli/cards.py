@@ -15,8 +15,7 @@ from typing import Any
 
 from .. import events
 from ..text import one_line, printable
-from .output import Output, Style, mark_of, short_arguments, short_result
-from .render import Renderer, Running
+from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result
 from .status import SessionStatus
 
 SHOWN_LINES = 6  # of a command's output

@@ -31,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _store(config: Config) -> AsyncIterator[Store]:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store = store_at(config.store, config)
     try:

@@ -25,8 +25,7 @@ from .common import (
 )
 from .local_commands import plain_refusal
 from .main import INTERRUPTED
-from .output import Output
-from .render import Renderer
+from .output import Output, Renderer
 
 LONGEST_LINE = 10_000_000  # bytes
 
@@ -62,13 +61,11 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
                 out.fresh()
                 out.put(prompt)
             waiting = asyncio.create_task(lines.next())
-            ctrl_c.idle = waiting.cancel
             try:
-                line = await waiting
+                with ctrl_c.idle(waiting):
+                    line = await waiting
             except asyncio.CancelledError:
                 return INTERRUPTED
-            finally:
-                ctrl_c.idle = None
             if line is None or line.strip() in LEAVE:
                 break
             if (refusal := plain_refusal(line)) is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
@@ -207,7 +207,7 @@ def hush() -> None:
 @contextlib.asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Store]:
     """Open the store, for commands that need an existing one."""
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     if not config.store.exists():
         raise EverloopError(
@@ -264,7 +264,7 @@ class CtrlC:
         import signal
 
         self.pressed = False
-        self.idle: Callable[[], object] | None = None  # called instead while no turn runs
+        self._waiting: asyncio.Future[Any] | None = None  # for input: no turn runs meanwhile
         self._agent = agent
         self._key = key
         self._leave = leave
@@ -279,11 +279,20 @@ class CtrlC:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @contextlib.contextmanager
+    def idle(self, waiting: asyncio.Future[Any]) -> Iterator[None]:
+        """Cancel this wait for input instead, while no turn runs."""
+        self._waiting = waiting
+        try:
+            yield
+        finally:
+            self._waiting = None
+
     def _press(self) -> None:
         if self.pressed:
             self._leave()
         self.pressed = True
-        if self.idle is not None:
-            self.idle()
+        if self._waiting is not None:
+            self._waiting.cancel()
         else:
             self.stop()

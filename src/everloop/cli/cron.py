@@ -28,7 +28,7 @@ def command(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _service(config: Config) -> AsyncIterator[CronService]:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     store = store_at(config.store, config)
     try:

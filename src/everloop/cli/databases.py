@@ -16,11 +16,11 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..server.app import Server
 from ..server.placement import Database, Placement
-from ..store.opening import store_at
+from ..store.deletion import prune
+from ..store.location import store_at
 from ..store.postgres.directory import Directory
-from ..store.pruning import prune
 from .common import forget_outputs
-from .service import unless
+from .serve import unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class Databases:
         if store is None:
             return self.server.database
         config = self._config
-        opened = store_at(store, config)
+        opened = store_at(store, config, await self._directory.pool(store))
         try:
             await opened.workers()
         except BaseException:

@@ -50,7 +50,11 @@ class FileWatch:
             await asyncio.sleep(STEP_SECONDS)
         self._seen = found
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        self._stop_notifying()
+
+    def _stop_notifying(self) -> None:
+        """From now on, poll."""
         if self._notify is not None:
             asyncio.get_running_loop().remove_reader(self._notify.fd)
             os.close(self._notify.fd)
@@ -61,7 +65,7 @@ class FileWatch:
             if self._notify is not None:
                 await asyncio.to_thread(self._settle)
         except OSError:  # no more inotify watches, or the folder cannot be read
-            self.close()
+            self._stop_notifying()
 
     def _settle(self) -> None:
         """Watch the file's folder, or the nearest existing one above it."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,10 +45,10 @@ class LiveOutput(Output):
     Markdown is rendered where there are colours; without, an answer stays as it was written.
     """
 
-    def __init__(self, app: Callable[[], Application[Any]] = get_app) -> None:
+    def __init__(self, app: Application[Any] | None = None) -> None:
         super().__init__(sys.__stdout__ or sys.stdout)
         self._background: Background = "light" if _is_light(os.environ.get("COLORFGBG", "")) else "dark"
-        self._app = app
+        self._app = app or get_app()
         self._unfinished: Pieces = []
         self._finished: list[str | Pieces | Block] = []
         self._more = asyncio.Event()
@@ -61,7 +60,7 @@ class LiveOutput(Output):
 
     @property
     def width(self) -> int:
-        return self._app().output.get_size().columns
+        return self._app.output.get_size().columns
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -127,7 +126,7 @@ class LiveOutput(Output):
         if self._answer or any(isinstance(one, Block) for one in self._finished):
             await self.load()
             self._split()
-        app = self._app()
+        app = self._app
         if app.is_running:
             await app.renderer.wait_for_cpr_responses()  # so that the prompt's position is known when it is erased
         rows, self._finished = [row for one in self._finished for row in self._rows(one)], []

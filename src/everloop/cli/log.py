@@ -16,11 +16,12 @@ from typing import Any
 
 import msgspec
 
-from ..activity import Happening, Timeline
+from ..activity import ActivityEvent, Timeline
 from ..config import Config
+from ..config.sources import DSN
 from ..errors import EverloopError
 from ..store.base import SessionInfo, Store
-from ..store.opening import store_at
+from ..store.location import store_at
 from ..text import printable
 from .common import checked_key, find_turn, load_with_store, reading
 from .file_watch import FileWatch
@@ -52,7 +53,7 @@ class Told:
     """An event and its session."""
 
     session: str
-    happening: Happening
+    happening: ActivityEvent
 
 
 def command(options: argparse.Namespace) -> int:
@@ -201,7 +202,8 @@ class Followed:
 
 async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
     """Show past events, then new ones until Ctrl-C; of a single turn until its end."""
-    watch = FileWatch(config.store) if isinstance(config.store, Path) else DatabaseWatch(config)
+    store = config.store
+    watch = DatabaseWatch(store, config) if isinstance(store, DSN) else FileWatch(store)
     gone = _reader_gone()
     work = asyncio.create_task(_follow(config, wanted, tell, watch))
     gone.add_done_callback(lambda _: work.cancel())
@@ -214,22 +216,17 @@ async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
         work.cancel()
         await asyncio.wait([work])
         gone.cancel()
-        if isinstance(watch, FileWatch):
-            watch.close()
-        else:
-            await watch.close()
+        await watch.close()
 
 
 class DatabaseWatch:
     """Wakes when a worker has written entries to a database, which notifies of them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, database: DSN, config: Config) -> None:
         from ..store.postgres.notify import LogWatch
-        from ..store.postgres.store import PostgresStore
 
-        store = store_at(config.store, config)
-        assert isinstance(store, PostgresStore)
-        self._store, self._watch = store, LogWatch(store)
+        self._store = store_at(database, config)
+        self._watch = LogWatch(self._store)
 
     async def start(self) -> None:
         await self._watch.start()

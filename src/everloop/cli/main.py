@@ -22,9 +22,9 @@ CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
 class Add(Protocol):
-    """Adds a command: its name, its module and a description."""
+    """Adds a command: its name, the MODULE or MODULE:FUNCTION that runs it, and a description."""
 
-    def __call__(self, name: str, module: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser: ...
+    def __call__(self, name: str, runs: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = parser()
         given = sys.argv[1:] if arguments is None else list(arguments)
         options = known.parse_args(_with_folder(given, known.commands))
-        command = import_module(f"everloop.cli.{options.module}").command
-        status: int = command(options)
+        module, _, function = options.command.partition(":")
+        status: int = getattr(import_module(f"everloop.cli.{module}"), function or "command")(options)
         sys.stdout.flush()
         return status
     except EverloopError as error:
@@ -77,13 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
-    """Read `everloop FOLDER` as `everloop --workspace FOLDER`. A folder named like a command is written ./NAME."""
-    skip = False
+    """Read `everloop [chat] FOLDER` as `everloop [chat] --workspace FOLDER`.
+
+    Without `chat`, a folder named like a command is written ./NAME.
+    """
+    skip = in_chat = False
     for place, argument in enumerate(arguments):
         if skip or argument.startswith("-"):
             skip = not skip and argument in VALUED
             continue
-        if argument in commands:
+        if argument == "chat" and not in_chat:
+            in_chat = True
+            continue
+        if argument in commands and not in_chat:
             return arguments
         if not (os.sep in argument or argument.startswith("~") or os.path.isdir(argument)):
             raise EverloopError(_no_command(argument, commands))
@@ -119,15 +125,15 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     top.add_argument("-V", "--version", action="version", version=f"everloop {__version__}")
-    top.set_defaults(module="chat")
+    top.set_defaults(command="chat")
     commands = top.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
 
-    def add(name: str, module: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser:
+    def add(name: str, runs: str, text: str, *parents: Parser, flags: Parser | None = None) -> Parser:
         described = f"{text[0].upper()}{text[1:]}."
         command = commands.add_parser(
             name, help=text, description=described, parents=[flags or common, *parents], allow_abbrev=False
         )
-        command.set_defaults(module=module)
+        command.set_defaults(command=runs)
         return command
 
     _add_work(add, session)
@@ -137,7 +143,7 @@ def parser() -> Parser:
     _channel_actions(
         add("channels", "channels", "chat networks: their state, pairing, and undelivered messages"), common
     )
-    _token_actions(add("token", "token", "access to the server: add, list or revoke tokens"), common)
+    _token_actions(add("token", "access:token", "access to the server: add, list or revoke tokens"), common)
     _model_actions(add("model", "model", "the local models: list, pull, find or remove their files"), common)
     _add_upkeep(add)
     top.commands = frozenset(commands.choices)
@@ -194,7 +200,7 @@ def _add_history(add: Add, session: Parser) -> None:
     replay = add("replay", "replay", "run a recorded turn again without model or tools, and compare")
     replay.add_argument("turn", metavar="TURN", help="the turn's id, or the start of it")
 
-    fork = add("fork", "fork", "continue from an earlier point as a new session")
+    fork = add("fork", "sessions:fork", "continue from an earlier point as a new session")
     fork.add_argument("source", metavar="SESSION[@N]", help="the session, and the number of its last entry to keep")
     fork.add_argument("--as", dest="new_key", metavar="KEY", help="the new session's key")
 
@@ -206,24 +212,24 @@ def _add_services(add: Add) -> None:
     serve.add_argument("--port", metavar="PORT", help="the port to listen on (default 8002; 0 for any free one)")
     serve.add_argument("--open", action="store_true", help="open the web page in the browser")
 
-    link = add("link", "link", "print a one-time link to the web page of the server on this machine")
+    link = add("link", "access:link", "print a one-time link to the web page of the server on this machine")
     link.add_argument("--host", metavar="HOST", help="the address that the server listens on (default 127.0.0.1)")
     link.add_argument("--port", metavar="PORT", help="the port that it listens on (default 8002)")
     link.add_argument("--open", action="store_true", help="open it in the browser")
 
-    add("acp", "acp", "run the agent for an editor that speaks the Agent Client Protocol", trust)
-    add("mcp", "mcp", "run the agent as an MCP server on standard input and output", trust)
+    add("acp", "stdio:acp", "run the agent for an editor that speaks the Agent Client Protocol", trust)
+    add("mcp", "stdio:mcp", "run the agent as an MCP server on standard input and output", trust)
 
-    worker = add("worker", "worker", "take work from the store until stopped", trust)
+    worker = add("worker", "serve:worker", "take work from the store until stopped", trust)
     worker.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics on this address")
 
 
 def _add_upkeep(add: Add) -> None:
-    migrate = add("migrate", "migrate", "copy a SQLite store into an empty PostgreSQL database")
+    migrate = add("migrate", "stores:migrate", "copy a SQLite store into an empty PostgreSQL database")
     migrate.add_argument("source", metavar="FILE", help="the SQLite store")
     migrate.add_argument("target", metavar="DSN", help="the database: postgresql://USER:PASSWORD@HOST/DATABASE")
 
-    move = add("move", "move", "move one owner from a PostgreSQL database to another")
+    move = add("move", "stores:move", "move one owner from a PostgreSQL database to another")
     move.add_argument("owner", metavar="OWNER", help="whose sessions, jobs, budgets and tokens")
     move.add_argument("source", metavar="FROM", help="the database that has them")
     move.add_argument("target", metavar="TO", help="the database that gets them")
@@ -231,19 +237,21 @@ def _add_upkeep(add: Add) -> None:
         "--files", metavar="HOME", help="copy the owner's folder, with workspace and memory, to this home"
     )
 
-    directory = add("directory", "directory", "which database each owner is in, where they are in several")
+    directory = add("directory", "stores:directory", "which database each owner is in, where they are in several")
     directory.add_argument("owner", metavar="OWNER", nargs="?", help="only this one")
     directory.add_argument("store_of_owner", metavar="DSN", nargs="?", help="the database that a new owner gets")
+    directory.add_argument(
+        "--pool", nargs=2, metavar=("DSN", "POOL"), help="a pooler through which servers reach a database"
+    )
+    directory.add_argument("--no-pool", metavar="DSN", help="servers reach this database directly again")
     directory.add_argument("--json", action="store_true", help="one JSON object a line")
 
-    backup = add("backup", "backup", "copy the SQLite store into a file, while Everloop runs")
+    backup = add("backup", "stores:back_up", "copy the SQLite store into a file, while Everloop runs")
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
-    backup.set_defaults(restore=False)
-    restore = add("restore", "backup", "replace the store with a backup and continue from it")
+    restore = add("restore", "stores:restore", "replace the store with a backup and continue from it")
     restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
-    restore.set_defaults(restore=True)
 
-    check = add("check-history", "check_history", "check the whole store for broken promises")
+    check = add("check-history", "stores:check_history", "check the whole store for broken promises")
     check.add_argument("--json", action="store_true", help="print one JSON object")
 
     completion = add("completion", "completion", "print a script that completes commands in your shell")
@@ -266,8 +274,8 @@ def _add_upkeep(add: Add) -> None:
 
 
 def _session_actions(sessions: Parser) -> None:
-    sessions.set_defaults(action="list")
     actions = sessions.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+    sessions.set_defaults(action="list")
     flags = _flags(hidden=True)
 
     def add(name: str, text: str) -> Parser:
@@ -306,8 +314,8 @@ def _cron_actions(cron: Parser, common: Parser, session: Parser) -> None:
 
 
 def _channel_actions(channels: Parser, common: Parser) -> None:
-    channels.set_defaults(action="list", json=False)
     actions = channels.add_subparsers(metavar="ACTION", dest="action", parser_class=Parser)
+    channels.set_defaults(action="list", json=False)
 
     def add(name: str, text: str) -> Parser:
         action: Parser = actions.add_parser(name, help=text, parents=[common], allow_abbrev=False)

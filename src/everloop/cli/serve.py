@@ -1,32 +1,47 @@
-"""`everloop serve`: the agent behind OpenAI's API, until stopped."""
+"""`everloop serve` answers HTTP clients, `everloop worker` takes work from the store; both run until a signal."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import gc
 import logging
+import os
 import shlex
+import signal
 import sys
 import webbrowser
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..config import Config
+from ..config import ChannelConfig, Config
 from ..errors import ConfigError
-from .common import check_model, is_trusted, load_config, missing_model, prepare_workspace
+from ..providers.factory import make_provider
+from ..runtime.agent import agent_of
+from ..runtime.owners import Owners
+from ..store.base import Store
+from ..store.deletion import prune
+from ..threads import in_thread
+from .common import check_model, forget_outputs, is_trusted, load_config, missing_model, prepare_workspace
 from .folder import enter
-from .service import at_work
+from .main import INTERRUPTED
 from .setup import with_model
 
 if TYPE_CHECKING:
+    from ..channels import Channel, Options
+    from ..channels.runner import ChannelRunner
     from ..observability.metrics import Meters
     from ..runtime.owners import Owners
     from ..server.app import Server
     from ..server.page_api import Services
     from ..store.base import Store
     from .databases import Databases
+
+log = logging.getLogger(__name__)
 
 
 def command(options: argparse.Namespace) -> int:
@@ -65,7 +80,7 @@ async def _check_tokens(config: Config) -> None:
 
 
 async def _has_tokens(path: Path) -> bool:
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     if not await asyncio.to_thread(path.exists):
         return False
@@ -119,7 +134,7 @@ def _databases(config: Config, owners: Owners, meters: Meters, told: asyncio.Fut
 async def _serve(config: Config, in_browser: bool = False) -> int:
     from ..observability.metrics import Meters
     from ..server.app import Server
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     await _check_tokens(config)
     meters = Meters()
@@ -148,3 +163,189 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
             else:
                 is_told = told.done() and not told.cancelled() and told.exception() is None
                 await databases.stop(drain if is_told and told.result() == 0 else 0.0, again)
+
+
+# ---------------------------------------------------------------------------------------------- agents, until a signal
+
+
+class Signals:
+    """What SIGTERM and Ctrl-C ask of a process that runs agents.
+
+    After SIGTERM, turns are handed off to other processes after their current step, if that ends within `drain` seconds
+    of the signal. A second signal, or Ctrl-C, waits for nothing.
+    """
+
+    def __init__(self, owners: Owners, drain: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.status: asyncio.Future[int] = self._loop.create_future()  # also raises what makes the agents fail
+        self.again = asyncio.Event()  # set by a second signal
+        self._hurry = asyncio.Event()  # wait for nothing any more
+        self._deadline: asyncio.TimerHandle | None = None  # set by the first signal
+        self._owners = owners
+        self._drain = drain
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._receive, number)
+
+    def _receive(self, number: int) -> None:
+        hurry = self._owners.store.hurry
+        self._deadline = self._deadline or self._loop.call_later(self._drain, hurry)
+        if self.status.done():
+            self.again.set()
+            hurry()
+        if self.status.done() or number == signal.SIGINT:
+            self._hurry.set()
+        if not self.status.done():
+            self._owners.drain()
+            self.status.set_result(INTERRUPTED if number == signal.SIGINT else 0)
+
+    def watch(self, work: asyncio.Task[None]) -> asyncio.Task[None]:
+        """Let the process end with the error that this work ends with."""
+        work.add_done_callback(self._ended)
+        return work
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None and not self.status.done():
+            self.status.set_exception(error)
+
+    async def hand_off(self) -> None:
+        """Hand off the turns that run, within the time that is left; only after SIGTERM."""
+        if self._hurry.is_set() or self._deadline is None:
+            self._owners.store.hurry()
+        told = self.status.done() and not self.status.cancelled() and self.status.exception() is None
+        if told and self._deadline is not None:
+            left = max(0.0, self._deadline.when() - self._loop.time())
+            await unless(self._hurry, self._owners.leave(left))
+
+    def close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.status.cancel()
+
+
+@contextlib.asynccontextmanager
+async def at_work(
+    config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
+) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
+    """Run the agents and channels; yield the agents, the exit status as `Signals.status`, and `Signals.again`."""
+    try:
+        await store.workers()  # opens the store: an unusable one is an error before the start is announced
+        made = await _make_channels(config, store)
+    except BaseException:
+        await store.close()
+        raise
+    owners = Owners(config, store, make_provider(config), agent_of, runs=runs, meters=meters)
+    signals = Signals(owners, drain)
+    gc.freeze()  # modules loaded by now stay alive; from here on garbage is collected
+    gc.enable()
+    tasks = [signals.watch(asyncio.create_task(owners.run()))]
+    if runs and config.keep_requests_seconds:
+        tasks.append(asyncio.create_task(_prune(store, config)))
+    if made:
+        tasks.append(signals.watch(asyncio.create_task(_run_channels(store, made, owners, meters).run())))
+    try:
+        yield owners, signals.status, signals.again
+    finally:
+        await signals.hand_off()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await owners.close()
+        signals.close()
+
+
+async def _prune(store: Store, config: Config) -> None:
+    try:
+        await prune(store, config.keep_requests_seconds, partial(forget_outputs, config.home))
+    except Exception as error:
+        log.error("old requests were not pruned: %s", error)
+
+
+async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConfig, Channel, Options]]:
+    """The channels of the settings; their code is imported only if there are any."""
+    if not config.channels:
+        return []
+    if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
+        # An account has one poller, and the lease that makes sure of it is in the store.
+        print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
+        return []
+    from ..channels.base import make_channel
+
+    return [(one, *await in_thread(make_channel, one, store)) for one in config.channels]
+
+
+def _run_channels(
+    store: Store,
+    made: list[tuple[ChannelConfig, Channel, Options]],
+    owners: Owners,
+    meters: Meters | None,
+) -> ChannelRunner:
+    from ..channels.files import saver
+    from ..channels.runner import ChannelRunner, follower
+    from ..tools.message import OutgoingFiles
+
+    outgoing = OutgoingFiles(owners.config.home)
+    config, hears = owners.config, bool(owners.config.transcription_model)
+    return ChannelRunner(store, made, follower(owners), meters, config.links, saver(owners), outgoing, hears)
+
+
+async def unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Await the work until it ends or `hurry` is set."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(error, Exception):
+            log.warning("%s", error)
+
+
+# ---------------------------------------------------------------------------------------------- worker
+
+
+def worker(options: argparse.Namespace) -> int:
+    config = with_model(load_config(options))
+    check_model(config)
+    prepare_workspace(config.workspace)
+    config = enter(config, person=False, trust=is_trusted(options))
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
+    return asyncio.run(_work(config))
+
+
+async def _work(config: Config) -> int:
+    from ..store.location import store_at
+
+    store, meters = store_at(config.store, config), _meters(config)
+    async with (
+        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, told, _),
+        _telling(config, store, meters),
+    ):
+        print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
+        status = await told
+        print("everloop: stopping; turns continue elsewhere, or at the next start", file=sys.stderr, flush=True)
+        return status
+
+
+def _meters(config: Config) -> Meters | None:
+    """The metrics, if there is an address to serve them at; otherwise the module is not even loaded."""
+    if not config.metrics:
+        return None
+    from ..observability.metrics import Meters
+
+    return Meters()
+
+
+@contextlib.asynccontextmanager
+async def _telling(config: Config, store: Store, meters: Meters | None) -> AsyncIterator[None]:
+    """Serve /metrics meanwhile, if it is configured."""
+    if meters is None:
+        yield
+        return
+    from ..server.metrics import MetricsServer
+
+    server = MetricsServer(config, store, meters)
+    for address in await server.start():
+        print(f"everloop: metrics on {address}/metrics", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        await server.stop()

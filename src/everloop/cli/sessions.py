@@ -1,20 +1,21 @@
-"""`everloop sessions`: list the sessions; show, rename, export or delete one; or continue those of a folder that is
-gone."""
+"""`everloop sessions` lists the sessions, shows, renames, exports or deletes one, or adopts those of a folder that is
+gone; `everloop fork` creates a session from the first entries of another."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 from dataclasses import asdict
 
 from ..config import Config
 from ..errors import EverloopError
 from ..log import Logged
-from ..store.base import Busy, Removed
-from ..text import one_line, printable
+from ..store.base import Busy, Removed, SessionInfo, Store
+from ..text import counted, one_line, printable
 from ..threads import in_thread
-from .common import OWNER, forget_outputs, load_config, load_with_store, reading
+from .common import OWNER, checked_key, forget_outputs, load_config, load_with_store, reading
 from .folder import adopt
 from .output import as_json
 from .session_list import TITLE, Listed, adopt_titles, age, first_words, list_sessions, money
@@ -135,10 +136,6 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-def counted(number: int, one: str, several: str = "") -> str:
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
-
-
 async def _remove(config: Config, key: str) -> Removed:
     from .turn_changes import SavedTurns
 
@@ -184,3 +181,49 @@ def _export(config: Config, options: argparse.Namespace) -> None:
         return
     with open(options.output, "x", encoding="utf-8") as file:
         file.write(text)
+
+
+# ---------------------------------------------------------------------------------------------- fork
+
+
+def fork(options: argparse.Namespace) -> int:
+    source = checked_key(options.source, "SESSION[@N]")
+    new_key = checked_key(options.new_key, "--as") if options.new_key is not None else None
+    made = asyncio.run(_fork(load_with_store(options), source, new_key))
+    print(made.key)
+    under_way = " and finishes the open turn" if made.open_turn else ""
+    given = ((name, getattr(options, name, None)) for name in ("workspace", "store"))
+    flags = "".join(f"--{name} {shlex.quote(value)} " for name, value in given if value)
+    count = f"{made.entries} entr{'y' if made.entries == 1 else 'ies'}"
+    go_on = f"everloop {flags}--session {shlex.quote(made.key)}"
+    print(f"It has {count}. `{go_on}` continues from there{under_way}.")
+    return 0
+
+
+async def _fork(config: Config, source: str, new_key: str | None) -> SessionInfo:
+    async with reading(config) as store:
+        key, until = await _split(store, source)
+        return await store.fork(OWNER, key, until, new_key or await _free_key(store, key))
+
+
+async def _split(store: Store, source: str) -> tuple[str, int | None]:
+    """Split SESSION@N. A key may contain an @ itself."""
+    key, at, number = source.rpartition("@")
+    if at and number.isascii() and number.isdecimal() and await store.session(OWNER, key) is not None:
+        if not 0 < len(number.lstrip("0")) < 18:
+            raise EverloopError(f'the session "{key}" has no entry {number[:20]}: `everloop log` shows their numbers')
+        return key, int(number)
+    if await store.session(OWNER, source) is not None:
+        return source, None
+    if at and await store.session(OWNER, key) is not None:
+        raise EverloopError(f'"{number}" is not an entry of "{key}": N is a number that `everloop log` shows')
+    missing = key if at and number.isdecimal() else source
+    raise EverloopError(f'there is no session "{missing}": `everloop sessions` lists them')
+
+
+async def _free_key(store: Store, key: str) -> str:
+    name, number = f"{key}-fork", 1
+    while await store.session(OWNER, name) is not None:
+        number += 1
+        name = f"{key}-fork{number}"
+    return name

@@ -10,7 +10,7 @@ from ..log import UserSaid, text_of
 from ..runtime.agent import AgentLoop
 from ..text import one_line, printable
 from .common import OWNER
-from .render import tokens_in_words
+from .output import tokens_in_words
 from .session_list import MOST_ENTRIES, Totals, adopt_titles, age, first_words, money
 
 

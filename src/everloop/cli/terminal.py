@@ -132,19 +132,6 @@ class Chat:
         self._config = config
         self._key = key
         self._status = status
-        self._output = LiveOutput(lambda: self._session.app)
-        self._view = CardRenderer(self._output, agent.workspace, status)
-        self._changes = ChangeTracker(agent.workspace, SavedTurns(config.home, agent.workspace, key))
-        self._reopen: Reopen | None = None
-        self._shell: asyncio.Task[Any] | None = None  # a command that the user runs
-        self._sessions: list[Listed] = []  # for completion
-        self._comparing: asyncio.Task[None] | None = None  # of the workspace, after a turn
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._naming: asyncio.Task[None] | None = None  # the call for a title
-        self._asked = 0  # messages without an answer
-        self._unkept: list[str] = []  # messages that may not be on disk yet
-        self._left_at = 0.0
-        self._told_to_leave = False
         self._session: PromptSession[str] = PromptSession(
             self._message,
             key_bindings=merge_key_bindings([editing_keys(), self._keys()]),
@@ -159,6 +146,19 @@ class Chat:
             complete_in_thread=True,
             complete_while_typing=completes_while_typing,
         )
+        self._output = LiveOutput(self._session.app)
+        self._view = CardRenderer(self._output, agent.workspace, status)
+        self._changes = ChangeTracker(agent.workspace, SavedTurns(config.home, agent.workspace, key))
+        self._reopen: Reopen | None = None
+        self._shell: asyncio.Task[Any] | None = None  # a command that the user runs
+        self._sessions: list[Listed] = []  # for completion
+        self._comparing: asyncio.Task[None] | None = None  # of the workspace, after a turn
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._naming: asyncio.Task[None] | None = None  # the call for a title
+        self._asked = 0  # messages without an answer
+        self._unkept: list[str] = []  # messages that may not be on disk yet
+        self._left_at = 0.0
+        self._told_to_leave = False
         # Not a `bottom_toolbar`, which is shown only on terminals that report where the cursor is.
         assert isinstance(self._session.layout.container, HSplit)
         toolbar = Window(FormattedTextControl(self._toolbar), height=1, dont_extend_height=True)

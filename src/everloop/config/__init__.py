@@ -1,7 +1,7 @@
-"""The settings: defaults, then EVERLOOP_HOME/config.toml, then environment variables, then flags.
+"""The settings: defaults, overridden by EVERLOOP_HOME/config.toml, then environment variables, then flags.
 
-The fields of `Config` are the one list of all keys. A new key is one line there; the TOML reader, the
-environment, the flags and docs/config.md follow from it.
+The fields of `Config` are the single list of all keys. A new key is one line there; the TOML reader, the environment,
+the flags and docs/config.md follow from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .keys import Key, UnderHome, key, keys_of
 from .sources import DSN
 
 DEFAULT_STORE = "everloop.db"
-LINK = "link"  # the table of people whose chats share a session
+LINK = "link"  # the table that links the chats of one person into a shared session
 RESERVED_CHANNELS = frozenset({"api", "cli", "cron", "executor", "run", "sub", "system", "web"})
 Agent = Literal["own", "client"]
 Busy = Literal["queue", "steer", "interrupt"]
@@ -31,15 +31,15 @@ Flush = Literal["needed", "always"]
 Small = Literal["auto", "on", "off"]
 Titles = Literal["model", "words"]
 Taint = bool | Literal["outside"]
-Span = str  # "12h", "30d"; "" for ever
+Span = str  # "12h", "30d"; "" for forever
 Search = Literal["auto", "brave", "duckduckgo", "searxng"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of the policy, a `[[policy]]` table: the calls that it matches, and what happens to them.
+    """One rule of the policy, a `[[policy]]` table: the calls that it matches, and the decision on them.
 
-    An empty part matches everything. Patterns are shell globs.
+    Empty fields match everything. Patterns are shell globs.
     """
 
     # fmt: off
@@ -57,7 +57,7 @@ class Rule:
     # fmt: on
 
     def problem(self) -> str:
-        """Why this rule can never take effect; "" if it can."""
+        """Return why this rule can never take effect; "" if it can."""
         if self.command and self.tool and not fnmatchcase("exec", self.tool):
             return f'has a command, but its tool "{self.tool}" is not exec: leave one of them out'
         if self.network and self.tool and not fnmatchcase("exec", self.tool):
@@ -69,7 +69,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
-    """An MCP server, an `[mcp.NAME]` table: a program that is started, or an address."""
+    """An MCP server, an `[mcp.NAME]` table: a program to start, or a URL."""
 
     name: str
     # fmt: off
@@ -85,7 +85,7 @@ class McpServer:
     # fmt: on
 
     def problem(self) -> str:
-        """Why this server can never be reached; "" if it can."""
+        """Return why this server can never be reached; "" if it can."""
         if bool(self.command) == bool(self.url):
             return "needs a command (a program to start) or a url (where it runs), and not both"
         if self.url and (self.args or self.env):
@@ -95,9 +95,9 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """An account at a chat network, a `[channels.NAME]` table. Keys that are not listed here are the network's own."""
+    """An account on a chat network, a `[channels.NAME]` table. Keys not listed here belong to the network."""
 
-    collects: ClassVar[str] = "options"  # the field that gets the other keys
+    collects: ClassVar[str] = "options"  # the field that receives the other keys
 
     name: str
     # fmt: off
@@ -115,7 +115,7 @@ class ChannelConfig:
     options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def problem(self) -> str:
-        """Why this channel can never be used; "" if it can."""
+        """Return why this channel can never be used; "" if it can."""
         if self.name == LINK:
             return self._link_problem()
         if self.name in RESERVED_CHANNELS:
@@ -123,18 +123,18 @@ class ChannelConfig:
         return "" if self.owner.strip() else "needs an owner"
 
     def _link_problem(self) -> str:
-        """Why `[channels.link]`, which names people by their chats, cannot be used."""
+        """Return why `[channels.link]`, which lists people with their chats, cannot be used; "" if it can."""
         if self != ChannelConfig(name=LINK, options=self.options):
             return "names people, and has no settings of a channel"
         for person, chats in self.options.items():
             if not isinstance(chats, list) or not all(isinstance(one, str) and ":" in one for one in chats):
-                return f'{person} must be a list of texts such as "telegram:123456"'
+                return f'{person} must be a list of strings such as "telegram:123456"'
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """The price of a model, a `[[price]]` table; the first match counts."""
+    """The price of a model, a `[[price]]` table; the first match applies."""
 
     # fmt: off
     model: str = key("[price]", MISSING, "pattern: name of the model")
@@ -144,21 +144,21 @@ class Price:
     # fmt: on
 
     def problem(self) -> str:
-        """Why this price can never count; "" if it can."""
+        """Return why this price can never apply; "" if it can."""
         return "" if self.input or self.output else "has neither an input nor an output price"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. `Config()` is the defaults and reads no file; `Config.load()` reads what the user has set."""
+    """All settings. `Config()` has the defaults and reads no file; `Config.load()` reads the user's settings."""
 
     home: Path = field(default_factory=sources.default_home)
-    # The workspace that config.toml names: it belongs to the user and shares the home's store.
+    # The workspace configured in config.toml: it belongs to the user and shares the home's store.
     home_workspace: Path = field(default=UnderHome("workspace"), repr=False, compare=False)  # type: ignore[assignment]
-    # Whether `store` was chosen; if not, each workspace has its own.
+    # Whether `store` was set explicitly; if not, each workspace has its own.
     store_named: bool = field(default=False, repr=False, compare=False)
-    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # people, by their chats
-    trusted: bool = field(default=True, repr=False)  # the workspace's instructions, skills and agents are used
+    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # people with their chats
+    trusted: bool = field(default=True, repr=False)  # use the workspace's instructions, skills and agents
 
     # fmt: off
     workspace: Path = key("", UnderHome("workspace"), "the folder it works in", env="EVERLOOP_WORKSPACE", flag=True)
@@ -292,12 +292,12 @@ class Config:
 
     @property
     def keep_requests_seconds(self) -> float:
-        """How long API requests without a session are kept; 0 for ever."""
+        """How long sessionless API requests are kept; 0 for forever."""
         return sources.seconds_in(self.keep_requests)
 
     @property
     def addresses(self) -> frozenset[str]:
-        """The web addresses that stand in the settings."""
+        """The web addresses in the settings."""
         own = (value for item in KEYS if item.url and (value := getattr(self, item.attribute)))
         return frozenset([*own, *(server.url for server in self.mcp if server.url)])
 
@@ -308,7 +308,7 @@ class Config:
         env: Mapping[str, str] = os.environ,
         home: str | os.PathLike[str] | None = None,
     ) -> Config:
-        """The settings of this person. Flags that are None and empty variables count as not set."""
+        """Load the user's settings. Flags that are None and empty variables count as unset."""
         folder = sources.find_home(home, env)
         file, variables = sources.from_file(folder / "config.toml", KEYS), sources.from_environment(env, KEYS)
         values = sources.over(file, variables)

@@ -1,4 +1,4 @@
-"""The description of a setting: its place in the file, its variable and flag, and its allowed values."""
+"""Descriptions of settings: a setting's place in the file, its variable and flag, and its allowed values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def key(
     each: str = "",
     record: type[Any] | None = None,
 ) -> Any:
-    """A dataclass field with what the readers of file, environment and flags need to know."""
+    """Declare a dataclass field with the metadata for the readers of file, environment and flags."""
     limits = {"above": above, "at_least": at_least, "at_most": at_most}
     rules = {"url": url, **limits, "choices": choices, "each": each, "record": record}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
@@ -56,8 +56,8 @@ class Key(NamedTuple):
     at_least: int | None
     at_most: float | None
     choices: tuple[str, ...]
-    each: str  # the shape of each text in a list, a name in SHAPES
-    record: type[Any] | None  # the class of each table, where there can be several
+    each: str  # the required form of each text in a list, a key of SHAPES
+    record: type[Any] | None  # the class of each table, if there can be several
 
     @property
     def allowed(self) -> str:
@@ -65,7 +65,7 @@ class Key(NamedTuple):
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         if self.each:
-            return f"a list of texts, each {SHAPES[self.each].words}"
+            return f"a list of strings, each {SHAPES[self.each].words}"
         if self.url:
             return "an http:// or https:// address"
         limit = f" above {self.above:g}" if self.above is not None else ""
@@ -75,7 +75,7 @@ class Key(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its section as written in the file."""
+        """Its section, as written in the file."""
         return f"[{self.section}]" if self.section else ""
 
 
@@ -101,13 +101,13 @@ KINDS = {
     "bool": "true or false",
     "Span": 'a time like "12h" or "30d", or "" for forever',
     "Taint": 'true, false or "outside"',
-    "tuple[str, ...]": "a list of texts",
-    "dict[str, str]": "a table of texts",
+    "tuple[str, ...]": "a list of strings",
+    "dict[str, str]": "a table of strings",
 }
 
 
 def keys_of(settings: type[Any]) -> tuple[Key, ...]:
-    """The keys that a class of settings declares."""
+    """Return the keys that a settings class declares."""
     found = []
     for item in dataclasses.fields(settings):
         if item.metadata:
@@ -118,7 +118,7 @@ def keys_of(settings: type[Any]) -> tuple[Key, ...]:
 
 
 def reference(keys: tuple[Key, ...]) -> str:
-    """The Markdown table of all keys in docs/config.md."""
+    """Return the Markdown table of all keys in docs/config.md."""
     lines = ["| section | key | value | default | variable, flag | meaning |", "|---|---|---|---|---|---|"]
     for one in (part for key in keys for part in (keys_of(key.record) if key.record else [key])):
         names = [f"`{one.env}`"] if one.env else []

@@ -1,7 +1,7 @@
-"""Prices of well-known models, in US dollars for a million tokens. `[[price]]` in the settings comes before them.
+"""Prices of well-known models, in US dollars per million tokens. `[[price]]` in the settings takes precedence.
 
-They are the list prices of short prompts, from the makers' public lists by way of litellm's; a contract, a region, a
-batch or a long prompt may cost something else. Update `AS_OF` with the numbers.
+They are the list prices of short prompts, from the vendors' public price lists by way of litellm's; a contract, region,
+batch or long prompt may be priced differently. Update `AS_OF` together with the numbers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _DATED = re.compile(r"-(?:latest|20\d\d-?\d\d-?\d\d)$")
 
 @lru_cache(maxsize=1)
 def shipped() -> dict[str, Price]:
-    """The prices that come with this version, by the names of the models."""
+    """Return the prices shipped with this version, by model name."""
     rows = [line.split() for line in _TABLE.splitlines() if line and not line.startswith("#")]
     return {
         name: Price(model=name, input=float(read), output=float(written), cached=float(cached))
@@ -100,8 +100,10 @@ def shipped() -> dict[str, Price]:
 
 
 def price_of(model: str, own: Sequence[Price] = ()) -> Price | None:
-    """The price of a model: the first of one's own that matches, else the shipped one. A maker's prefix and the date at
-    the end of a name do not count."""
+    """Return the price of a model: the first match among the configured ones, else the shipped one.
+
+    A vendor prefix and a date suffix of the name are ignored.
+    """
     for price in own:
         if fnmatchcase(model, price.model):
             return price
@@ -109,7 +111,7 @@ def price_of(model: str, own: Sequence[Price] = ()) -> Price | None:
 
 
 def cost_of(price: Price, usage: Mapping[str, int]) -> float:
-    """What these tokens cost."""
+    """Return the cost of these tokens."""
     cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
     read = usage.get("prompt_tokens", 0) - cached
     cheap = price.cached if price.cached >= 0 else price.input

@@ -1,6 +1,6 @@
-"""The sources of settings: the file, the environment and flags. Each gives values by field name.
+"""The sources of settings: the file, the environment and flags. Each returns values by field name.
 
-Also the type of a setting that is never shown whole: the address of a PostgreSQL database, with its password.
+Also defines `DSN`, the address of a PostgreSQL database, whose password is never displayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from .keys import SHAPES, Key, keys_of
 
 SCHEMES = ("postgresql:", "postgres:")
-# An address of another form is not interpreted: what looks like a host may be half of a password.
+# An address in any other form is not interpreted: what looks like a host may be half of a password.
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.%-]*)(?::[0-9]*)?"
 _SHAPE = re.compile(
     rf"postgres(?:ql)?://(?:(?P<user>[^:@/?#\s]*)(?::(?P<password>[^@/?#\s]*))?@)?(?P<hosts>{_HOST}(?:,{_HOST})*)"
@@ -31,7 +31,7 @@ def is_dsn(text: str) -> bool:
 
 
 class DSN:
-    """The address of a PostgreSQL database. Shown, it has no password; `secret` is the whole of it."""
+    """The address of a PostgreSQL database. Its string form omits the password; `secret` is the full address."""
 
     __slots__ = ("secret",)
 
@@ -58,7 +58,7 @@ class DSN:
 
     @property
     def hosts(self) -> int:
-        """How many servers it names."""
+        """The number of servers it names."""
         if (found := _SHAPE.fullmatch(self.secret)) is None:
             return 1
         named = re.findall(r"(?:^|&)host(?:addr)?=([^&]*)", found["options"] or "")
@@ -66,12 +66,12 @@ class DSN:
 
     @property
     def has_several_hosts(self) -> bool:
-        """Whether it names more than one server, of which the primary is wanted."""
+        """Return whether it names several servers, of which the primary is to be used."""
         return self.hosts > 1
 
     @property
     def without_password(self) -> str:
-        """The whole address but for the password, for other programs to connect with. "" if it is not well formed."""
+        """The full address without the password, for other programs to connect with; "" if it is malformed."""
         if (found := _SHAPE.fullmatch(self.secret)) is None:
             return ""
         options = _PASSWORD.sub("", found["options"] or "").removeprefix("&")
@@ -79,7 +79,7 @@ class DSN:
         return f"postgresql://{user}{found['hosts']}{found['name'] or ''}{'?' if options else ''}{options}"
 
     def with_password_of(self, other: DSN) -> DSN:
-        """This address with the user and the password of another one, where it has none of its own."""
+        """Return this address with the user and password of another one, if it has none of its own."""
         mine, theirs = _SHAPE.fullmatch(self.secret), _SHAPE.fullmatch(other.secret)
         if mine is None or theirs is None or mine["password"] or mine["user"] not in (None, "", theirs["user"]):
             return self
@@ -91,7 +91,7 @@ class DSN:
         )
 
     def exists(self) -> bool:
-        """Whether there may be something to read, which only its server knows."""
+        """Return whether there may be something to read, which only the server knows."""
         return True
 
 
@@ -101,8 +101,11 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def over(below: dict[str, Any], above: dict[str, Any], tied: bool = True) -> dict[str, Any]:
-    """Merge two sources; `above` wins. An address belongs to its provider, and a key to its endpoint (unless it is not
-    `tied` to one): neither is carried over to another endpoint that `above` names. Nor is a pool to another store."""
+    """Merge two sources; `above` wins.
+
+    An address belongs to its provider, and a key to its endpoint (unless the key is not `tied` to one): neither is
+    carried over to a different endpoint in `above`. Nor is a pool to another store.
+    """
     kept = dict(below)
     usual = {"provider": "openai", "base_url": ""}  # the defaults
     moved = {name for name in ENDPOINT & above.keys() if above[name] != below.get(name, usual[name])}
@@ -119,13 +122,13 @@ _SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 
 
 def seconds_in(span: str) -> float:
-    """The seconds of a time like "30d"; 0 for an empty one."""
+    """Return the seconds of a time span like "30d"; 0 for an empty one."""
     found = _SPAN.fullmatch(span)
     return int(found[1]) * {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}[found[2]] if found else 0.0
 
 
 def default_home() -> Path:
-    """The home by the environment, without looking at the disk."""
+    """Return the home folder according to the environment, without disk access."""
     return Path(os.environ.get("EVERLOOP_HOME", "").strip() or DEFAULT_HOME).expanduser().absolute()
 
 
@@ -196,7 +199,7 @@ class _File:
         return values
 
     def _records(self, key: Key, value: Any) -> tuple[Any, ...]:
-        """Settings that can occur several times: a list of tables, or named tables."""
+        """Read settings that can occur several times: a list of tables, or named tables."""
         assert key.record is not None
         parts = keys_of(key.record)
         if parts[0].section.startswith("["):
@@ -255,7 +258,7 @@ def from_flags(flags: Mapping[str, Any], keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def _parsed(key: Key, text: str) -> Any:
-    """The value of a variable's or flag's text; invalid text is left for `_typed` to refuse."""
+    """Parse the text of a variable or flag; invalid text is left for `_typed` to reject."""
     if key.kind in ("bool", "Taint"):
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
     if key.kind == "tuple[str, ...]":
@@ -269,7 +272,7 @@ def _parsed(key: Key, text: str) -> Any:
 
 
 def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
-    """The value in its field's type, or a ConfigError that says what is allowed and never shows a secret."""
+    """Convert the value to its field's type, or raise a ConfigError that states what is allowed, never a secret."""
     if key.kind in ("Path | DSN", "DSN | None") and (
         isinstance(value, DSN) or (isinstance(value, str) and is_dsn(value))
     ):
@@ -294,7 +297,7 @@ def _fits(key: Key, value: Any) -> bool:
             isinstance(part, str) and part.isprintable() and re.fullmatch(shape, part) for part in value
         )
     if key.kind == "str":
-        # A line break in a key or an address would get into an HTTP header.
+        # A line break in a key or an address would end up in an HTTP header.
         return isinstance(value, str) and value.isprintable() and (not key.url or _is_url(value))
     if key.kind == "dict[str, str]":
         texts = [*value.keys(), *value.values()] if isinstance(value, dict) else [None]
@@ -319,7 +322,7 @@ def _is_url(value: str) -> bool:
 
 
 def _path(text: str, folder: Path | None, where: str) -> Path:
-    """The absolute path: `~` is the user's home, and a relative path starts at the folder (or the current one)."""
+    """Return the absolute path: `~` is the user's home, and a relative path starts at the given or current folder."""
     # The address of a database often contains a password, so it is never shown.
     if is_dsn(text):
         raise ConfigError(f"{where} must be a path, not the address of a database")
@@ -336,13 +339,13 @@ def _path(text: str, folder: Path | None, where: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """The path for a message, with `~` for the user's home."""
+    """Return the path for a message, with `~` for the user's home."""
     home = os.environ.get("HOME") or "\0"
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _not_this(key: Key, value: Any) -> str:
-    """The value that was given instead, unless it is or may contain a secret."""
+    """Return the rejected value for a message, unless it is or may contain a secret."""
     if (
         key.secret
         or key.kind == "DSN | None"
@@ -356,13 +359,13 @@ def _not_this(key: Key, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text in quotes, short and on one line."""
+    """Return the text in quotes, shortened and on one line."""
     short = text if len(text) <= 60 else text[:59] + "…"
     return f'"{short}"' if short.isprintable() else ascii(short)
 
 
 def _unknown(name: str, section: str, is_section: bool, keys: Sequence[Key]) -> str:
-    """The message for an unknown key or section, with the closest known one."""
+    """Return the message for an unknown key or section, with the closest known one."""
     if is_section and not section:
         places = list(dict.fromkeys(key.section for key in keys if key.section))
         records = [key for key in keys if key.record is not None]

@@ -43,7 +43,7 @@ class ContextBuilder:
     ) -> None:
         """`reach` says which files may be read for the prompt; it is called off the event loop. Without `trusted` no
         file of the workspace is used: no instructions, memory, skills or heartbeat."""
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()
         self.name = name
         self.trusted = trusted
         self.skills = Skills(self.workspace, budget=skills_limit, trusted=trusted)

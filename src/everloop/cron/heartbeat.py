@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer that is only this is not delivered
 MAX_TASKS = 8_000  # characters
-RETRY_SECONDS = 15.0  # until the timer is set again after a store error
+RETRY_SECONDS = 15.0  # delay before setting the timer is retried after a store error
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
 _NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])\s*(?:\[ ?\])?\s*$)")
@@ -46,12 +46,12 @@ def heartbeat_message(workspace_text: str) -> str | None:
 
 
 def says_nothing(answer: str) -> bool:
-    """Return whether an answer is only the word for nothing to report."""
+    """Return whether an answer only says that there is nothing to report."""
     return answer.strip(_MARKS) == NOTHING_TO_SAY
 
 
 def _tasks(text: str) -> list[str]:
-    """Return the lines that are not headings, rules, comments, or checked boxes with the lines below them."""
+    """Return the lines that are not headings, rules, comments, or checked boxes with the lines nested under them."""
     found: list[str] = []
     done: int | None = None  # the indentation of the checked box above
     for line in _COMMENT.sub("", text).expandtabs(4).splitlines():
@@ -90,14 +90,14 @@ class Heartbeat:
 
     @classmethod
     def of(cls, settings: Config, service: CronService, read: Callable[[], str]) -> Self | None:
-        """Return the heartbeat of the settings, if there is one."""
+        """Return the heartbeat configured in the settings, if any."""
         if not settings.heartbeat_minutes:
             return None
         channel, _, chat_id = settings.heartbeat_to.partition(":")
         return cls(service, read, max(60 * settings.heartbeat_minutes, 1.0), channel, chat_id or "direct")
 
     async def start(self) -> None:
-        """Let the service fire the heartbeat. An existing timer with the same interval is kept."""
+        """Make the service fire the heartbeat. An existing timer with the same interval is kept."""
         store, owner = self._service.store, self._service.owner
         there = [timer for timer in await store.timers(owner) if timer.id == HEARTBEAT]
         if not there or _schedule(there[0]) is None or there[0].data["every"] != self._every:
@@ -107,7 +107,7 @@ class Heartbeat:
         self._service.fire_heartbeat_by(self._fire)
 
     async def insist(self) -> None:
-        """Start, and retry after a store error: a full or locked disk must not end scheduled work."""
+        """Call `start`, and retry after a store error: a full or locked disk must not end scheduled work."""
         while True:
             try:
                 return await self.start()
@@ -150,7 +150,7 @@ class Heartbeat:
         try:
             return heartbeat_message(await in_thread(self._read))
         except (OSError, UnicodeError) as error:
-            log.error("HEARTBEAT.md cannot be read (%s): this heartbeat is skipped", error)
+            log.error("skipping this heartbeat: HEARTBEAT.md cannot be read (%s)", error)
             return None
 
 

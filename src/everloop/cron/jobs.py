@@ -14,12 +14,12 @@ from .zones import zone
 
 Missed = Literal["run", "drop"]
 HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
-NEVER = 2.0**37  # when the timer of a paused job is due
-LATE_SECONDS = 60.0  # a one-shot job that is later than this was missed: no service was running
+NEVER = 2.0**37  # due time of a paused job's timer
+LATE_SECONDS = 60.0  # a one-shot job more overdue than this was missed: no service was running
 
 
-class _Kept(msgspec.Struct, omit_defaults=True):
-    """A job as the data of its timer."""
+class _StoredJob(msgspec.Struct, omit_defaults=True):
+    """A job as stored in the data of its timer."""
 
     message: str
     channel: str
@@ -33,9 +33,9 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     session: str | None = None
     name: str = ""
     may_schedule: bool = False
-    key: str = ""  # of the call that added it: a repeated call adds no second job
+    key: str = ""  # idempotency key of the call that added it
     deliver: Deliver = "answer"
-    paused: float | None = None  # when it would have been due next; None unless it is paused
+    paused: float | None = None  # its next due time before it was paused; None unless it is paused
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def _note(self) -> str:
-        """What the model is told with the message, since no person has just written it."""
+        """The note to the model that comes with the message, since no person has just written it."""
         who = "the agent, in a turn of this session" if self.key else "the command line or a program"
         name = f" “{self.name}”" if self.name else ""
         return (
@@ -93,7 +93,7 @@ class Job:
         )
 
     def firing(self, slot: float | str) -> InboundMessage:
-        """Return the message that begins the turn; its id is the same for every service that fires this slot."""
+        """Return the message that opens the turn; its id is the same in every service that fires this slot."""
         return InboundMessage(
             self.channel,
             "cron",
@@ -110,7 +110,7 @@ class Job:
 
 @dataclass(slots=True, frozen=True)
 class Fire:
-    """Send one message for all slots that have passed, and wait for the next; None if there is none."""
+    """Send one message for all slots that have passed, and wait for the next; `next_due` is None if there is none."""
 
     message: InboundMessage
     next_due: float | None
@@ -122,7 +122,7 @@ class Drop:
 
 
 def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
-    """Decide what to do with a job that is due; raises the errors of `job_of`."""
+    """Decide what to do with a job that is due. Raises the errors of `job_of`."""
     job = job_of(timer)
     if isinstance(job.schedule, At) and missed == "drop" and now - timer.due_at > LATE_SECONDS:
         return Drop()
@@ -131,8 +131,8 @@ def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
 
 
 def job_of(timer: Timer) -> Job:
-    """Return the job of a timer; a ValueError or a BadSchedule if its data is damaged."""
-    kept = msgspec.convert(timer.data, _Kept)
+    """Return the job of a timer. Raises a ValueError or a BadSchedule if its data is damaged."""
+    kept = msgspec.convert(timer.data, _StoredJob)
     schedule: Schedule
     if kept.at is not None:
         schedule = At(kept.at, kept.tz)
@@ -164,7 +164,7 @@ def job_of(timer: Timer) -> Job:
 
 
 def timer_of(job: Job) -> Timer:
-    kept = _Kept(
+    kept = _StoredJob(
         job.message,
         job.channel,
         job.chat_id,

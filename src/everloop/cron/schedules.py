@@ -1,6 +1,6 @@
-"""When scheduled work is due: pure arithmetic on instants, in seconds since 1970.
+"""Due times of schedules: pure arithmetic on instants, in seconds since 1970.
 
-cronsim parses and matches cron fields on clock times without a zone; this module decides what daylight saving does to
+cronsim parses cron fields and matches them against naive clock times; this module decides what daylight saving does to
 them. Time zones are read from files: call these functions in a thread.
 """
 
@@ -18,7 +18,7 @@ LONGEST_EVERY = 366 * 86400
 FARTHEST_AT = 100 * 366 * 86400
 LONGEST_EXPRESSION = 200
 SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim is given clock times without a zone
-DAY_AND_MORE = 25 * 3600  # no clock is set back by more
+DAY_AND_MORE = 25 * 3600  # no clock is set back by more than this
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _UNIT = r"(?:(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:ours?|rs?)?|(d)(?:ays?)?|(w)(?:eeks?)?)"
@@ -31,7 +31,7 @@ _DATE_TIME = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class At:
-    """Once."""
+    """Due once."""
 
     at: int
     tz: str = ""  # only for messages
@@ -39,7 +39,7 @@ class At:
 
 @dataclass(slots=True, frozen=True)
 class Every:
-    """Repeatedly, by elapsed time from an anchor, so that it never drifts."""
+    """Due repeatedly, by elapsed time from an anchor, so that it never drifts."""
 
     seconds: int
     anchor: int
@@ -47,7 +47,7 @@ class Every:
 
 @dataclass(slots=True, frozen=True)
 class Cron:
-    """By the calendar and the clocks of a time zone."""
+    """Due by the calendar and the clocks of a time zone."""
 
     expression: str
     tz: str = ""
@@ -60,7 +60,7 @@ Schedule = At | Every | Cron
 
 
 def next_after(schedule: Schedule, after: float) -> float | None:
-    """Return the first instant after this one at which it is due; None if there is none."""
+    """Return the first instant after `after` at which the schedule is due; None if there is none."""
     whole = math.floor(after)  # slots are whole seconds
     match schedule:
         case At(at):
@@ -75,8 +75,10 @@ def next_after(schedule: Schedule, after: float) -> float | None:
 
 
 def latest_until(schedule: Schedule, since: float, until: float) -> float:
-    """Return the last slot up to `until`, given that one was due at `since`. It bisects, so the number of missed slots
-    does not matter."""
+    """Return the last slot up to `until`, given that one was due at `since`.
+
+    It bisects, so the number of missed slots does not matter.
+    """
     if isinstance(schedule, Every):
         return schedule.anchor + max(1, (math.floor(until) - schedule.anchor) // schedule.seconds) * schedule.seconds
     before, beyond = math.floor(since) - 1, math.floor(until)
@@ -93,13 +95,16 @@ def latest_until(schedule: Schedule, since: float, until: float) -> float:
 
 
 def _is_fixed(expression: str) -> bool:
-    """Return whether it names clock times, such as 2:30, instead of every hour or minute."""
+    """Return whether the expression names clock times, such as 2:30, instead of every hour or minute."""
     minute, hour, *_ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 def _next_fixed(expression: str, tz: str, after: int) -> float | None:
-    """A time that daylight saving skips is due when the clocks are set forward; a repeated one, the first time."""
+    """Return the next due time of fixed clock times.
+
+    A time that daylight saving skips is due when the clocks are set forward; a repeated time is due the first time.
+    """
     from cronsim import CronSim
 
     place = zone(tz)
@@ -110,11 +115,12 @@ def _next_fixed(expression: str, tz: str, after: int) -> float | None:
 
 
 def _next_running(expression: str, tz: str, after: int) -> float | None:
-    """Due whenever the clocks show a matching time: a skipped time is not due, a repeated one is due twice."""
+    """Return the next due time when the clocks show a matching time: a skipped time is not due, a repeated one is due
+    twice."""
     from cronsim import CronSim
 
     place = zone(tz)
-    # If the clocks are about to be set back, times that have passed occur once more.
+    # If the clocks are about to be set back, clock times that have passed occur again.
     back = place.wall(after) - place.wall(after + DAY_AND_MORE) + timedelta(seconds=DAY_AND_MORE)
     again: float | None = None
     for wall in CronSim(expression, place.wall(after) - max(back, timedelta(0))):
@@ -152,7 +158,7 @@ def parse_schedule(
     if every is not None and given == ["every"]:
         return Every(_every(every, shortest), math.ceil(now))
     name = tz or local_name()
-    zone(name)  # an unknown one is an error
+    zone(name)  # raises an error if it is unknown
     return _at(at.strip(), name, now, tz) if at and given == ["at"] else _cron(cron or "", name, now)
 
 
@@ -193,7 +199,7 @@ def _at(text: str, tz: str, now: float, asked: str | None) -> At:
 
 
 def _clock_time(text: str, tz: str, now: float) -> float | None:
-    """18:00 (the next one), today 18:00, tomorrow at 9:00."""
+    """Parse a clock time: 18:00 (the next one), today 18:00, tomorrow at 9:00."""
     found = _CLOCK.fullmatch(" ".join(text.lower().split()))
     if found is None or int(found[2]) > 23 or int(found[3]) > 59:
         return None

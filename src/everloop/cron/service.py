@@ -23,9 +23,9 @@ from .schedules import At, Schedule, next_after, parse_schedule
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 30.0  # until the store is read again: another process may have added a job
-AT_ONCE = 500  # timers read at once
-MAX_JOBS = 100  # for each owner
+LOOK_SECONDS = 30.0  # maximum time between two reads of the store: another process may have added a job
+AT_ONCE = 500  # timers read per query
+MAX_JOBS = 100  # per owner
 MAX_MESSAGE = 4_000  # characters
 
 Fired = Callable[[str, str], None]
@@ -35,8 +35,8 @@ Beat = Callable[[Timer, float], Awaitable[tuple[InboundMessage | None, float | N
 class CronService:
     """Adds, lists and removes jobs, and fires them while `serve` runs.
 
-    Any number of services may serve one store: one of them fires each slot. `missed` says what happens to a one-shot
-    job that was due while no service was running.
+    Any number of services may serve one store: each slot is fired by exactly one of them. `missed` decides what happens
+    to a one-shot job that was due while no service was running.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class CronService:
         self._firing = asyncio.Lock()
         self._rests = False
         self._fired: Fired | None = None
-        self._damaged: set[tuple[str, str]] = set()  # damaged jobs that were logged
+        self._damaged: set[tuple[str, str]] = set()  # damaged jobs already logged
 
     # ------------------------------------------------------------------------------------------ jobs
 
     def fire_heartbeat_by(self, beat: Beat | None) -> None:
-        """Fire the heartbeat's timer by calling `beat`, which returns when it is due next; by None, not at all."""
+        """Call `beat` when the heartbeat's timer is due; it returns the next due time. None disables the heartbeat."""
         self._beat = beat
         self.changed()
 
@@ -81,10 +81,10 @@ class CronService:
         shortest: int = 1,
         deliver: Deliver = "answer",
     ) -> Job:
-        """Add a job; an `EverloopError` says what is wrong with it.
+        """Add a job; raise an `EverloopError` that explains what is wrong with it.
 
-        With `deliver="text"` it is a reminder: its message is sent as it is, and no model is asked.
-        `key` identifies the call that adds it: repeating the call adds no second job.
+        With `deliver="text"` it is a reminder: its message is sent verbatim, without a model call. `key` is an
+        idempotency key: repeating the call adds no second job.
         """
         owner = owner or self.owner
         message = clean(message).strip()
@@ -114,7 +114,7 @@ class CronService:
         return job
 
     async def list(self, owner: str | None = None) -> builtins.list[Job]:
-        """Return the jobs of an owner in the order in which they are due. Damaged ones are left out and logged."""
+        """Return the jobs of an owner in the order in which they are due. Damaged ones are skipped and logged."""
         timers = [one for one in await self.store.timers(owner or self.owner) if one.id != HEARTBEAT]
         found = await in_thread(lambda: [_or_error(job_of, timer) for timer in timers])
         for timer, job in zip(timers, found, strict=True):
@@ -137,17 +137,19 @@ class CronService:
         return False
 
     async def pause(self, id: str, owner: str | None = None) -> bool:
-        """Let a job rest until `resume`. Return False if there is none."""
+        """Pause a job until `resume`. Return False if there is none."""
         return await self._replace(id, owner, lambda job: replace(job, paused=True))
 
     async def resume(self, id: str, owner: str | None = None) -> bool:
-        """Let a paused job be due at its next time from now on. Return False if there is none; an `EverloopError` if
-        its only time has passed."""
+        """Resume a paused job at its next due time.
+
+        Return False if there is none; raise an `EverloopError` if its only due time has passed.
+        """
 
         def resumed(job: Job) -> Job:
             due = next_after(job.schedule, self.clock())
             if due is None:
-                raise EverloopError("its time has passed while it was paused: run it now, or remove it")
+                raise EverloopError("its time passed while it was paused: run it now, or remove it")
             return replace(job, paused=False, next_due=due) if job.paused else job
 
         return await self._replace(id, owner, resumed)
@@ -162,11 +164,11 @@ class CronService:
         return False
 
     def changed(self) -> None:
-        """Read the jobs again: one was added, perhaps by another process."""
+        """Read the jobs again, because one was added, perhaps by another process."""
         self._changed.set()
 
     async def _come(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
-        """Find a one-shot job that was fired before the call that added it had its result.
+        """Return a one-shot job that was fired before the call that added it had its result.
 
         Its timer is gone, but its message still waits behind the open turn of that call. Without this check, a call
         that is repeated after a crash would add the job a second time.
@@ -186,7 +188,7 @@ class CronService:
         self._fired = fired
         try:
             while True:
-                self._changed.clear()  # before reading: a change meanwhile sets it again
+                self._changed.clear()  # before reading, so that a change that comes meanwhile is not lost
                 try:
                     async with self._firing:
                         due = await self.fire_due() if not self._rests else None
@@ -198,13 +200,13 @@ class CronService:
             self._fired = None
 
     async def rest(self) -> None:
-        """Stop firing while `serve` runs on. Returns once firings under way are done."""
+        """Stop firing while `serve` keeps running. Returns once in-flight firings are done."""
         self._rests = True
         async with self._firing:
             return
 
     async def fire_due(self) -> float | None:
-        """Fire every job that is due. Return when the next one is; None if there is none."""
+        """Fire every job that is due. Return when the next one is due; None if there is none."""
         now = self.clock()
         due: builtins.list[Timer] = []
         later: builtins.list[float] = []
@@ -214,16 +216,16 @@ class CronService:
             if timer.due_at > now:
                 later.append(timer.due_at)
                 more = False
-                break  # they are in order
+                break  # they are sorted
             if timer.id != HEARTBEAT or (self._beat is not None and timer.owner == self.owner):
                 due.append(timer)
         if due:
             later += await self._fire_all(due, now)
-            later += [now] if more else []  # more are due
+            later += [now] if more else []  # more of them are due
         return min(later, default=None)
 
     async def _fire_all(self, due: builtins.list[Timer], now: float) -> builtins.list[float]:
-        """Fire these concurrently, in one commit. Return when they are due next."""
+        """Fire these concurrently, in one commit. Return their next due times."""
         jobs = [timer for timer in due if timer.id != HEARTBEAT]
         decided = await in_thread(lambda: [_or_error(decide, timer, now, self.missed) for timer in jobs])
         work = [self._fire(timer, what) for timer, what in zip(jobs, decided, strict=True)]
@@ -241,7 +243,7 @@ class CronService:
         if isinstance(what, Drop):
             if await self.store.cancel_timer(timer.owner, timer.id):
                 log.warning(
-                    "the job %s was missed and is removed: it was due at %s", timer.id, time.ctime(timer.due_at)
+                    "removed the job %s, which missed its time: it was due at %s", timer.id, time.ctime(timer.due_at)
                 )
             return None
         if await self.store.fire_timer(timer, what.message, what.next_due):
@@ -271,18 +273,18 @@ class CronService:
     def _report(self, timer: Timer, error: Exception) -> None:
         if (timer.owner, timer.id) not in self._damaged:
             self._damaged.add((timer.owner, timer.id))
-            log.error("the job %s is damaged (%s): `everloop cron remove %s` removes it", timer.id, error, timer.id)
+            log.error("the job %s is damaged (%s): remove it with `everloop cron remove %s`", timer.id, error, timer.id)
 
 
 def _read(now: float, **given: Any) -> tuple[Schedule, float]:
     schedule = parse_schedule(now=now, **given)
     due = next_after(schedule, now)
-    assert due is not None  # parse_schedule refuses schedules that are never due
+    assert due is not None  # parse_schedule rejects schedules that are never due
     return schedule, due
 
 
 def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the function's result, or its error if a job's data is damaged."""
+    """Return the function's result, or its exception if a job's data is damaged."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -290,7 +292,7 @@ def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _free_id(there: dict[str, Timer], owner: str, key: str) -> tuple[str, Timer | None]:
-    """Return an id for a new job, and the timer if this same call has added the job before."""
+    """Return an id for a new job, and the existing timer if this same call has already added the job."""
     number = 0
     while True:
         seed = f"{owner}\n{key}\n{number}".encode() if key else os.urandom(16)

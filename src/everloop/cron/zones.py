@@ -38,7 +38,7 @@ class Zone:
         found = self.instants(wall)
         if found:
             return found[0]
-        inside, beyond = sorted(self._both(wall))  # on either side of the change
+        inside, beyond = sorted(self._both(wall))  # one on each side of the change
         while beyond - inside > 1:
             middle = (inside + beyond) // 2
             if self.wall(middle) < wall:
@@ -54,7 +54,7 @@ class Zone:
 
 @lru_cache(64)
 def zone(name: str) -> Zone:
-    """Return the zone of this name; an unknown one is an error with a suggestion."""
+    """Return the zone of this name; an unknown name raises an error with a suggestion."""
     return Zone(name)
 
 

@@ -1,4 +1,4 @@
-"""Activities: what an executor's caller is told while a run is under way, in order and complete."""
+"""Activities: what an executor reports to its caller during a run, in order and complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..events import ToolEnded, ToolStarted
 __all__ = ["Activities", "Activity", "ActivityError", "OnActivity", "ThoughtChunk", "ToolEnded", "ToolStarted"]
 
 log = logging.getLogger(__name__)
-LAST_SECONDS = 5.0  # that a slow callback has for the rest once the run is over
+LAST_SECONDS = 5.0  # grace period for a slow callback to catch up once the run is over
 
 Context = Literal[
     "inputs", "model", "tool", "unlisted_tool", "output", "max_turns", "timeout", "aborted", "error", "grace"
@@ -50,8 +50,8 @@ class Activities:
         self._tools = tools
         self._waiting: asyncio.Queue[Awaitable[Any] | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self.model_error = ""  # the last error of the model that was reported
-        self.errors = 0  # that were reported
+        self.model_error = ""  # the last model error that was reported
+        self.errors = 0  # number of errors reported
 
     @property
     def emit(self) -> events.Emit | None:

@@ -22,7 +22,7 @@ MOST_TURNS = 1_000
 MOST_MINUTES = 24 * 60.0
 REASONING = ("none", "minimal", "low", "medium", "high")
 DEEPEST = 30  # levels of a schema
-# Keywords at the top of the schema of inputs. Anything else there is an input in the wrong place.
+# Keywords allowed at the top of the schema of inputs. Anything else there is a misplaced input.
 AT_THE_TOP = frozenset({
     "$comment", "$defs", "$id", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "default", "definitions",
     "dependencies", "dependentRequired", "dependentSchemas", "description", "else", "examples", "if", "maxProperties",
@@ -34,7 +34,7 @@ Problem = tuple[tuple[str, ...], str]  # (path of keys, what is wrong)
 
 
 class DefinitionError(EverloopError, ValueError):
-    """A definition that is wrong or cannot run: what is wrong with it, and where."""
+    """An invalid or unusable definition: what is wrong with it, and where."""
 
     def __init__(self, message: str, path: tuple[str, ...] = (), problem: str = "") -> None:
         super().__init__(message)
@@ -44,16 +44,16 @@ class DefinitionError(EverloopError, ValueError):
 
 @dataclass(frozen=True)
 class AgentDefinition:
-    """One kind of agent. `${input}` in its prompts stands for the value of a declared input.
+    """One kind of agent. `${input}` in its prompts is replaced by the value of a declared input.
 
-    `inputs` and `output_schema` are JSON schemas; `tools` names all tools that the agent has. `initial_messages` stand
-    before the query, each with a `role` (user or assistant) and a `content`. `reasoning` is how long the model thinks.
+    `inputs` and `output_schema` are JSON schemas; `tools` lists all the agent's tools. `initial_messages` precede the
+    query, each with a `role` (user or assistant) and a `content`. `reasoning` is the reasoning effort of the model.
     """
 
     name: str
     description: str
     system_prompt: str
-    query: str = ""  # what it is asked to do; without one it is given its inputs
+    query: str = ""  # the task; without one, the agent is given its inputs
     inputs: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
     tools: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class AgentDefinition:
 
     @property
     def prompts(self) -> list[str]:
-        """The texts that inputs are put into."""
+        """The texts that contain input placeholders."""
         initial = [said["content"] for said in self.initial_messages]
         return [self.system_prompt, self.query, self.output_description or "", *initial]
 
@@ -132,15 +132,15 @@ def _problems(definition: Any) -> Iterator[Problem]:
     for key in ("description", "system_prompt"):
         text = getattr(definition, key)
         if not isinstance(text, str) or not text.strip():
-            yield (key,), f"must be a text, not {_kind(text)}"
+            yield (key,), f"must be a string, not {_kind(text)}"
     if len(definition.description) > LONGEST_DESCRIPTION:
         yield ("description",), f"must be at most {LONGEST_DESCRIPTION} characters, not {len(definition.description)}"
     if not isinstance(definition.query, str):
-        yield ("query",), f"must be a text, not {_kind(definition.query)}"
+        yield ("query",), f"must be a string, not {_kind(definition.query)}"
     for key in ("model", "output_description"):
         text = getattr(definition, key)
         if text is not None and not (isinstance(text, str) and text.strip()):
-            yield (key,), f"must be a text, not {_kind(text)}: leave it out if there is none"
+            yield (key,), f"must be a string, not {_kind(text)}: leave it out if there is none"
     yield from (((("inputs", *path)), problem) for path, problem in input_problems(definition.inputs))
     if definition.output_schema is not None:
         found = schema_problems(definition.output_schema)
@@ -200,8 +200,8 @@ def _message_problems(messages: Any) -> Iterator[Problem]:
         if role not in ("user", "assistant"):
             yield path, f"the role of message {number} must be user or assistant, not {role!r:.60}"
         elif not isinstance(content, str) or not content.strip():
-            yield path, f"the content of message {number} must be a text, not {_kind(content)}"
-        elif role == "assistant" and before != "user":  # chat templates refuse it
+            yield path, f"the content of message {number} must be a string, not {_kind(content)}"
+        elif role == "assistant" and before != "user":  # chat templates reject it
             yield path, f"message {number} is the assistant's: a message of the user must stand before it"
         before = role
 
@@ -210,7 +210,7 @@ def _kind(value: Any) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, str):
-        return "an empty one" if not value.strip() else "a text"
+        return "an empty one" if not value.strip() else "a string"
     return type(value).__name__
 
 

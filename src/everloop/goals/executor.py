@@ -1,7 +1,7 @@
-"""AgentExecutor: runs an agent's definition to its result without a person to ask.
+"""AgentExecutor: runs an agent definition to its result, unattended.
 
 A run is a session `executor:NAME/ID` in the store: its turns go through `AgentLoop`, and the phases between them are in
-`goals.phases`. A run that was interrupted is resumed by running the same definition with the same inputs again.
+`goals.phases`. An interrupted run is resumed by running the same definition with the same inputs again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OWNER = "me"
 NO_CHAT = frozenset({"message", "cron"})  # tools that write to a chat
 
 _current: ContextVar[_Run] = ContextVar("everloop_executor_run")
-_running: set[str] = set()  # ids of the runs of this process
+_running: set[str] = set()  # ids of the runs in this process
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,30 +60,30 @@ class OutputObject:
 
     result: Any
     terminate_reason: TerminateReason
-    turns: int = 0  # answers of the model while it worked
+    turns: int = 0  # model answers in the work phase
     duration: float = 0.0  # seconds
-    usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls, as the provider counted them
-    recovered: bool = False  # the result is the best effort of the grace turn, not the goal
+    usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls, as reported by the provider
+    recovered: bool = False  # the result is the best effort of the grace turn, and the goal was not reached
     recovered_from: str | None = None  # the limit that cut the work short
-    error: str | None = None  # what went wrong, in one line
-    log: tuple[Entry, ...] = field(default=(), repr=False)  # everything that happened
+    error: str | None = None  # the error, in one line
+    log: tuple[Entry, ...] = field(default=(), repr=False)  # the complete log of the run
     session: str = ""  # the key of the run's session in the store
 
 
 @dataclass(slots=True)
 class _Run:
-    """A run under way in this process."""
+    """A run in progress in this process."""
 
     inputs: dict[str, Any]
     signal: asyncio.Event | None
     activities: Activities
     began: float = 0.0
-    system: str | None = None  # its system prompt, once it is built
+    system: str | None = None  # its system prompt, once built
 
 
 @contextmanager
 def _step_of(run: _Run) -> Iterator[None]:
-    """A step of the run: its inputs are those that a subclass sees."""
+    """Make the run current, so that a subclass's step sees its inputs."""
     token = _current.set(run)
     try:
         yield
@@ -92,9 +92,9 @@ def _step_of(run: _Run) -> Iterator[None]:
 
 
 class AgentExecutor:
-    """Runs a definition: works with tools until the model calls no more of them, then asks for the result.
+    """Runs a definition: works with tools until the model stops calling them, then asks for the result.
 
-    Make one with `await AgentExecutor.create(…)`. Runs of one executor may go on side by side. A subclass can change
+    Create one with `await AgentExecutor.create(…)`. One executor can have several runs at once. A subclass can override
     the steps: `call_model`, `process_function_calls`, `build_system_prompt` and `build_extraction_message`.
     """
 
@@ -110,7 +110,7 @@ class AgentExecutor:
         on_activity: OnActivity | None = None,
         session: str | None = None,
     ) -> None:
-        """`tools` are those of the definition; `make_loop` makes the agent of one run."""
+        """`tools` are those of the definition; `make_loop` creates the agent of one run."""
         self.definition = definition
         self.provider = provider
         self.workspace = workspace
@@ -137,11 +137,12 @@ class AgentExecutor:
         store: Store | str | Path | DSN | None = None,
         session: str | None = None,
     ) -> Self:
-        """Check that the definition can run here; a DefinitionError says in one line why it cannot.
+        """Create an executor after checking that the definition can run here; a DefinitionError explains in one line
+        why not.
 
-        `tools` is a registry of further tools that the definition may name; they override built-in ones. `store` is
+        `tools` is a registry of additional tools that the definition may name; they override built-in ones. `store` is
         where runs are kept, by default the workspace's own store. `session` is the key of the runs' session, by default
-        one for each run.
+        one per run.
         """
         _check_arguments(definition, provider, workspace, tools, config)
         assert provider is not None
@@ -192,17 +193,17 @@ class AgentExecutor:
         return system_prompt(self.definition, inputs, "\n".join([*facts, f"Today is {day_in_words(began)}."]))
 
     def build_extraction_message(self) -> str:
-        """Return the message that asks for the result when the work is done."""
+        """Return the message that asks for the result once the work is done."""
         return extraction_message(self.definition, self.inputs)
 
     async def call_model(
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None = None
     ) -> LLMResponse:
-        """Ask the model once. `tools` are the definitions that it is offered; with `emit` the answer is streamed."""
+        """Call the model once. `tools` are the definitions to offer; with `emit`, the answer is streamed."""
         return await ModelCall(self.provider, self.model, self.definition.options).ask(conversation, tools, emit)
 
     async def process_function_calls(self, calls: Sequence[Call], run: RunCall) -> Sequence[ToolResult]:
-        """Run the calls of an answer that may start together, each with `run(call)`. Return their results in order."""
+        """Run calls of an answer that may start together, each with `run(call)`, and return their results in order."""
         return await asyncio.gather(*(run(call) for call in calls))
 
     @property
@@ -218,9 +219,9 @@ class AgentExecutor:
     ) -> OutputObject:
         """Run the definition to its end, or resume an interrupted run with the same inputs.
 
-        Missing or wrong inputs are an InputError; what goes wrong later is in the output. Setting `signal` ends the run
-        for good; cancelling this call interrupts it. A run with a `key` happens once: with the same key, its output is
-        returned again.
+        Missing or invalid inputs raise an InputError; later errors are in the output. Setting `signal` ends the run for
+        good; cancelling this call interrupts it. `key` is an idempotency key: a second run with the same key returns
+        the output of the first.
         """
         started = time.monotonic()
         definition = self.definition
@@ -236,7 +237,7 @@ class AgentExecutor:
                 loop.watch(key, activities.emit)
             logged = await loop.subagents.run(message, partial(self._adapt, run))
             output = _output(definition, logged, key, time.monotonic() - started)
-            if output.terminate_reason == "error" and not activities.errors:  # no turn could begin
+            if output.terminate_reason == "error" and not activities.errors:  # no turn could start
                 activities.error(output.error or "", "error")
             return output
         finally:
@@ -245,7 +246,7 @@ class AgentExecutor:
             await activities.close()
 
     def _checked(self, inputs: Any, activities: Activities) -> dict[str, Any]:
-        """Return the inputs as the store keeps them."""
+        """Return the validated inputs in the form in which the store keeps them."""
         definition = self.definition
         try:
             values = check_inputs(definition.name, definition.inputs, inputs, definition.prompts)
@@ -256,7 +257,7 @@ class AgentExecutor:
         return kept
 
     async def _message(self, loop: AgentLoop, inputs: dict[str, Any], key: str | None) -> InboundMessage:
-        """Return the message of an interrupted run with these inputs, or one that begins a new run."""
+        """Return the message of an interrupted run with these inputs, or one that starts a new run."""
         definition, name = asdict(self.definition), self.definition.name
         if key is not None:
             id = hashlib.sha256(f"{name}\0{key}".encode()).hexdigest()[:12]
@@ -273,7 +274,7 @@ class AgentExecutor:
                 mine = self._session in (None, row.message.session_key) and not await loop.subagents.is_held(row)
                 if mine and task.id not in _running:
                     _running.add(task.id)
-                    log.info("resuming the run %s, which was interrupted", row.message.session_key)
+                    log.info("resuming the interrupted run %s", row.message.session_key)
                     return row.message
             id = secrets.token_hex(6)
         _running.add(id)
@@ -290,7 +291,7 @@ class AgentExecutor:
             cause=SubagentTask(
                 id=id,
                 label=name,
-                root=id,  # all its turns use one budget
+                root=id,  # all its turns share one budget
                 depth=0,
                 seconds=60 * self.definition.max_time_minutes,
                 report=False,
@@ -300,7 +301,7 @@ class AgentExecutor:
         ).addressed()
 
     async def _adapt(self, run: _Run, claim: Claim, task: SubagentTask, spec: TurnSpec) -> TurnSpec:
-        """Put the executor's steps into the settings of one of the run's turns."""
+        """Return the spec of one of the run's turns with the executor's steps added."""
         run.began = run.began or claim.began
         if run.system is None:
             run.system = clean(await self._text(run, partial(self.build_system_prompt, run.inputs)))
@@ -330,7 +331,7 @@ class AgentExecutor:
             return await self.call_model(conversation, tools, emit)
 
     async def _run_calls(self, run: _Run, calls: Sequence[Call], run_call: RunCall) -> Sequence[ToolResult]:
-        """Run the step of a subclass. If it fails, each call has an error as its result."""
+        """Run the step of a subclass. If it fails, every call gets an error result."""
         try:
             with _step_of(run):
                 return list(await self.process_function_calls(calls, run_call))
@@ -346,7 +347,7 @@ class AgentExecutor:
     def _follow(
         self, run: _Run, task: SubagentTask, spec: TurnSpec, ended: TurnEnded, untrusted: bool
     ) -> Sequence[InboundMessage]:
-        """Report how a turn ended, where the events of the turn have not, and return what follows it."""
+        """Report how a turn ended, unless its events already did, and return the messages that follow it."""
         following = phases.after(self.definition, phases.step_of(task), ended)
         tell = run.activities.error
         match following:
@@ -367,7 +368,7 @@ class AgentExecutor:
 
 
 def _output(definition: AgentDefinition, logged: Sequence[Logged], key: str, seconds: float) -> OutputObject:
-    """Read the output of a run from its log."""
+    """Build the output of a run from its log."""
     entries = [one.entry for one in logged]
     outcome = phases.outcome_of(definition, [entry for entry in entries if isinstance(entry, TurnEnded)])
     turns, works = 0, True
@@ -417,18 +418,18 @@ def _check_arguments(definition: Any, provider: Any, workspace: Any, tools: Any,
 def _folder(agent: str, workspace: str | Path) -> Path:
     folder = Path(os.path.abspath(workspace))
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist: make the folder, or name another one"
+        what = "is not a folder" if folder.exists() else "does not exist: create the folder, or configure another one"
         raise DefinitionError(f"agent {agent}: workspace: {folder} {what}")
     return folder
 
 
 async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
-    """Refuse unknown tools, tools that need a chat, and tools that would need a person's approval for every call."""
+    """Reject unknown tools, tools that need a chat, and tools that would need a person's approval for every call."""
     about = f"agent {definition.name}: tools:"
     known = [name for name in loop.tools.names if name not in NO_CHAT]
     for name in definition.tools:
         if name in NO_CHAT:
-            raise DefinitionError(f"{about} {name} writes to a chat, and an executor has none: take it off the list")
+            raise DefinitionError(f"{about} {name} writes to a chat, and an executor has none: remove it from the list")
         if name not in loop.tools:
             close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
@@ -436,5 +437,5 @@ async def _check_tools(definition: AgentDefinition, loop: AgentLoop) -> None:
         if why := await loop.refuses(name, EXECUTOR, definition.name):
             raise DefinitionError(
                 f"{about} {name} would need a person's approval for every call, and there is no one to give it: "
-                f"{why}. Take it off the list, or change the policy"
+                f"{why}. Remove it from the list, or change the policy"
             )

@@ -1,4 +1,4 @@
-"""The messages of a goal's phases, and how its result is read from an answer. Pure."""
+"""The messages of a goal's phases, and parsing its result from an answer. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .definitions import AgentDefinition
 from .templates import as_text, fill
 
 GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
-RETRIES = 3  # after a result that does not fit
-LONGEST = 2_000_000  # characters of an answer that is searched for JSON
-MOST_STARTS = 2_000  # places in it where JSON may begin
+RETRIES = 3  # after an invalid result
+LONGEST = 2_000_000  # maximum length of an answer that is searched for JSON
+MOST_STARTS = 2_000  # positions in it where JSON may start
 
 RULES = """\
 Nobody is there to answer questions: decide for yourself, and say later what you assumed. Work with your tools until \
@@ -26,7 +26,7 @@ _START = re.compile(r"[{\[]")
 
 
 def system_prompt(definition: AgentDefinition, inputs: Mapping[str, Any], surroundings: str) -> str:
-    """Return the prompt of the whole run; `surroundings` are facts such as the workspace and the date."""
+    """Return the prompt for the whole run; `surroundings` are facts such as the workspace and the date."""
     return f"{fill(definition.system_prompt, inputs)}\n\n---\n\n{RULES}\n\n{surroundings}".strip()
 
 
@@ -80,7 +80,7 @@ def _wanted(definition: AgentDefinition, inputs: Mapping[str, Any]) -> Iterator[
 def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
     """Return (result, problem) of an answer; the problem is "" if the result is valid.
 
-    With a schema the result is the first JSON value in the answer that fits it.
+    With a schema, the result is the first JSON value in the answer that fits it.
     """
     if not text.strip():
         return None, "the answer is empty."
@@ -91,7 +91,7 @@ def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
         try:
             return validate(definition.output_schema, value), ""
         except InvalidArguments as error:
-            if length > longest:  # most likely the one that was meant
+            if length > longest:  # most likely the intended one
                 problem, longest = f"it does not fit the schema: {error}", length
     if definition.output_schema.get("type") == "string":
         try:
@@ -102,7 +102,7 @@ def read_output(definition: AgentDefinition, text: str) -> tuple[Any, str]:
 
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield (length, value) of the JSON in an answer: all of it, or each value between other words."""
+    """Yield (length, value) of the JSON in an answer: the whole answer, or each value found in its text."""
     decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant)
     whole = text.strip()
     if len(whole) > LONGEST:
@@ -119,7 +119,7 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
         at = read[1] if read is not None else start.end()
         if read is not None:
             yield at - start.start(), read[0]
-    for fenced in _FENCE.findall(whole):  # a number or a text
+    for fenced in _FENCE.findall(whole):  # a number or a string
         if (read := _decode(decoder, fenced.strip(), 0)) is not None and read[1] == len(fenced.strip()):
             yield len(fenced), read[0]
 

@@ -1,4 +1,4 @@
-"""Agent definitions in files: Markdown in the workspace's `agents/`, and the agents that ship with the package.
+"""Agent definitions in files: Markdown in the workspace's `agents/`, and the agents shipped with the package.
 
 The catalogue tells a model which agents of the workspace it can spawn.
 """
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "shipped"
 FOLDER_NAME = "agents"
-BIGGEST = 64_000  # bytes of a file
-MOST = 200  # files in one folder
-MOST_ENTRIES = 5_000  # of a folder that are read
-LONGEST_LISTING = 12_000  # characters that a model is told about agents
+BIGGEST = 64_000  # maximum file size in bytes
+MOST = 200  # maximum number of files in a folder
+MOST_ENTRIES = 5_000  # directory entries read at most
+LONGEST_LISTING = 12_000  # characters of the listing shown to a model
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class Definitions:
     """Agents by name. A file of the workspace overrides a shipped agent of the same name, even if it is broken."""
 
     known: dict[str, AgentDefinition] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)  # what is wrong with a file, by the name of its agent
-    problem: str = ""  # with the folder as a whole
+    broken: dict[str, str] = field(default_factory=dict)  # the error in a file, by agent name
+    problem: str = ""  # a problem with the folder as a whole
     own: list[str] = field(default_factory=list)  # names of the workspace's agents
 
     @property
@@ -44,7 +44,7 @@ class Definitions:
         return [problem for problem in (self.problem, *self.broken.values()) if problem]
 
     def get(self, name: str) -> AgentDefinition:
-        """Return the agent of this name; a DefinitionError says why there is none."""
+        """Return the agent of this name, or raise a DefinitionError that explains why there is none."""
         if name in self.known:
             return self.known[name]
         if name in self.broken:
@@ -55,7 +55,7 @@ class Definitions:
 
 
 def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
-    """Return all agents of a workspace, with the shipped ones. Broken files are logged and left out.
+    """Return all agents of a workspace, including the shipped ones. Broken files are logged and skipped.
 
     Reads from disk: call it in a thread.
     """
@@ -66,8 +66,10 @@ def load_definitions(workspace: str | Path) -> dict[str, AgentDefinition]:
 
 
 def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = True) -> Definitions:
-    """Return the agents and the problems of a workspace, with the shipped agents. `reach` says what of it may be read;
-    an untrusted workspace is not read at all."""
+    """Return the agents and problems of a workspace, including the shipped agents.
+
+    `reach` limits which files may be read; an untrusted workspace is not read at all.
+    """
     found = read_own_definitions(reach) if trusted else Definitions()
     others = {name: agent for name, agent in _shipped(shipped).items() if name not in found.broken}
     found.known = others | found.known
@@ -75,7 +77,7 @@ def read_definitions(reach: Reach, shipped: Path = SHIPPED, *, trusted: bool = T
 
 
 def read_own_definitions(reach: Reach) -> Definitions:
-    """Return the agents and the problems of the workspace alone."""
+    """Return the agents and problems of the workspace alone."""
     found = Definitions()
     try:
         for name, text in _files(reach, found):
@@ -92,7 +94,7 @@ def read_own_definitions(reach: Reach) -> Definitions:
 
 
 class Catalogue:
-    """What a model is told of the workspace's agents: names, descriptions and inputs.
+    """Describes the workspace's agents to a model: names, descriptions and inputs.
 
     The text stays the same object, and the prompt the same bytes, until a file changes.
     """
@@ -104,7 +106,7 @@ class Catalogue:
 
     def read(self, workspace: Path) -> None:
         """Read the files again if any has changed. Reads from disk: call it in a thread."""
-        versions = list(_versions(workspace / FOLDER_NAME))
+        versions = list(_versions(os.path.join(workspace, FOLDER_NAME)))
         if versions == (self._versions or []):
             return
         found = self._definitions()
@@ -112,7 +114,7 @@ class Catalogue:
 
 
 def describe(definitions: list[AgentDefinition]) -> str:
-    """Return what a model is told of these agents; "" without any."""
+    """Return the description of these agents for a model; "" if there are none."""
     lines: list[str] = []
     left = LONGEST_LISTING
     for definition in definitions:
@@ -139,20 +141,20 @@ def _input(name: str, schema: Any, required: bool) -> str:
     return f"{name} ({', '.join(shown)})" + (f" {about}" if about else "")
 
 
-def _versions(folder: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Yield what changes when a file of the folder does, by name."""
+def _versions(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Yield a version of each file in the folder, in name order; it changes when the file does."""
     try:
         with os.scandir(folder) as entries:
             for entry in sorted(islice(entries, MOST_ENTRIES), key=lambda entry: entry.name):
                 if entry.name.endswith(".md"):
                     info = entry.stat()
                     yield entry.name, info.st_mtime_ns, info.st_size, info.st_ino
-    except OSError:  # there is none, or it cannot be read
+    except OSError:  # the folder is missing or unreadable
         return
 
 
 def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the workspace's files; those that cannot be read are noted as broken."""
+    """Yield (name, text) of the workspace's files; unreadable ones are recorded as broken."""
     with reach.open(FOLDER_NAME, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
         names = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
     names = [name for name in names if name.endswith(".md") and not name.startswith(".")]
@@ -167,7 +169,7 @@ def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: str, reach: Reach) -> str:
-    """Read a file by the rules of the file tools: it may be a link, a pipe or endless."""
+    """Read a file under the rules of the file tools: it may be a link, a pipe or endless."""
     try:
         with reach.open(path) as opened:
             if not stat.S_ISREG(os.fstat(opened.descriptor).st_mode):

@@ -51,16 +51,17 @@ HOW = {
 NO_RESULT = "It has no result."
 STOPPED = frozenset({"cancelled", "replaced", "abandoned", "aborted"})
 SHORTEST_GRACE = 1.0  # seconds
-BETWEEN_STEPS = 1.0  # seconds between two log entries that count as work, beside those of the step itself
+# seconds of overhead between two log entries that count as work, in addition to the duration of the step itself
+BETWEEN_STEPS = 1.0
 
 Limit = Literal["max_turns", "timeout"]
 TerminateReason = Literal["goal", "max_turns", "timeout", "aborted", "error"]
 Phase = Literal["work", "extract", "grace"]
 
-# How a definition names the limit that ended a turn, and how the outcome explains it.
+# The definition's name for the limit that ended a turn, and its explanation in the outcome.
 LIMITS: dict[str, Limit] = {"max_rounds": "max_turns", "timeout": "timeout"}
 CUT = {"max_turns": "the limit of turns was reached", "timeout": "the time limit was reached"}
-# Ends of an extraction turn that count as one try for a result.
+# Extraction turns that end like this count as one attempt at a result.
 _TRIES = frozenset({"answer", "empty", "max_rounds", "repeating"})
 
 
@@ -72,9 +73,9 @@ class Step:
     """What the agent does in a turn."""
 
     phase: Phase = "work"
-    tries: int = 0  # for a result that fits
-    cut: str = ""  # the end of the work, where a limit cut it short
-    problem: str = ""  # why the last result does not fit
+    tries: int = 0  # attempts at a valid result
+    cut: str = ""  # how the work ended, if a limit cut it short
+    problem: str = ""  # why the last result is invalid
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,7 +89,7 @@ class Outcome:
 
 
 def after(definition: AgentDefinition, step: Step, ended: TurnEnded) -> Step | Outcome:
-    """Return what follows a turn that ended like this."""
+    """Return what follows a turn that ended this way."""
     if step.phase == "grace":
         result = read_output(definition, ended.text)[0] if ended.reason == "answer" else None
         limit: Limit = LIMITS.get(step.cut, "timeout")
@@ -127,12 +128,12 @@ def step_of(task: SubagentTask) -> Step:
 
 
 def definition_of(task: SubagentTask | None) -> AgentDefinition | None:
-    """Return the definition of a task's agent, as it was when the agent began."""
+    """Return the definition of a task's agent, as it was when the agent started."""
     return AgentDefinition(**task.definition) if task is not None and task.definition is not None else None
 
 
 def worked(logged: Sequence[Logged]) -> float:
-    """Return the seconds that a log stands for, without the time in which no process ran it."""
+    """Return the working time recorded in a log in seconds, excluding time in which no process ran it."""
     gaps = ((one.at - before.at, getattr(one.entry, "seconds", 0.0)) for before, one in pairwise(logged))
     return sum(max(0.0, min(gap, seconds + BETWEEN_STEPS)) for gap, seconds in gaps)
 
@@ -143,7 +144,7 @@ def worked(logged: Sequence[Logged]) -> float:
 def begin(definition: AgentDefinition, task: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the first message and the inputs of an agent that is spawned with a task, inputs or both.
 
-    The task is the value of the input `task`, or of the only input that is still missing.
+    The task fills the input `task`, or the only input that is still missing.
     """
     schema = definition.inputs
     declared = schema.get("properties", {})
@@ -172,10 +173,10 @@ def turn_spec(
     tools: ToolRegistry,
     ends_at: float | None,
 ) -> TurnSpec:
-    """Return the settings of one of the agent's turns. It has tools only while it works."""
+    """Return the spec of one of the agent's turns. It has tools only in the work phase."""
     works = task.phase == "work"
     rounds = min(definition.max_turns, MOST_TURNS if task.rounds is None else task.rounds)
-    # In an extraction the model may call a tool by mistake: it is told so, and asked once more.
+    # During extraction the model may call a tool by mistake: it gets an error and one more round.
     limits = Limits(rounds=rounds) if works else Limits(rounds=2 if task.phase == "extract" else 1, empty_answers=1)
     initial = [{**said, "content": fill(said["content"], task.inputs)} for said in definition.initial_messages]
     return TurnSpec(
@@ -201,7 +202,7 @@ def follow(
     if following.phase == "extract":
         asked = retry_message(following.problem) if following.problem else extraction_message(definition, task.inputs)
         return [_next(message, asked, later)]
-    if (task.latest or math.inf) - time.time() < SHORTEST_GRACE:  # the agent that started it has no time left either
+    if (task.latest or math.inf) - time.time() < SHORTEST_GRACE:  # the parent agent has no time left either
         return report(message, TurnEnded(ended.reason, NO_RESULT), untrusted)
     seconds = grace_seconds(60 * definition.max_time_minutes)
     later = msgspec.structs.replace(later, seconds=seconds, ends_at=None)
@@ -209,7 +210,7 @@ def follow(
 
 
 def report(message: InboundMessage, ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
-    """Return the message that tells the agent which gave the task how it ended; none if it was stopped."""
+    """Return the report of how the sub-agent ended, for its parent agent; none if it was stopped."""
     task = message.task or SubagentTask()
     if ended.reason in STOPPED or not task.report or message.channel == EXECUTOR:
         return ()
@@ -238,7 +239,7 @@ def id_of(message: InboundMessage) -> str:
 
 
 def _as_end(outcome: Outcome, task: SubagentTask, ended: TurnEnded) -> TurnEnded:
-    """Return the end that a report tells of."""
+    """Return the end to report."""
     if task.phase == "grace":
         return TurnEnded(cast(Reason, task.cut), ended.text if ended.reason == "answer" else NO_RESULT)
     if outcome.reason == "error" and ended.reason in _TRIES - {"repeating"}:

@@ -1,4 +1,4 @@
-"""Inputs of an agent: checking them against their schema, and putting them into prompts in place of `${input}`."""
+"""Inputs of an agent: validation against their schema, and substitution for `${input}` in prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InputError(EverloopError, ValueError):
 
 
 def fill(text: str, values: Mapping[str, Any]) -> str:
-    """Replace each `${input}` by its value, once: a `${…}` inside of a value stays, and so does an unknown one."""
+    """Replace each `${input}` by its value, in one pass: a `${…}` inside a value is kept, and so is an unknown name."""
     return _PLACE.sub(lambda found: as_text(values[found[1]]) if found[1] in values else found[0], text)
 
 
@@ -29,7 +29,7 @@ def as_text(value: Any) -> str:
 
 
 def names_in(texts: Iterable[str]) -> set[str]:
-    """Return the names in all `${…}`."""
+    """Return the names in all `${…}` placeholders."""
     return {found[1] for text in texts for found in _PLACE.finditer(text)}
 
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry: every turn that has ended becomes a trace, made from its log.
+"""OpenTelemetry: every turn that has ended becomes a trace, built from its log.
 
 Tracing costs a turn nothing: at its end only the position of its entries is queued. A background task reads them,
-converts them to spans and sends them; while the collector is unavailable they stay in the log.
+converts them to spans and sends them; while the collector is unavailable, they stay in the log.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 1000  # turns; of more, the oldest are not exported
-BATCH = 20  # turns in one request
-RETRY_SECONDS = (1.0, 60.0)  # the first pause, and the longest
+MAX_QUEUED = 1000  # turns; beyond that the oldest are not exported
+BATCH = 20  # turns per request
+RETRY_SECONDS = (1.0, 60.0)  # the first and the longest delay
 CLOSING_SECONDS = 1.0
 EXTRA = "opentelemetry.exporter.otlp.proto.http"
 MISSING = "telemetry needs an extra: pip install 'everloop[otel]', or remove endpoint under [telemetry]"
 
 
 class _Turn(NamedTuple):
-    """Where the entries of a turn are in the log; `root` is the root turn of a sub-agent."""
+    """The position of a turn's entries in the log; `root` is the root turn of a sub-agent."""
 
     key: str
     id: str
@@ -60,7 +60,7 @@ class Tracer:
         self._away = False  # the collector did not accept the last export
 
     def ended(self, claim: Claim) -> None:
-        """A turn has ended, and its end is on disk. Costs next to nothing."""
+        """Queue a turn that has ended and whose end is on disk. Costs next to nothing."""
         root = task.root if (task := claim.message.task) is not None else ""
         self._waiting.append(_Turn(claim.key, claim.turn, claim.session, claim.first_seq, root))
         self._more.set()
@@ -98,7 +98,7 @@ class Tracer:
                 pause = min(2 * pause, RETRY_SECONDS[1])
 
     async def _send_some(self) -> bool:
-        """Send the oldest turns; False when they must be sent again."""
+        """Send the oldest turns. Return False if they must be sent again."""
         turns = list(self._waiting)[:BATCH]
         try:
             read = [(turn, await self._store.read_turn(turn.session, turn.first_seq)) for turn in turns]
@@ -109,14 +109,14 @@ class Tracer:
             log.warning("%s", error)
             return False
         except Exception:  # a bug here or in the exporter: retrying would not help
-            log.exception("turns could not be exported")
+            log.exception("could not export turns")
             taken = True
         if not taken:
             self._gone()
             return False
         self._away = False
         for turn in turns:
-            if self._waiting and self._waiting[0] is turn:  # the queue may have dropped it meanwhile
+            if self._waiting and self._waiting[0] is turn:  # the queue may have dropped it in the meantime
                 self._waiting.popleft()
         return True
 
@@ -134,7 +134,7 @@ class Tracer:
 
 
 def traces_url(endpoint: str) -> str:
-    """The URL for traces: an endpoint without a path is the root of a collector."""
+    """Return the URL for traces: an endpoint without a path is the root of a collector."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(endpoint)

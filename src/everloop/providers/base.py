@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..text import one_line
+
+if TYPE_CHECKING:
+    from ..log import FailedAttempt
 
 # Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
 OPTIONS = frozenset(
@@ -52,6 +56,7 @@ Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
 Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's shape
 Options = Mapping[str, Any] | None  # some of OPTIONS
 
+SHORTEST_KEY = 8  # characters
 MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
 
 
@@ -79,10 +84,17 @@ class LLMResponse:
     reasoning: str | None = None
     model: str | None = None  # the one that answered, where it is not the one asked (a fallback)
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # of each token, in OpenAI's shape, if asked for
+    failures: list[FailedAttempt] = field(default_factory=list)  # attempts before the one that gave this answer
 
     @property
     def has_tool_calls(self) -> bool:
         return bool(self.tool_calls)
+
+
+def extra_of(provider: LLMProvider) -> dict[str, Any]:
+    """The further fields of a provider's requests. A provider of the user's own may have anything under that name."""
+    extra: Any = getattr(provider, "extra", None)
+    return dict(extra) if extra and isinstance(extra, Mapping) else {}
 
 
 def counts(response: LLMResponse) -> dict[str, int]:
@@ -116,6 +128,7 @@ class LLMProvider:
     default_model: str = ""
     options: frozenset[str] = frozenset()
     own_prompt: int = 0  # tokens that it sends in place of the system prompt and the tools, if it leaves these out
+    extra: Mapping[str, Any] = MappingProxyType({})  # further fields of every request
     endpoints: frozenset[str] = frozenset()  # of OpenAI's API that `forward` knows: "embeddings", "completions"
     api_key: str | None = None
     base_url: str | None = None
@@ -137,6 +150,13 @@ class LLMProvider:
 
     def get_default_model(self) -> str:
         return self.default_model
+
+    def request_body(
+        self, messages: Messages, tools: Tools, model: str, options: Options, extra: Mapping[str, Any]
+    ) -> bytes | None:
+        """The JSON of a request as it is sent, but for the fields that ask for a stream; `extra` takes the place of the
+        provider's own. None where a request has another form."""
+        return None
 
     @property
     def doing(self) -> str:
@@ -198,6 +218,11 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
     if refused := sorted(chosen.keys() - honoured):
         raise ProviderError(f"this model's provider does not take {', '.join(refused)}: leave it out", status=400)
     return {"options": chosen} if chosen else {}
+
+
+def without_key(text: str, key: str | None) -> str:
+    """The text without the API key. A short one is a word that stands for none, such as "none" or "ollama"."""
+    return text.replace(key, "***") if key and len(key) >= SHORTEST_KEY else text
 
 
 def error_text(error: Any) -> str:

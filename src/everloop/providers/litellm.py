@@ -16,7 +16,18 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from ..text import one_line
-from .base import OPTIONS, Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, option_keywords
+from .base import (
+    OPTIONS,
+    Delta,
+    LLMProvider,
+    LLMResponse,
+    Messages,
+    Options,
+    ProviderError,
+    Tools,
+    option_keywords,
+    without_key,
+)
 from .http import ADVICE, RETRYABLE, Timeouts, retry_after
 from .openai import Answer, encode
 
@@ -185,9 +196,7 @@ class LiteLLMProvider(LLMProvider):
 
     def _failure(self, error: Exception) -> ProviderError:
         """Litellm's errors have the shape of OpenAI's; anything else is a fault of litellm."""
-        text = one_line(_titles.sub("", str(error))) or type(error).__name__
-        if self._secret:
-            text = text.replace(self._secret, "***")
+        text = without_key(one_line(_titles.sub("", str(error))) or type(error).__name__, self._secret)
         if type(error).__name__ in NOT_REACHED and "No module named" not in text:
             return ProviderError(f"the connection of {self.default_model} failed: {text}", retryable=True)
         status = getattr(error, "status_code", None)

@@ -76,7 +76,7 @@ class OpenAIProvider(LLMProvider):
         self._body_limit = 6 * answer_limit + SPARE_BYTES  # \uXXXX: six bytes for one character
         self._quirks = quirks_of(base_url) if quirks is None else quirks
         self.options = OPTIONS - self._quirks.refused
-        self._extra = dict(extra or {})
+        self.extra = dict(extra or {})
         self._end_stream = END_COUNTED if self._quirks.stream_options else END_STREAM
         self._tools: dict[int, tuple[Sequence[Any], int, bytes]] = {}
 
@@ -117,15 +117,31 @@ class OpenAIProvider(LLMProvider):
         end: bytes,
     ) -> list[bytes]:
         """The request, in parts that are encoded already: a round never touches the history again."""
-        parts = [b'{"model":', encode(model or self.default_model), b',"messages":', *_history(messages)]
+        return self._parts(messages, tools, model or self.default_model, options, self.extra, end)
+
+    def request_body(
+        self, messages: Messages, tools: Tools, model: str, options: Options, extra: Mapping[str, Any]
+    ) -> bytes:
+        return b"".join(self._parts(messages, tools, model, options, extra, END_CHAT))
+
+    def _parts(
+        self,
+        messages: Messages,
+        tools: Tools,
+        model: str,
+        options: Options,
+        extra: Mapping[str, Any],
+        end: bytes,
+    ) -> list[bytes]:
+        parts = [b'{"model":', encode(model), b',"messages":', *_history(messages)]
         if tools:
             parts += b',"tools":', self._encoded_tools(tools)
-        if fields := self._extra | self._fields(options, tools):
+        if fields := {**extra, **self._fields(options, tools)}:
             parts += b",", encode(fields)[1:-1]
         parts.append(end)
         return parts
 
-    def _fields(self, options: Mapping[str, Any] | None, tools: Sequence[Any] | None) -> dict[str, Any]:
+    def _fields(self, options: Options, tools: Tools) -> dict[str, Any]:
         """The options under the names that this server has for them."""
         chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
         if not tools and chosen.get("tool_choice") in (None, "auto", "none"):  # servers refuse these without tools

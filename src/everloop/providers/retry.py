@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..log import FailedAttempt
+from ..text import one_line
 from ..text_cursor import TextCursor
 from .base import Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, honours, option_keywords
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
+SHOWN_ERROR = 300  # characters of an attempt's error
+MOST_FAILURES = 20  # that are kept of one call, the latest
 
 
 class Resilient(LLMProvider):
@@ -51,13 +56,16 @@ class Resilient(LLMProvider):
     ) -> LLMResponse:
         keywords = option_keywords(self, options)
         failed: list[str] = []
+        attempts = Attempts()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
+                attempts.begin()
                 try:
                     answer = await provider.chat(messages, tools, own if place else model or own, **keywords)
-                    return self._with_model(answer, place)
+                    return attempts.end(self._with_model(answer, place))
                 except FAILURES as error:
                     last = error
+                attempts.fail(last)
                 if (wait := self._retry_delay(last, attempt)) is None:
                     break
                 await self._sleep(wait)
@@ -71,8 +79,10 @@ class Resilient(LLMProvider):
         failed: list[str] = []
         said: list[Delta] = []  # by the first attempt
         shown: ShownAnswer | None = None  # once it has failed
+        attempts = Attempts()
         for place, (provider, own) in enumerate(self._providers):
             for attempt in range(self._retries + 1):
+                attempts.begin()
                 items: AsyncIterator[Delta | LLMResponse] | None = None
                 try:
                     items = _stream_of(provider, messages, tools, own if place else model or own, keywords)
@@ -80,7 +90,7 @@ class Resilient(LLMProvider):
                         if isinstance(item, LLMResponse):
                             for delta in shown.finish() if shown is not None else ():
                                 yield delta
-                            yield self._with_model(item, place)
+                            yield attempts.end(self._with_model(item, place))
                             return
                         if shown is None:
                             said.append(item)
@@ -94,6 +104,7 @@ class Resilient(LLMProvider):
                 finally:
                     if (close := getattr(items, "aclose", None)) is not None:
                         await close()
+                attempts.fail(last)
                 shown = shown or ShownAnswer(said)
                 shown.fail(str(last))
                 if (wait := self._retry_delay(last, attempt)) is None:
@@ -112,6 +123,16 @@ class Resilient(LLMProvider):
                     raise
             await self._sleep(wait)
         raise AssertionError("the last attempt raises")
+
+    @property
+    def extra(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return self._providers[0][0].extra
+
+    def request_body(
+        self, messages: Messages, tools: Tools, model: str, options: Options, extra: Mapping[str, Any]
+    ) -> bytes | None:
+        chosen = option_keywords(self, options).get("options")
+        return self._providers[0][0].request_body(messages, tools, model, chosen, extra)
 
     @property
     def own_prompt(self) -> int:  # type: ignore[override]
@@ -167,6 +188,27 @@ class Resilient(LLMProvider):
             status=last.status,
             several=last.several or len(failed) > 1,
         )
+
+
+class Attempts:
+    """The attempts of one model call: when each of those that failed began, how long it took, and why it failed."""
+
+    def __init__(self) -> None:
+        self._first = self._began = time.monotonic()
+        self._failures: list[FailedAttempt] = []
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def fail(self, error: Failure) -> None:
+        began, seconds = self._began - self._first, time.monotonic() - self._began
+        text = one_line(str(error) or type(error).__name__, SHOWN_ERROR)
+        self._failures = [*self._failures[-MOST_FAILURES:], FailedAttempt(text, round(began, 4), round(seconds, 4))]
+
+    def end(self, response: LLMResponse) -> LLMResponse:
+        if self._failures:
+            response.failures = self._failures
+        return response
 
 
 class ShownAnswer:

@@ -25,13 +25,12 @@ from ..cron.heartbeat import Heartbeat
 from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
-from ..log import Cleared, Entry, ModelAnswered, Reason, TurnEnded, apology, tokens_of
+from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apology, tokens_of
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
-from ..store.location import is_home_workspace, own_path
-from ..store.opening import store_at
+from ..store.location import is_home_workspace, own_path, store_at
 from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
@@ -42,7 +41,7 @@ from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
 from ..tools.spawn import SpawnTool
-from .api_requests import CLIENT_LEFT, PlainCalls, Requests
+from .api_requests import CLIENT_LEFT, PlainCalls, Requests, spec_of
 from .budgets import Budgets
 from .chat_commands import ChatCommands
 from .compactor import Compactor
@@ -58,6 +57,7 @@ from .subagents import SubagentManager
 from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
+from .turn_spec import TurnSpec
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 class AgentLoop:
     """Takes messages from the bus, runs a durable turn for each, and publishes the answers.
 
-    Arguments that are left out come from `config`, and without one from the defaults: 20 rounds, and no restriction to
-    the workspace. `store` is where turns are kept (a path or a store; by default one SQLite file for each workspace, in
-    `EVERLOOP_HOME`). `busy` says what happens to a message that arrives during a turn of its session: it is queued,
-    handed to the turn at its next round (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a
-    `ContextBuilder` or a subclass. `owner` is the one whose sessions it works in, by default everyone's. `owners` is
-    where it lives beside the agents of other owners, by default one of its own.
+    Omitted arguments default to `config`, and without one to 20 rounds and an unrestricted workspace. `store` is where
+    turns are kept: a path or a store; by default, one SQLite file per workspace in `EVERLOOP_HOME`. `busy` decides what
+    happens to a message that arrives during a turn of its session: it is queued, passed to the turn at its next round
+    (`steer`), or replaces it (`interrupt`). `context` builds the prompt: a `ContextBuilder` or a subclass. `owner`
+    limits the agent to one owner's sessions; by default it serves every owner. `owners` is the `Owners` it shares with
+    the agents of other owners; by default it gets its own.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class AgentLoop:
         self.bus = bus
         self._settings = settings
         self.provider = provider
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
         self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
         self.restrict_to_workspace = restrict_to_workspace
@@ -190,9 +190,9 @@ class AgentLoop:
 
     @classmethod
     def from_config(cls, bus: MessageBus | None = None, config: Config | None = None, **options: Any) -> Self:
-        """The agent that the settings describe, by default those of the user: its provider, workspace and limits.
+        """Create the agent described by the settings, by default the user's: its provider, workspace and limits.
 
-        `options` are arguments of the constructor, and win over the settings.
+        `options` are constructor arguments and take precedence over the settings.
         """
         config = config or Config.load()
         if not (config.provider or config.base_url or config.api_key or config.model):
@@ -202,14 +202,14 @@ class AgentLoop:
         return cls(bus or MessageBus(), provider or make_provider(config), workspace, config=config, **options)
 
     def _register_default_tools(self) -> None:
-        """Register the tools that every agent has. A subclass may register others instead, or add to them."""
+        """Register the tools that every agent has. A subclass may register others instead or in addition."""
         for built_in in self._builtin_tools():
             self.tools.register(built_in)
         if self._spawns:
             self.tools.register(SpawnTool(self.subagents))
         self.tools.register(CronTool(self.cron_service))
 
-    # What only some agents need is made when it is first used.
+    # Parts that only some agents need are created on first use.
 
     @cached_property
     def _commands(self) -> ChatCommands:
@@ -217,17 +217,17 @@ class AgentLoop:
 
     @cached_property
     def requests(self) -> Requests:
-        """The turns of API clients."""
+        """Runs the turns of API clients."""
         return Requests(self.store, self.dispatcher, self._commands, self._streams)
 
     @cached_property
     def conversations(self) -> Conversations:
-        """The sessions, for clients that read their logs."""
+        """Access to the sessions for clients that read their logs."""
         return Conversations(self.store, self.dispatcher, self._commands, self._streams)
 
     @cached_property
     def plain_calls(self) -> PlainCalls:
-        """Requests of API clients that are no turns."""
+        """Runs API requests that are not turns."""
         return PlainCalls(self.provider, self._budgets)
 
     @cached_property
@@ -239,11 +239,16 @@ class AgentLoop:
         return Heartbeat.of(self._settings, self.cron_service, self.context.heartbeat_file)
 
     def model_for(self, wish: str) -> str:
-        """The name of the model that answers an API client who asks for this one."""
+        """Return the name of the model that serves an API client's request for `wish`."""
         return self._turns.specs.allowed_model(wish) or self._compactor.model
 
+    def request_spec(self, request: Request) -> TurnSpec:
+        """Return the spec of an API client's request."""
+        specs = self._turns.specs
+        return spec_of(request, self.tools, specs.request_rounds, specs.allowed_model)
+
     def may_use(self, model: str) -> bool:
-        """Whether an API client may ask for this model by its name."""
+        """Return whether an API client may request this model by name."""
         return model == self._compactor.model or self._turns.specs.allowed_model(model) is not None
 
     def count_tokens(self, messages: Sequence[Message], tools: Sequence[Message], model: str = "") -> int:
@@ -252,18 +257,18 @@ class AgentLoop:
         return self._compactor.measure(model or None).in_tokens(units)
 
     def window_of(self, model: str = "") -> int:
-        """The tokens that a model accepts."""
+        """Return the size of a model's context window in tokens."""
         return self._compactor.measure(model or None).window
 
     @property
     def sessions(self) -> SessionManager:
-        """The sessions of this loop's store, for plain code."""
+        """The sessions in this loop's store, for synchronous code."""
         return SessionManager(store=self.store)
 
     # ------------------------------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Take messages until `stop()`. First, continue what an earlier process left unfinished."""
+        """Take messages until `stop()`, after resuming what an earlier process left unfinished."""
         if not self._stopped:
             self.serve_cron()
             self._feed = asyncio.create_task(self._outbox.feed(self._take))
@@ -279,23 +284,23 @@ class AgentLoop:
             await self._owners.rest()
 
     def serve_cron(self) -> None:
-        """Fire scheduled work from now on, until the loop is stopped. `run` does it by itself."""
+        """Fire scheduled work until the loop is stopped. `run` does this itself."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve_cron())
             self._serving.add_done_callback(_log_failure)
 
     def stop(self) -> None:
-        """End `run()` promptly. Turns under way stay open on disk; the next start continues them."""
+        """Make `run()` return promptly. Running turns stay open on disk; the next start resumes them."""
         self._stopped = True
         if self._feed is not None:
             self._feed.cancel()
 
     async def close(self) -> None:
-        """Close everything: turns under way, the store's file, the provider's connections."""
+        """Close everything: running turns, the store's file, the provider's connections."""
         await self._owners.close()
 
     async def release(self) -> None:
-        """Close everything but the provider, which may be in use elsewhere. Open turns stay open on disk."""
+        """Close everything except the provider, which may be in use elsewhere. Open turns stay open on disk."""
         await self._owners.release()
 
     async def __aenter__(self) -> Self:
@@ -310,14 +315,14 @@ class AgentLoop:
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
-        """A job has put a message into the inbox of a session."""
+        """Run a session into whose inbox a job has just put a message."""
         if self.owner in (None, owner):
             self.dispatcher.kick(owner, key)
         else:
             self._owners.on_fired(owner)
 
     async def rest(self) -> None:
-        """Stop what runs here. For the `Owners` that it lives in; a program calls `stop` or `close`."""
+        """Stop all work here. Called by the `Owners` that holds the agent; a program calls `stop` or `close`."""
         if self._serving is not None:
             serving, self._serving = self._serving, None
             serving.cancel()
@@ -325,12 +330,13 @@ class AgentLoop:
         await self.dispatcher.stop()
         await self._compactor.close()
         await self.tools.close()
+        await self._turns.flush_times.close()
         await self._tasks.finish(1.0)
         if self._tracer is not None:
             await self._tracer.close()
 
     async def end(self) -> None:
-        """Stop for good. For the `Owners` that it lives in."""
+        """Stop for good. Called by the `Owners` that holds the agent."""
         if self._feed is not None:
             self.stop()
         await self._outbox.close()
@@ -355,8 +361,8 @@ class AgentLoop:
     ) -> str:
         """Run one turn without the bus and return its answer.
 
-        `attended` says that a person is there who can be asked: then what comes back may be a question, and
-        "y", "n", "a" (always), "/approve" or "/deny" as the next message gives the answer of the turn that goes on.
+        `attended` means that a person is there to answer questions. The result may then be a question; the next message
+        answers it with "y", "n", "a" (always), "/approve" or "/deny", and returns the answer of the resumed turn.
         """
         return await self._take_direct(_direct(content, session_key, channel, chat_id, media, attended), on_event)
 
@@ -371,19 +377,22 @@ class AgentLoop:
         on_event: events.Emit | None = None,
         attended: bool = False,
     ) -> TurnResult:
-        """Run one turn as `process_direct` does, and return all that is known of it: its answer, why it ended, what
-        went wrong and what it used."""
+        """Run one turn as `process_direct` does, and return its full result: the answer, why it ended, its error and
+        its usage."""
         return await self.take(_direct(content, session_key, channel, chat_id, media, attended), on_event)
 
     async def take(self, message: InboundMessage, on_event: events.Emit | None = None) -> TurnResult:
-        """Run one turn for a message as `ask` does. A message that has an `id` is taken once: given again, also after a
-        crash, it gets the answer of its turn."""
+        """Run one turn for a message, as `ask` does.
+
+        A message `id` is an idempotency key: if the message is submitted again, even after a crash, it gets the answer
+        of its original turn.
+        """
         message = message.addressed()
-        message.id = message.id or f"ask:{secrets.token_hex(8)}"  # by which its turn is found, wherever it ran
+        message.id = message.id or f"ask:{secrets.token_hex(8)}"  # used to look up its turn, wherever it ran
         text = await self._take_direct(message, on_event)
         row = await self.store.find(message.owner, message.id)
         found = (row.turn, row.session, row.first_seq) if row is not None and row.turn and row.first_seq else None
-        if found is None and answer_of(message.content) is not None:  # the turn that asked has gone on
+        if found is None and answer_of(message.content) is not None:  # the turn that had asked has resumed
             info = await self.store.session(message.owner, message.session_key)
             turns = await self.store.turns(message.owner, session=info.id, limit=1) if info is not None else []
             found = (turns[0].id, turns[0].session, turns[0].first_seq) if turns else None
@@ -402,8 +411,8 @@ class AgentLoop:
         return await (await self.dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
-        """Go on with a session's open turn, and with what waits behind it, if an earlier process left any; and with its
-        sub-agents, beside it."""
+        """Resume a session's open turn and the messages queued behind it, if an earlier process left any, and its
+        sub-agents."""
         await self.subagents.resume(owner, session_key)
         self.dispatcher.kick(owner, session_key)
         session = self.dispatcher.session(owner, session_key)
@@ -411,17 +420,21 @@ class AgentLoop:
             await asyncio.wait([session.task])
 
     async def name_session(self, session_key: str = "cli:direct", owner: str = "me") -> str:
-        """Let the model name a session that is idle and has no title. Return the title; "" where there is none, or
-        where the settings leave it at the first words."""
+        """Let the model name an idle session that has no title.
+
+        Return the title; "" if there is none, or if the settings use a session's first words.
+        """
         return await self._namer.name(owner, session_key)
 
     async def undelivered(self, channel: str, chat_id: str) -> list[Outgoing]:
-        """What was said in a chat while no process could send it, such as a job's answer. The store must be told when
-        it is sent, and may have more then."""
+        """Return messages to a chat that no process could send at the time, such as a job's answer.
+
+        The caller must mark them as sent in the store, and there may be more after that.
+        """
         return await self.store.take_outgoing(self.dispatcher.worker, chat=(channel, chat_id))
 
     async def question(self, session_key: str = "cli:direct", owner: str = "me") -> str | None:
-        """The question of the session's parked turn; None if no turn is parked."""
+        """Return the question of the session's parked turn; None if no turn is parked."""
         info = await self.store.session(owner, session_key)
         if info is None or info.open_turn is None:
             return None
@@ -431,18 +444,18 @@ class AgentLoop:
         return action.question if isinstance(action, Park) else None
 
     async def context_use(self, session_key: str = "cli:direct", owner: str = "me") -> tuple[int, int]:
-        """About how many tokens the session's conversation has, and how many the model takes."""
+        """Return the estimated tokens of the session's conversation, and the size of the model's context window."""
         return (await self._turns.context_use(await self.store.session(owner, session_key)))[:2]
 
     def watch(self, session_key: str, emit: events.Emit, owner: str = "me") -> Callable[[], None]:
-        """Tell `emit` what happens in a session's turns, until the function that comes back is called."""
+        """Call `emit` with the events of a session's turns, until the returned function is called."""
         return self._streams.watch(owner, session_key, _without_place(emit))
 
     async def _take(self, message: InboundMessage) -> None:
         """Take a message from the bus."""
         try:
             message = message.addressed()
-        except Exception as error:  # one that is no message at all
+        except Exception as error:  # not a valid message at all
             self._apologize(message, error)
             return
         if (kind := kind_of(message)) == "urgent":
@@ -462,7 +475,7 @@ class AgentLoop:
         await self.dispatcher.take_up(ready)
 
     def _what_it_is(self, name: str) -> str:
-        """What a model has taken for a tool. It looks at the disk: call it in a thread."""
+        """Explain what a model mistook for a tool. Reads from disk: call it in a thread."""
         if path := self.context.skills.path(name, self._places.reach()):
             return f"{name} is a skill, not a tool: read_file {path}, then do what it says."
         if self.subagents.is_agent(name):
@@ -472,12 +485,12 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ turns and commands
 
     async def run_claim(self, claim: Claim, session: Session) -> str:
-        """Take what was claimed to its end; the answer is on its way when this returns."""
+        """Run the claimed turn or command to its end; the answer is being delivered when this returns."""
         if claim.command:
             return await self._run_command(claim, session)
         await self.subagents.tell_broken()
         if session.system is not None:
-            await session.system  # it has read the agents, too
+            await session.system  # this also loads the agent definitions
         await self.provide_tools()
         ended, session_log = await self._turns.run(claim, session)
         if isinstance(ended, Left):
@@ -490,7 +503,7 @@ class AgentLoop:
         return ended.question if isinstance(ended, Parked) else ended.text
 
     async def provide_tools(self) -> None:
-        """Register the tools that may have changed: those of MCP servers, and `spawn` with the agents that it names."""
+        """Register the tools that may have changed: those of MCP servers, and `spawn` with its list of agents."""
         if self._mcp is not None:
             await self._mcp.provide(self.tools)
         spawn, agents = self.tools.get("spawn"), self.subagents.catalogue.text
@@ -498,12 +511,11 @@ class AgentLoop:
             self.tools.register(SpawnTool(self.subagents, agents))
 
     async def refuses(self, tool: str, channel: str, chat_id: str) -> str | None:
-        """Return why every call of a tool from this chat would be refused while no person is there; None if some would
-        run."""
+        """Return why an unattended call of a tool from this chat is always refused; None if some calls would run."""
         return await self._direct.refuses(tool, self.tools, channel, chat_id)
 
     async def _run_command(self, claim: Claim, session: Session) -> str:
-        """A command that waits for its place in the session: `/new` or `/compact`."""
+        """Run a command that waits its turn in the session: `/new` or `/compact`."""
         entries: list[Entry] = [Cleared()]
         text = NEW_CONVERSATION
         if command_of(claim.message.content) == "compact":
@@ -517,7 +529,10 @@ class AgentLoop:
         return text
 
     async def _answers_question(self, message: InboundMessage) -> bool:
-        """Whether a message of the bus answered the open question of its session; the person is told so."""
+        """Answer the session's open question with this message, and confirm it to the person.
+
+        Return False if there is none.
+        """
         try:
             decided = await self._commands.decide(message, message)
         except StoreError as error:
@@ -532,10 +547,10 @@ class AgentLoop:
         await self._tell(row, reply(message, await self._commands.answer(message, word=row)))
 
     async def _tell(self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage]) -> None:
-        """Close an urgent message with its answer, and send that."""
+        """Complete an urgent message with its answer, and send that."""
         message = row if isinstance(row, InboundMessage) else row.message
         ids = await self.store.answer(row, outgoing, self._outbox.sender)
-        if isinstance(row, Incoming) and not message.reply:  # its sender waits for that
+        if isinstance(row, Incoming) and not message.reply:  # its sender waits for the notice
             self._tell_others(ENDED, row.id)
         for id, answer in zip(ids, outgoing, strict=False):
             await self._outbox.hand_out(id, answer)
@@ -544,7 +559,7 @@ class AgentLoop:
 
     @property
     def worker(self) -> str:
-        """The name that its sessions are held under."""
+        """The worker id under which its sessions are leased."""
         return self._owners.worker
 
     def system_prompt(self) -> str:
@@ -565,11 +580,11 @@ class AgentLoop:
         self._say(message, WAITS)
 
     def _tell_others(self, what: str, id: int | None = None) -> None:
-        """Wake other processes, and tell them what has changed where."""
+        """Notify other processes of a change."""
         self._tasks.start(self.store.wake(what, [] if id is None else [id]))
 
     def _report(self, message: InboundMessage, done: asyncio.Future[str]) -> None:
-        """Tell the chat about an error that could not be written to the log."""
+        """Report an error to the chat that could not be written to the log."""
         if done.cancelled() or (error := done.exception()) is None or isinstance(error, Stopped) or not message.reply:
             return
         self._apologize(message, error)
@@ -578,15 +593,17 @@ class AgentLoop:
         self._say(message, apology(clean(str(error)) or type(error).__name__))
 
     def _say(self, message: InboundMessage, text: str) -> None:
-        """Say something in a chat that need not survive a crash."""
+        """Send a chat message that need not survive a crash."""
         for answer in reply(message, text):
             self._tasks.start(self.bus.publish_outbound(answer))
 
 
 async def agent_of(owners: Owners, owner: str) -> AgentLoop:
-    """Make an owner's agent of a server or worker. One for another owner than the machine's is restricted to a
-    workspace of its own, and has nothing that the machine's owner has opened for their agent, such as folders, keys,
-    chats and hosts."""
+    """Create an owner's agent for a server or worker.
+
+    The agent of anyone but the machine's owner is restricted to a workspace of its own, and gets nothing that the
+    machine's owner has opened up for their own agent, such as folders, keys, chats and hosts.
+    """
     config = owners.config
     if owner != OWN:
         config = dataclasses.replace(
@@ -611,7 +628,7 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
 
 
 def _transcriber(settings: Config) -> Transcriber | None:
-    """What turns voice messages into text; its code is imported only if the settings name a model for it."""
+    """Return the transcriber of voice messages; its code is only imported if the settings name a model for it."""
     if not settings.transcription_model:
         return None
     from ..providers.transcription import make_transcriber
@@ -628,14 +645,14 @@ def _workspace(home: Path, owner: str) -> Path:
 def _direct(
     content: str, session_key: str, channel: str, chat_id: str, media: list[str] | None, attended: bool
 ) -> InboundMessage:
-    """A message whose answer is returned to its caller, and not sent to its chat."""
+    """Return a message whose answer is returned to its caller instead of being sent to its chat."""
     return InboundMessage(
         channel, "user", chat_id, content, media or [], session=session_key, reply=False, attended=attended
     ).addressed()
 
 
 def _without_place(emit: events.Emit) -> events.Show:
-    """Tell `emit` events without their places in the log."""
+    """Adapt `emit` to receive events without their log positions."""
     return lambda _, event: emit(event)
 
 
@@ -645,12 +662,12 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 def open_store(store: Store | str | Path | DSN | None, config: Config | None, workspace: Path) -> Store:
-    """The store that is given, else the one that the settings or `EVERLOOP_STORE` name, else the workspace's own."""
+    """Return the given store, else the one named by the settings or `EVERLOOP_STORE`, else the workspace's own."""
     if not store:
         store = config.store if config is not None and config.store_named else os.environ.get("EVERLOOP_STORE")
     if not store:
         flush_always = config is not None and config.flush == "always"
-        # The path is found off the event loop: that looks at the disk.
+        # The path is resolved later, off the event loop, because that reads the disk.
         return SQLiteStore(partial(_default_store, workspace, config), flush_always=flush_always)
     return store_at(store, config) if isinstance(store, str | Path | DSN) else store
 
@@ -664,7 +681,7 @@ def _default_store(workspace: Path, config: Config | None) -> Path:
 
 
 def mcp_servers(settings: Config) -> McpServers | None:
-    """The MCP servers of the settings. Without any, nothing of MCP is loaded."""
+    """Return the configured MCP servers. Without any, no MCP code is imported."""
     if not settings.mcp:
         return None
     from ..tools.mcp.servers import McpServers
@@ -673,7 +690,7 @@ def mcp_servers(settings: Config) -> McpServers | None:
 
 
 def tracer(settings: Config, store: Store, model: str) -> Tracer | None:
-    """The exporter of turns as spans. Without an endpoint, nothing of it is loaded."""
+    """Return the exporter of turns as spans. Without an endpoint, its code is not imported."""
     if not settings.telemetry_endpoint:
         return None
     from ..observability.tracing import Tracer
@@ -688,20 +705,20 @@ def tracer(settings: Config, store: Store, model: str) -> Tracer | None:
 class TurnResult:
     """The outcome of `AgentLoop.ask`.
 
-    `reason` is why the turn ended, "answer" where the model answered; "question" while the turn waits for a person's
-    approval, and "command" for a command such as /status, which begins no turn. `error` is None unless the turn failed.
+    `reason` is why the turn ended: "answer" if the model answered, "question" while the turn waits for a person's
+    approval, and "command" for a command such as /status, which opens no turn. `error` is None unless the turn failed.
     """
 
     text: str
     reason: Reason | Literal["question", "command"] = "command"
     error: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)  # tokens of all its model calls
+    usage: dict[str, int] = field(default_factory=dict)  # total of all its model calls
     turn: str | None = None
     rounds: int = 0
 
     @classmethod
     def of(cls, text: str, turn: str | None, entries: Sequence[Entry]) -> TurnResult:
-        """Read the result from the turn's log; `text` is what the caller was answered."""
+        """Build the result from the turn's log; `text` is the answer that the caller got."""
         usage, rounds = tokens_of(entries), sum(isinstance(entry, ModelAnswered) for entry in entries)
         ended = next((entry for entry in reversed(entries) if isinstance(entry, TurnEnded)), None)
         if ended is None:

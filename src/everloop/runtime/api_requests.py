@@ -1,4 +1,4 @@
-"""API requests: the settings of their turns, running them, and reading their outcomes from the log."""
+"""API requests: the specs of their turns, running them, and reading their outcomes from the log."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .budgets import Budgets
 from .streaming import TurnStreams, TurnSubscriber
 from .turn_spec import TurnSpec
 
-if TYPE_CHECKING:  # both run turns, which the settings below are for
+if TYPE_CHECKING:  # both run turns, which depend on the specs below
     from .chat_commands import ChatCommands
     from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 UNANSWERED = frozenset({"cancelled", "aborted", "replaced", "abandoned", "timeout", "error"})
 CLIENT_LEFT = "Stopped: the client went away."
-SPACES = 100  # characters around a text that may have been streamed and are not in the log
+SPACES = 100  # characters of surrounding whitespace that may have been streamed and are not in the log
 NOT_HERE = "Questions are answered where they were asked, on the web page, or over the API with a token."
 PLAIN = "You are a helpful assistant."
 TOGETHER = "Make it again, together with the corrected one."
@@ -40,23 +40,28 @@ TOGETHER = "Make it again, together with the corrected one."
 
 
 async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
-    """Whether the client of a request without a session has gone with its server's process."""
+    """Return whether the client of a sessionless request has disconnected, because its server's process died."""
     if request.kept:
         return False
-    server = request.via  # it has the client's connection, and runs no turns
+    server = request.via  # the server holds the client's connection, and runs no turns
     return not await store.is_alive(server) if server else claim.resumed
 
 
-def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:
-    """The spec of a request's turn.
+def brings_all(request: Request) -> bool:
+    """Return whether the client brings its own prompt and tools, so that the agent only forwards them."""
+    return bool(request.tools) or request.model_only
 
-    A client that brings tools is the agent, and we are its model: it gets no prompt but its own. Otherwise the agent
-    works with its own tools, and the client's system message follows the agent's prompt; unless the request is for the
-    model only, which gets no tools then.
+
+def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable[[str], str | None]) -> TurnSpec:
+    """Return the spec of a request's turn.
+
+    A client that brings its own tools is the agent, and we are only its model: it gets no system prompt but its own.
+    Otherwise our agent works with its own tools, and the client's system message follows the agent's prompt, unless the
+    request bypasses the agent, in which case it gets no tools.
     """
     limits = Limits(rounds=rounds, kept=request.kept)
     model = models(request.model)
-    if request.tools or request.model_only:
+    if brings_all(request):
         client = ClientTools(() if request.answer_only else request.tools)
         return TurnSpec(client, limits, model, lambda _: request.system or PLAIN, dated=False, options=request.options)
     tools = ToolRegistry() if request.answer_only else tools
@@ -70,7 +75,7 @@ def spec_of(request: Request, tools: ToolRegistry, rounds: int, models: Callable
 
 
 class ClientTools(ToolRegistry):
-    """The tools of an API client: offered to the model and never run here."""
+    """The tools of an API client: offered to the model but never run here."""
 
     def __init__(self, definitions: Sequence[dict[str, Any]]) -> None:
         super().__init__()
@@ -82,7 +87,7 @@ class ClientTools(ToolRegistry):
         return list(self._client)
 
     async def run(self, call: Call, context: CallContext) -> ToolResult:
-        """Answer calls that cannot be handed to the client: wrong ones, and those made together with them."""
+        """Answer calls that cannot be handed to the client: invalid ones, and those made alongside an invalid one."""
         if call.name in self._client and call.error is None:
             why = f"{call.name} was not run: another call of the answer was wrong."
             return ToolResult(error_result(why, TOGETHER), "error")
@@ -97,12 +102,12 @@ class Earlier:
     """An earlier request with the same id."""
 
     said: str
-    unanswered: bool  # it ended without an answer, so it may run again
+    unanswered: bool  # it ended without an answer, so it may be run again
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What became of a request: the answer and the turn's entries. A command has no turn."""
+    """The outcome of a request: the answer and the turn's entries. A command has no turn."""
 
     text: str
     entries: Sequence[Entry] = ()
@@ -114,7 +119,7 @@ class Outcome:
 
     @property
     def left(self) -> bool:
-        """Whether the turn was stopped because its client went away."""
+        """Return whether the turn was stopped because its client disconnected."""
         last = self.entries[-1] if self.entries else None
         return isinstance(last, TurnEnded) and last.reason == "cancelled" and last.text == CLIENT_LEFT
 
@@ -126,7 +131,7 @@ class Outcome:
 
     @property
     def finish_reason(self) -> str:
-        """The reason that the model's API gave."""
+        """The finish reason reported by the model's API."""
         answer = self._last_answer()
         return answer.finish_reason if answer is not None else "stop"
 
@@ -146,7 +151,7 @@ class Outcome:
 
     @property
     def usage(self) -> dict[str, int]:
-        """The tokens of all model calls of the turn."""
+        """The total tokens of the turn's model calls."""
         return tokens_of(self.entries)
 
     def _answers(self) -> list[ModelAnswered]:
@@ -164,23 +169,27 @@ class Requests:
         self._dispatcher = dispatcher
         self._commands = commands
         self._streams = streams
-        self._waiting: Counter[tuple[str, str]] = Counter()  # requests that wait here, by the message's owner and id
-        self._dropping: set[asyncio.Task[None]] = set()  # removals of messages whose clients have gone
+        # requests that wait in this process, by the message's owner and id
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        # in-flight removals of messages whose clients have disconnected
+        self._dropping: set[asyncio.Task[None]] = set()
 
     async def run(
         self, message: InboundMessage, show: Show | None = None, commands: bool = True, answers: bool = False
     ) -> Outcome:
-        """Run a request's turn, wherever that is, and return its outcome. One whose id is known does not run again: its
-        outcome is returned. `show` is told every event of the turn, from its start, with its place in the log. Without
-        `commands` a text such as /stop goes to the model; with `answers` it may answer a question of the agent.
+        """Run a request's turn, in whichever process, and return its outcome.
 
-        Cancelling it only stops waiting: `withdraw` stops the turn.
+        A request with a known id is not run again; its outcome is returned. `show` receives every event of the turn
+        from its start, with its log position. Without `commands`, text such as /stop goes to the model; with `answers`,
+        it may answer a question of the agent.
+
+        Cancelling this only stops waiting; `withdraw` stops the turn.
         """
         id, kept = message.id, message.request is not None and message.request.kept
         assert id is not None
         kind = kind_of(message) if kept and commands else "message"
         if message.request is not None and message.request.model_only and answer_of(message.content) is not None:
-            kind = "message"  # it may not answer what the agent has asked a person
+            kind = "message"  # it must not answer a question that the agent asked a person
         message = message.addressed()
         shown = _without_place(show) if show is not None else None
         if kind == "urgent":
@@ -209,20 +218,24 @@ class Requests:
             return Outcome(text)
         session, first = found
         follows = subscriber is not None and subscriber.is_following
-        # The first entry is what was said, which may be very long: only who has followed the turn needs it.
+        # The first entry is the user's message, which may be very long: only a subscriber that followed the turn needs
+        # it.
         logged = await self._store.read_turn(session, first if follows else first + 1)
         if subscriber is not None:
             subscriber.finish(logged)
         return Outcome(text, [one.entry for one in logged])
 
     async def enqueue(self, message: InboundMessage) -> None:
-        """Take a request whose answer is read later. It is on disk when this returns, and runs without a waiter."""
+        """Enqueue a request whose answer is fetched later.
+
+        It is on disk when this returns, and runs without a waiter.
+        """
         message = message.addressed()
         await self._store.accept(message, "message")
         self._dispatcher.kick(message.owner, message.session_key)
 
     async def cancel(self, owner: str, id: str) -> None:
-        """Stop a request's turn, wherever it runs; one that has not begun does not begin any more."""
+        """Stop a request's turn, wherever it runs; if it has not started, it never will."""
         row = await self._store.find(owner, id)
         if row is None or row.done:
             return
@@ -236,7 +249,7 @@ class Requests:
         await self._commands.answer(stop)
 
     async def earlier(self, owner: str, id: str) -> Earlier | None:
-        """The earlier request with this id, if there was one."""
+        """Return the earlier request with this id, if there was one."""
         row = await self._store.find(owner, id)
         if row is None:
             return None
@@ -247,7 +260,8 @@ class Requests:
         return Earlier(row.message.content, isinstance(last, TurnEnded) and last.reason in UNANSWERED)
 
     async def holds(self, owner: str, id: str, seq: int, chars: int) -> bool:
-        """Whether the request's turn has this place: a log entry followed by a text of at least so many characters."""
+        """Return whether this position exists in the request's turn: a log entry followed by at least `chars`
+        characters of text."""
         row = await self._store.find(owner, id)
         if row is None or row.first_seq is None:
             return False
@@ -261,8 +275,11 @@ class Requests:
         return chars <= len(said) + (SPACES if isinstance(after, ModelAnswered) else 0)
 
     def withdraw(self, message: InboundMessage, known: bool = True) -> None:
-        """The client has gone: stop its turn, now or as soon as it begins, unless another client waits for the same
-        one, here or elsewhere. A request that cannot be repeated (not `known`) does not begin any more anywhere."""
+        """Handle a disconnected client: stop its turn, now or as soon as it starts.
+
+        The turn continues if another client waits for it, here or in another process. A request that cannot be repeated
+        (not `known`) no longer starts anywhere.
+        """
         assert message.id is not None
         where = (message.owner, message.session_key)
         session, publisher = self._dispatcher.session(*where), self._streams.publisher(*where)
@@ -283,13 +300,13 @@ class Requests:
             if row is not None and row.turn is None:
                 await self._store.answer(row, [])
                 await self._dispatcher.settle([row.id])
-        except StoreError as error:  # then it runs in vain
+        except StoreError as error:  # it will run in vain
             log.warning("%s", error)
 
 
 class PlainCalls:
-    """Passes requests that are no turns, such as for embeddings, on to the endpoints that a provider has beside its
-    chat, within the owner's budget."""
+    """Forwards requests that are not turns, such as embeddings, to the provider's endpoints other than chat, within the
+    owner's budget."""
 
     def __init__(self, provider: LLMProvider, budgets: Budgets) -> None:
         self._provider = provider
@@ -300,7 +317,10 @@ class PlainCalls:
         return getattr(self._provider, "endpoints", frozenset())
 
     async def ask(self, owner: str, endpoint: str, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-        """The answer of an endpoint; `tokens` is about what the request takes. Raises ProviderError, BudgetReached."""
+        """Return an endpoint's response; `tokens` is an estimate of the request's size.
+
+        Raises ProviderError or BudgetReached.
+        """
         model = str(body.get("model") or self._provider.get_default_model())
         await self._budgets.check_day(owner, model, tokens)
         answer = await self._provider.forward(endpoint, body)
@@ -311,5 +331,5 @@ class PlainCalls:
 
 
 def _without_place(show: Show) -> Show:
-    """Show the events of a command without their places: a client cannot resume it."""
+    """Return `show` without log positions: a client cannot resume a command."""
     return lambda _, event: show(0, event)

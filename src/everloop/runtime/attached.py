@@ -1,4 +1,4 @@
-"""Clients that are attached to this process: an editor, or a program that has started the agent as its server."""
+"""Clients attached to this process: an editor, or a program that started the agent as its server."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from ..config import Config
 from ..log import UserSaid, text_of
 from ..providers.factory import make_provider
 from ..store.base import SessionInfo, Store
-from ..store.opening import store_at
+from ..store.location import store_at
 from ..text import one_line
 from .agent import AgentLoop, TurnResult, agent_of
 from .owners import OWN, Owners
 
-Decide = Callable[[str, tuple[str, ...]], Awaitable[Answer | None]]  # a person's answer to a question about these calls
+# asks a person about these calls, and returns the answer
+Decide = Callable[[str, tuple[str, ...]], Awaitable[Answer | None]]
 TITLE = 80  # characters
 
 
 @asynccontextmanager
 async def working(config: Config) -> AsyncIterator[AgentLoop]:
-    """The agent of the settings' workspace, at work in its store: it goes on with what an earlier process left."""
+    """Run the agent of the configured workspace on its store; it resumes what an earlier process left."""
     store = store_at(config.store, config)
     try:
-        await store.workers()  # opens the store: an unusable one is an error at once
+        await store.workers()  # opens the store, so that an unusable one fails at once
     except BaseException:
         await store.close()
         raise
@@ -46,9 +47,9 @@ async def working(config: Config) -> AsyncIterator[AgentLoop]:
 async def take_turn(
     agent: AgentLoop, message: InboundMessage, on_event: events.Emit, decide: Decide | None
 ) -> TurnResult:
-    """Run a turn whose questions a person at the client answers. A question that `decide` has no answer to stays open.
+    """Run a turn whose questions a person at the client answers.
 
-    Without `decide`, what would be asked for is refused.
+    A question that `decide` cannot answer stays open. Without `decide`, calls that need approval are refused.
     """
     calls: tuple[str, ...] = ()
 
@@ -70,7 +71,7 @@ async def take_turn(
 
 
 async def place_of_question(agent: AgentLoop, message: InboundMessage) -> int:
-    """Where the open question stands in the log of the message's session; 0 without one."""
+    """Return the log position of the open question in the message's session; 0 if there is none."""
     info = await agent.store.session(message.owner, message.session_key)
     return info.entries if info is not None and info.parked else 0
 
@@ -78,7 +79,7 @@ async def place_of_question(agent: AgentLoop, message: InboundMessage) -> int:
 async def give_answer(
     agent: AgentLoop, message: InboundMessage, place: int, answer: Answer, on_event: events.Emit
 ) -> TurnResult | None:
-    """Answer the question at this place and go on with its turn; None where it is no longer open."""
+    """Answer the question at this position and resume its turn; None if it is no longer open."""
     if not place or await place_of_question(agent, message) != place:
         return None
     word = f"/approve{' always' if answer.always else ''}" if answer.allowed else f"/deny {answer.note}".strip()
@@ -87,18 +88,18 @@ async def give_answer(
 
 
 async def sessions_of(store: Store, limit: int, offset: int = 0) -> list[tuple[SessionInfo, str]]:
-    """The owner's sessions with their titles, the latest first, without those that no person writes to."""
+    """Return the owner's sessions with their titles, most recent first, without internal ones."""
     infos = [info for info in await store.sessions(OWN, 3 * (offset + limit)) if not is_inside(info.key)]
     return [(info, await title_of(store, info)) for info in infos[offset : offset + limit]]
 
 
 def is_inside(key: str) -> bool:
-    """Whether a session is the system's own."""
+    """Return whether a session is internal to the system."""
     return key.partition(":")[0] in INSIDE
 
 
 async def title_of(store: Store, info: SessionInfo) -> str:
-    """The title of a session, or its first words."""
+    """Return the session's title, or else its first words."""
     if info.title:
         return info.title
     for one in await store.read_log(info.id, 0, 3):

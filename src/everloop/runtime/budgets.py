@@ -1,8 +1,8 @@
-"""Budgets: how many tokens and how much money a turn, a day, an owner may use, with all sub-agents and jobs.
+"""Budgets: limits on the tokens and the money that a turn or an owner's day may use, including all sub-agents and jobs.
 
-What an answer has cost is written with the answer. Before the model is asked, what is there is compared with what the
-request will need at least, so a budget is not overrun by a long prompt either; only calls that run at the same time may
-each take a last bit of the same rest.
+The cost of an answer is written together with the answer. Before a model call, the remaining budget is compared with
+the minimum that the request needs, so a long prompt cannot overrun a budget either; only concurrent calls may each
+claim the same remainder.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..config import Config, Price
 from ..errors import BudgetReached
 from ..store.base import Claim, Spent, Store
 
-Scopes = dict[str, tuple[str, int, float]]  # by what is counted: its name, and its limits of tokens and of money
+Scopes = dict[str, tuple[str, int, float]]  # keyed by scope: the budget's name, its token limit and its cost limit
 
 
 class Budgets:
-    """The limits of an agent, and what was used of them."""
+    """The budget limits of an agent, and what has been used of them."""
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
@@ -32,11 +32,11 @@ class Budgets:
         self._limited = any(limit for limits in self._limits.values() for limit in limits)
 
     def limits(self, claim: Claim) -> bool:
-        """Whether the claimed turn has a budget at all."""
+        """Return whether the claimed turn has any budget."""
         return self._limited or bool(_caps(claim))
 
     async def check(self, claim: Claim, model: str, tokens: int) -> None:
-        """Raise `BudgetReached` if a budget has no room for a request of about so many tokens."""
+        """Raise `BudgetReached` if a budget has no room for a request of about this many tokens."""
         await self._check(claim.owner, self._scopes(claim), model, tokens, claim.spent, _is_run(claim))
 
     async def _check(
@@ -59,26 +59,28 @@ class Budgets:
                 raise BudgetReached(_words(name, f"{dearest:g}", shown, f"about {needed:.4f}", is_run))
 
     def spend(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
-        """Note what an answer has cost; it is written with the turn's next entries. `estimate` counts where the
-        provider gives no numbers."""
+        """Record the cost of an answer; it is written with the turn's next entries.
+
+        `estimate` is used if the provider reports no usage.
+        """
         claim.spent += self._spent(claim, model, usage, estimate)
 
     async def check_day(self, owner: str, model: str, tokens: int) -> None:
-        """Raise `BudgetReached` if an owner's day has no room for so many tokens of a request that is no turn."""
+        """Raise `BudgetReached` if an owner's daily budget has no room for a request that is not a turn."""
         await self._check(owner, self._of_day(), model, tokens)
 
     async def record_day(self, owner: str, model: str, usage: Mapping[str, int], estimate: int) -> None:
-        """Write down what a request that is no turn has used."""
+        """Record the usage of a request that is not a turn."""
         if scopes := self._of_day():
             await self._store.spend(owner, self._amounts(scopes, model, usage, estimate))
 
     async def record(self, claim: Claim, model: str, usage: Mapping[str, int], estimate: int) -> None:
-        """Write down what was used outside of the turn's entries, such as for a summary."""
+        """Record usage outside of the turn's entries, such as that of a summary."""
         if spent := self._spent(claim, model, usage, estimate):
             await self._store.spend(claim.owner, spent)
 
     async def allows(self, owner: str, model: str, tokens: int) -> bool:
-        """Whether an owner's day has room for a request that is no turn."""
+        """Return whether an owner's daily budget has room for a request that is not a turn."""
         try:
             await self.check_day(owner, model, tokens)
         except BudgetReached:
@@ -98,8 +100,8 @@ class Budgets:
         return [Spent(scope, total, cost) for scope in scopes]
 
     def _scopes(self, claim: Claim) -> Scopes:
-        """The budgets that a turn's answers count for, each with its limits: the root turn, the day, and every
-        sub-agent above it that was given a number of tokens."""
+        """Return the budgets that apply to a turn, each with its limits: the root turn, the day, and every sub-agent
+        above it that has a token cap."""
         root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
         scopes: Scopes = {}
         if self._limited:
@@ -110,11 +112,11 @@ class Budgets:
         return {_day(): ("day", *self._limits["day"])} if self._limited else {}
 
     def price(self, model: str) -> Price | None:
-        """The configured price of a model."""
+        """Return the configured price of a model."""
         return next((one for one in self._config.prices if fnmatchcase(model, one.model)), None)
 
     def cost(self, model: str, usage: Mapping[str, int]) -> float:
-        """What these tokens cost; 0 without a price."""
+        """Return the cost of these tokens; 0 if the model has no price."""
         price = self.price(model) or Price(model="*")
         cached = min(usage.get("cached_tokens", 0), usage.get("prompt_tokens", 0))
         read = usage.get("prompt_tokens", 0) - cached
@@ -124,18 +126,18 @@ class Budgets:
 
 
 def _day() -> str:
-    """The scope of this day. UTC: machines that share a store may be in different time zones."""
+    """Return the scope of the current day. UTC, because machines that share a store may be in different time zones."""
     return time.strftime("day %Y-%m-%d", time.gmtime())
 
 
 def _caps(claim: Claim) -> dict[str, int]:
-    """The tokens that a sub-agent and those above it were given, by their ids."""
+    """Return the token caps of a sub-agent and of those above it, by id."""
     return task.caps if (task := claim.message.task) is not None else {}
 
 
 NO_PRICE = (
-    "I stopped before asking the model: there is a budget of money, and no [[price]] for the model {}, so no one could "
-    "tell what it costs. Add one to the settings, or take turn_cost and day_cost out."
+    "I stopped before asking the model: there is a cost budget, but no [[price]] for the model {}, so its "
+    "cost is unknown. Add a price to the settings, or remove turn_cost and day_cost."
 )
 
 
@@ -146,16 +148,16 @@ def _is_run(claim: Claim) -> bool:
 def _words(name: str, limit: str, used: str, needed: str, is_run: bool) -> str:
     if name == "sub":
         used = f"{used} used, and " if used else ""
-        return f"I stopped: the {limit} that I was given are not enough ({used}{needed} more would be needed)."
+        return f"I stopped: my allowance of {limit} is not enough ({used}{needed} more would be needed)."
     if not used:
         return (
             f"I stopped before asking the model: one request takes {needed}, and the budget under [budget] in the "
             f"settings is {limit}. Raise it, or remove it."
         )
     whose = {"turn": f"this {'run' if is_run else 'turn'}, with its sub-agents,", "day": "today"}[name]
-    again = "Another run has a new one" if is_run else "Say “continue” to start a new one"
-    then = {"turn": again, "day": "It is renewed at midnight UTC"}[name]
+    again = "Another run gets a new one" if is_run else "Say “continue” to start a new one"
+    then = {"turn": again, "day": "It resets at midnight UTC"}[name]
     return (
         f"I stopped before asking the model: the budget of {limit} for {whose} is used up ({used} used, and {needed} "
-        f"more would be needed). The work so far is kept. {then}; the settings under [budget] say how much there is."
+        f"more would be needed). The work so far is kept. {then}; see [budget] in the settings."
     )

@@ -10,14 +10,14 @@ from .dispatcher import Dispatcher
 from .subagents import SubagentManager
 from .turn_runner import TurnRunner
 
-STOPPED = "Stopped. What was done so far is kept."
+STOPPED = "Stopped. The work so far is kept."
 NOTHING_RUNS = "Nothing is running."
-NOTHING_ASKED = "Nothing waits for your answer."
+NOTHING_ASKED = "There is no open question."
 ALLOWED, ALLOWED_ALWAYS, DENIED = "Approved.", "Approved for this session.", "Denied."
 
 
 class ChatCommands:
-    """Answers the commands of all sessions, and what people reply to questions."""
+    """Answers the chat commands of all sessions, and the replies to questions."""
 
     def __init__(
         self, store: Store, dispatcher: Dispatcher, turns: TurnRunner, subagents: SubagentManager, workspace: str
@@ -31,7 +31,7 @@ class ChatCommands:
     async def answer(
         self, message: InboundMessage, show: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str:
-        """Run the command in a message and return the reply. `word` is the message as it came in."""
+        """Run the command in a message and return the reply. `word` is the message as received."""
         if answer_of(message.content) is not None:
             told = await self.reply(message, show, word)
             return NOTHING_ASKED if told is None else told
@@ -51,9 +51,9 @@ class ChatCommands:
     async def reply(
         self, message: InboundMessage, show: events.Show | None = None, word: Incoming | InboundMessage | None = None
     ) -> str | None:
-        """Answer the open question of the message's session with it; None if there is none that it could be about.
+        """Answer the open question of the message's session with this message; None if there is no question to answer.
 
-        The turn goes on. A caller that gets no reply in its chat waits for the turn's own answer.
+        The turn resumes. A caller that gets no reply in its chat waits for the turn's own answer.
         """
         decided = await self.decide(message, word)
         if decided is None:
@@ -66,10 +66,10 @@ class ChatCommands:
     async def decide(
         self, message: InboundMessage, word: Incoming | InboundMessage | None
     ) -> tuple[int | None, str] | None:
-        """Take a person's answer to what the session's turn asked for, and let the turn go on.
+        """Record a person's answer to the question of the session's turn, and resume the turn.
 
-        Returns the inbox row that opened the turn, if this call answered the question, and what to tell the person;
-        None when the message answers nothing.
+        Return the inbox row that opened the turn, if this call answered the question, and a confirmation for the
+        person; None if the message answers nothing.
         """
         answer = answer_of(message.content)
         assert answer is not None
@@ -78,15 +78,15 @@ class ChatCommands:
             *where, answer.allowed, message.sender_id, answer.note, word, always=answer.always
         )
         taken = DENIED if not answer.allowed else ALLOWED_ALWAYS if answer.always else ALLOWED
-        if decided is None:  # another process may have taken this very answer, and been killed before it said so
+        if decided is None:  # another process may have recorded this very answer and been killed before it confirmed it
             known = isinstance(word, Incoming) and (await self._store.incoming(word.id)).first_seq is not None
             return (None, taken) if known else None
         self._dispatcher.kick(*where)
         return decided[0], taken
 
     async def _stop_turn(self, message: InboundMessage, word: Incoming | InboundMessage | None) -> bool:
-        """Stop the session's turn, whether it runs, was cut off, or waits for a person's answer; or the one that is
-        about to begin with a message that came before this command."""
+        """Stop the session's turn, whether it is running, interrupted or parked, or about to start with an earlier
+        message."""
         where = (message.owner, message.session_key)
         request = message.cause if isinstance(message.cause, StopRequest) else StopRequest()
         given, told = request.target, request.chat_told or (message.reply and message.channel not in PULLED)
@@ -97,7 +97,8 @@ class ChatCommands:
         if meant is None or not (given in (None, meant) or await self._opened(given, meant)):
             return False
         if not self._dispatcher.runs or await self._dispatcher.runs_elsewhere(info):
-            # A command from the inbox is taken by the same task that gets notices of answers: it must not wait for one.
+            # The task that takes commands from the inbox also receives the notices of answers: it must not wait for
+            # one.
             wait = not isinstance(word, Incoming)
             await self._dispatcher.stop_elsewhere(*where, meant, wait=wait, chat_told=told)
             return True
@@ -106,12 +107,12 @@ class ChatCommands:
         return self._dispatcher.stop_turn(*where, "cancelled", STOPPED, meant, chat_told=told)
 
     async def _about_to_begin(self, where: tuple[str, str], word: Incoming | InboundMessage | None) -> int | None:
-        """The inbox row that opens the next turn, if it came before this command."""
+        """Return the inbox row that opens the next turn, if it arrived before this command."""
         first = next(iter(await self._store.waiting(*where)), None)
         return first.id if first is not None and not (isinstance(word, Incoming) and word.id < first.id) else None
 
     async def _opened(self, row: object, turn: object) -> bool:
-        """Whether this inbox row has opened this turn."""
+        """Return whether this inbox row opened this turn."""
         return isinstance(row, int) and (await self._store.incoming(row)).turn == turn
 
     async def _status(self, message: InboundMessage) -> str:

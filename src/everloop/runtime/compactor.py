@@ -1,5 +1,8 @@
-"""The conversations of sessions: kept in memory while in use, so that no turn reads its history twice, and compacted to
-fit the model's window, in the background after a turn or before a model call."""
+"""Conversation cache and compaction.
+
+Conversations are cached while in use, so that no turn rereads its history, and compacted to fit the model's context
+window: in the background after a turn, or before a model call.
+"""
 
 from __future__ import annotations
 
@@ -29,34 +32,37 @@ from ..threads import in_thread
 from ..tools.registry import ToolRegistry, keep_output, outputs_folder
 from .budgets import Budgets
 
-KEPT_BYTES = 64_000_000  # of all conversations together
+KEPT_BYTES = 64_000_000  # for all cached conversations together
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CacheEntry:
     conversation: Conversation
     history_from: int
     compacted: int
-    until: int  # the last entry it holds
+    until: int  # the last log entry it contains
     size: int
 
     def holds(self, claim: Claim) -> bool:
-        """Whether it holds exactly what precedes the claimed turn, compacted in the same way."""
+        """Return whether it contains exactly what precedes the claimed turn, compacted in the same way."""
         shown = (self.history_from, self.compacted, self.until)
         return shown == (claim.history_from, claim.compacted, claim.first_seq - 1)
 
 
 class Histories:
-    """A cache of conversations that drops the least recently used; others are read from the store."""
+    """An LRU cache of conversations; those not cached are read from the store."""
 
     def __init__(self, store: Store, limit: int = KEPT_BYTES) -> None:
         self._store = store
         self._limit = limit
         self._size = 0
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[int, _CacheEntry] = OrderedDict()
 
     async def conversation(self, claim: Claim, system: str, *, blind: Blind | None = None) -> Conversation:
-        """The conversation before the claimed turn, after this system prompt. The caller may add to it."""
+        """Return the conversation that precedes the claimed turn, with this system prompt.
+
+        The caller may append to it.
+        """
         kept = self._take(claim.session)
         if kept is not None and kept.holds(claim) and kept.conversation.blind == blind:
             if kept.conversation[0]["content"] == system:
@@ -72,9 +78,9 @@ class Histories:
         return conversation_of(system, before, logged, blind=blind)
 
     def keep(self, claim: Claim, conversation: Conversation) -> None:
-        """Cache the conversation after a turn that it contains."""
+        """Cache the conversation that includes the turn just run."""
         size = conversation.size
-        kept = _Kept(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
+        kept = _CacheEntry(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
         self._kept[claim.session] = kept
         self._size += size
         while self._size > self._limit and self._kept:
@@ -82,12 +88,13 @@ class Histories:
             self._size -= oldest.size
 
     def kept(self, session: int) -> Conversation | None:
-        """A session's conversation, if it is cached and no turn uses it."""
+        """Return a session's conversation, if it is cached and not in use by a turn."""
         found = self._kept.get(session)
         return found.conversation if found is not None else None
 
-    def _take(self, session: int) -> _Kept | None:
-        """Remove it while a turn uses it, so that a turn that fails half-way does not leave it damaged."""
+    def _take(self, session: int) -> _CacheEntry | None:
+        """Remove the entry while a turn uses it, so that a turn that fails midway does not leave a damaged one in the
+        cache."""
         kept = self._kept.pop(session, None)
         if kept is not None:
             self._size -= kept.size
@@ -95,7 +102,7 @@ class Histories:
 
 
 async def read_compacted(store: Store, session: int, place: int) -> Compacted | None:
-    """The compaction at this place in the log; None for place 0, where nothing is left out."""
+    """Return the compaction at this log position; None for position 0, which means none."""
     if not place:
         return None
     (one,) = await store.read_log(session, place - 1, place)
@@ -106,7 +113,7 @@ async def read_compacted(store: Store, session: int, place: int) -> Compacted | 
 async def read_shown(
     store: Store, claim: Claim | SessionInfo, until: int | None = None, compacted: int | None = None
 ) -> tuple[Compacted | None, list[Logged]]:
-    """The compaction that a session's conversation starts from, and the entries after it.
+    """Return the compaction that a session's conversation starts from, and the entries after it.
 
     However long the log is, only the part that a model can take is read.
     """
@@ -119,30 +126,32 @@ async def read_shown(
 async def read_conversation(
     store: Store, claim: Claim, now: Conversation, compacted: int | None = None
 ) -> Conversation:
-    """The conversation of the claimed turn from its log, including the turn itself; `compacted` is the place of the
-    compaction, by default the claim's."""
+    """Read the conversation of the claimed turn from its log, including the turn itself.
+
+    `compacted` is the position of the compaction, by default the claim's.
+    """
     before, logged = await read_shown(store, claim, compacted=compacted)
     return conversation_of(now[0]["content"], before, logged, blind=now.blind)
 
 
 log = logging.getLogger(__name__)
 
-TARGET = 0.4  # share of the conversation's room that is filled after a compaction
-SHRUNK = (0.5, 0.7)  # of a refused request: the share to keep, and the most to keep
+TARGET = 0.4  # share of the available room to use after a compaction
+SHRUNK = (0.5, 0.7)  # for a refused request: the target share to keep, and the maximum
 SUMMARY_TOKENS = 1_500
-CHARACTERS = 3.5  # in a token, on average
+CHARACTERS = 3.5  # per token, on average
 SUMMARY_SECONDS = 120.0
-RETRY_SECONDS = 60.0  # after a summary that failed; doubled each time
-REFUSALS = 3  # in one turn, after which the model's refusal ends it
+RETRY_SECONDS = 60.0  # delay after a failed summary, doubled each time
+REFUSALS = 3  # refusals per turn before the model's refusal ends it
 KEPT_NOTES = 1_000  # sessions
 
 
 @dataclass(slots=True)
 class _Note:
-    """The state of a session's compaction."""
+    """The compaction state of a session."""
 
     task: asyncio.Task[None] | None = None
-    ready: Compacted | None = None  # made in the background, while a turn held the session
+    ready: Compacted | None = None  # made in the background while a turn held the session
     failures: int = 0
     not_before: float = 0.0
 
@@ -177,12 +186,12 @@ class Compactor:
 
     @property
     def blind(self) -> Blind | None:
-        """Replaces pictures, if the model cannot see them."""
+        """The function that replaces images, if the model has no vision."""
         known = model_info(self.model).vision is False if self._config.vision == "auto" else self._config.vision == "no"
         return without_pictures if known else None
 
     def measure(self, model: str | None = None) -> Measure:
-        """The token counter of a model, by default the agent's own."""
+        """Return the token counter of a model, by default the agent's own."""
         name = model or self.model
         if name not in self._measures:
             window = self._config.window if name == self.model else 0
@@ -195,7 +204,7 @@ class Compactor:
     # ------------------------------------------------------------------------------------------ when
 
     def consider(self, claim: Claim, conversation: Conversation) -> None:
-        """After a turn: if the next one may not fit, compact the conversation in the background."""
+        """After a turn, start compaction in the background if the next turn may not fit."""
         measure = self.measure()
         if measure.is_small(conversation, self._config.compact_at) and not conversation.stopgap:
             return
@@ -213,12 +222,12 @@ class Compactor:
             note.task = asyncio.create_task(self._in_background(claim, work, note))
 
     async def fit(self, claim: Claim, turn: Turn, measure: Measure, refused: bool = False) -> bool:
-        """Before a model call, or after a refusal: make the request fit. Return whether something was left out."""
+        """Make the request fit, before a model call or after a refusal. Return whether anything was left out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
         if not refused and note is None and measure.is_small(conversation, FITS):
             return False
-        if conversation.characters > LONG:  # each message is weighed once, and these take a while
+        if conversation.characters > LONG:  # each message is counted only once, but this many take a while
             await in_thread(measure.weight, conversation)
         full = refused or measure.tokens(conversation) > measure.limit
         if note is not None and note.ready is None and note.task is not None and full:
@@ -240,7 +249,7 @@ class Compactor:
         return True
 
     async def close(self) -> None:
-        """Cancel compactions in the background; they are made again when needed."""
+        """Cancel background compactions; they are redone when needed."""
         tasks = [note.task for note in self._notes.values() if note.task is not None]
         for task in tasks:
             task.cancel()
@@ -271,10 +280,10 @@ class Compactor:
         measure: Measure | None = None,
         room: Room | None = None,
     ) -> Compacted | None:
-        """Make the entry that shortens a conversation enough; None where nothing can be left out.
+        """Create the compaction entry that makes the conversation short enough; None if nothing can be left out.
 
-        A summary that fails is replaced by a list of what the user said, until there is one; without `fall_back` it is
-        an error.
+        If the summary fails, a list of the user's messages stands in until there is one; without `fall_back`, the
+        failure is raised.
         """
         measure = measure or self.measure()
         before, logged = await read_shown(self._store, claim, until)
@@ -302,10 +311,10 @@ class Compactor:
         earlier = before.summary if before else ""
         try:
             summary, usage = await self._summary(claim, made.gone, earlier, focus)
-        except Exception as error:  # whatever it is, the turn goes on
+        except Exception as error:  # the turn continues, whatever the error
             if not fall_back:
                 raise
-            log.warning("the older turns of session %s could not be summarised: %s", claim.key, _reason(error))
+            log.warning("could not summarise the older turns of session %s: %s", claim.key, _reason(error))
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
             return msgspec.structs.replace(entry, stopgap=True)
         return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
@@ -313,7 +322,7 @@ class Compactor:
     async def _summary(
         self, claim: Claim, gone: Sequence[Logged], earlier: str, focus: str = ""
     ) -> tuple[str, dict[str, int]]:
-        """A summary by the model, and its usage."""
+        """Return a summary written by the model, and its usage."""
         measure = self.measure(self._config.summary_model or None)
         used: dict[str, int] = {}
 
@@ -333,7 +342,7 @@ class Compactor:
 
     @property
     def _longest(self) -> int:
-        """The longest summary, in characters."""
+        """The maximum length of a summary in characters."""
         return int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.measure().room)))
 
     def _room(self, measure: Measure, conversation: Conversation, target: float, limit: float) -> Room:
@@ -341,36 +350,37 @@ class Compactor:
         return Room(fixed, measure.in_units(target), measure.in_units(limit))
 
     def _shrunk(self, measure: Measure, conversation: Conversation) -> Room:
-        """The room after a refusal: something has to go, whatever the estimate says."""
+        """Return the room after a refusal: something must go, whatever the estimate says."""
         beside = measure.weight(conversation) - (fixed := measure.fixed(conversation))
         target, limit = (int(fixed + share * beside) for share in SHRUNK)
         room = self._room(measure, conversation, 0, 0)
         return Room(room.fixed, target, limit)
 
     def _save(self, claim: Claim, aside: Sequence[CallEnded]) -> dict[str, str]:
-        """Save long results in files of their session. Return their paths by call, "" where that fails."""
+        """Save long results to files of their session. Return their paths by call id, "" if that failed."""
         folder = outputs_folder(self._home, claim.owner, claim.key)
         places: dict[str, str] = {}
         for ended in aside:
-            name = f"aside-{hashlib.sha256(ended.id.encode()).hexdigest()[:20]}"  # a model's call ids may be anything
+            # a model's call ids may contain anything
+            name = f"aside-{hashlib.sha256(ended.id.encode()).hexdigest()[:20]}"
             try:
                 places[ended.id] = str(keep_output(folder, name, ended.content.encode()))
-            except OSError as error:  # a full disk: the log still has it
-                log.warning("a long result could not be put aside in %s: %s", folder, error.strerror or error)
+            except OSError as error:  # a full disk, say: the log still has it
+                log.warning("could not save a long result to %s: %s", folder, error.strerror or error)
                 places[ended.id] = ""
         return places
 
     async def _apply(self, claim: Claim, turn: Turn, measure: Measure, entry: Compacted) -> None:
-        """Write the entry to the turn's log and shorten the conversation as it says."""
+        """Write the entry to the turn's log, and shorten the conversation accordingly."""
         before, place = measure.tokens(turn.conversation), claim.next_seq
         await turn.append(entry)
         shown = await read_conversation(self._store, claim, turn.conversation, place)
         turn.conversation.become(shown)
-        claim.compacted = place  # only now: what is kept in memory is kept with what it shows
+        claim.compacted = place  # only now, so that the cache entry matches its contents
         turn.tell(events.Compacted(entry.turns, before, measure.tokens(turn.conversation)))
 
     async def _mended(self, claim: Claim) -> Compacted | None:
-        """Replace a stopgap by a real summary: the log still has everything that it stands for."""
+        """Replace a stopgap by a real summary: the log still has everything that it covers."""
         stopgap = await read_compacted(self._store, claim.session, claim.compacted)
         if stopgap is None or not stopgap.stopgap:
             return None
@@ -386,14 +396,14 @@ class Compactor:
         try:
             made = await work
             if made is not None and not await self._store.compact(claim.owner, claim.key, made):
-                note.ready = made  # a turn runs already and applies it at its next round
+                note.ready = made  # a turn is already running and applies it at its next round
             note.failures = 0
         except StoreError as error:
             log.error("%s", error)
-        except Exception as error:  # the conversation still fits: try again later
+        except Exception as error:  # the conversation still fits: retry later
             note.failures += 1
             log.warning(
-                "the older turns of session %s could not be summarised, which is tried again later: %s",
+                "could not summarise the older turns of session %s, will retry later: %s",
                 claim.key,
                 _reason(error),
             )
@@ -404,12 +414,12 @@ class Compactor:
 
 
 def _reason(error: Exception) -> str:
-    """Why a summary failed. A timeout says nothing of itself."""
+    """Return why a summary failed. A TimeoutError has no text of its own."""
     return f"it took longer than {SUMMARY_SECONDS:.0f} seconds" if isinstance(error, TimeoutError) else str(error)
 
 
 class Window:
-    """The engine's `Window` port for one turn."""
+    """Implements the engine's `Window` port for one turn."""
 
     def __init__(self, compactor: Compactor, claim: Claim, model: str | None = None) -> None:
         self._compactor = compactor

@@ -1,4 +1,5 @@
-"""Conversations: what a client that reads the log can do in the sessions of an owner: follow, write, stop, answer."""
+"""Conversations: lets clients that read the log follow an owner's sessions, post to them, stop turns and answer
+questions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .streaming import SessionSubscriber, TurnStreams
 
 
 class Conversations:
-    """The sessions of an agent for clients that take no answers themselves: whatever happens, they see in the log."""
+    """The sessions of an agent, for clients that receive no direct answers: they see everything in the log."""
 
     def __init__(self, store: Store, dispatcher: Dispatcher, commands: ChatCommands, streams: TurnStreams) -> None:
         self._store = store
@@ -22,12 +23,17 @@ class Conversations:
         self._streams = streams
 
     def follow(self, owner: str, key: str, seen: Position, mark: int | None = None) -> SessionSubscriber:
-        """Follow a session from a position on. The `mark` of the entry there tells whether it is still the same."""
+        """Follow a session from a log position.
+
+        The `mark` of the entry there tells whether it is still the same entry.
+        """
         return SessionSubscriber(self._store, self._streams, owner, key, seen, mark)
 
     async def post(self, message: InboundMessage) -> str | None:
-        """Put a message into its session's inbox, where it is on disk when this returns. A command that is answered at
-        once is not put there: its answer is returned."""
+        """Put a message into its session's inbox; it is on disk when this returns.
+
+        A command that is answered at once is not put there; its reply is returned.
+        """
         message = message.addressed()
         kind = kind_of(message)
         if answer_of(message.content) is not None and kind in ("urgent", "reply"):
@@ -44,14 +50,14 @@ class Conversations:
         return None
 
     async def stop(self, owner: str, key: str, by: str) -> bool:
-        """Stop the session's turn. Return whether there was something to stop."""
+        """Stop the session's turn. Return whether there was one to stop."""
         message = InboundMessage(WEB, by, key, "/stop", owner=owner, session=key, reply=False)
         return await self._commands.answer(message) != NOTHING_RUNS
 
     async def answer(
         self, owner: str, key: str, question: int, *, allowed: bool, by: str, note: str = "", always: bool = False
     ) -> bool:
-        """Answer the question at this position of the log. Return False when it is not, or no longer, open."""
+        """Answer the question at this log position. Return False if it is not, or no longer, open."""
         info = await self._store.session(owner, key)
         if info is None or not info.parked or info.entries != question:
             return False

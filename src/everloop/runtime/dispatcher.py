@@ -1,4 +1,4 @@
-"""Starts a session's actor where there is work for it: in order within a session, in parallel across sessions."""
+"""Starts the actors of sessions that have work: in order within a session, in parallel across sessions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .session import ABANDONED, Host, Session, Stopped, StopTarget, Submission, 
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 15.0  # until a turn that the store refused to write is tried again
+RETRY_SECONDS = 15.0  # delay before a turn is retried that the store refused to write
 
 
 class Dispatcher:
-    """Gives each message to its session, and has one task for each session with work to do.
+    """Routes each message to its session, and runs one task per session with work to do.
 
-    Without `runs`, what is submitted is for other processes.
+    Without `runs`, submitted messages are left to other processes.
     """
 
     def __init__(
@@ -38,24 +38,24 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._host = host
-        self._owner = owner  # whose sessions are taken up, None for everyone's
+        self._owner = owner  # the owner whose sessions are taken up; None for all
         self._waiters = Waiters(store)
         self._worker = Worker(store, host, self._waiters, busy, runs, self.kick, self._retry_later)
         self._slots = asyncio.Semaphore(at_once)
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._taking: dict[asyncio.Future[None], Submission] = {}  # on their way to disk, behind a running turn
+        self._taking: dict[asyncio.Future[None], Submission] = {}  # in-flight writes of messages behind a running turn
         self._later: set[asyncio.TimerHandle] = set()
-        self._settling: set[asyncio.Task[None]] = set()  # tasks of sessions that have nothing more to do here
+        self._settling: set[asyncio.Task[None]] = set()  # tasks of sessions that have no more work here
         self._stopping = False
 
     @property
     def worker(self) -> str:
-        """The name that sessions are held under."""
+        """The worker id under which sessions are leased."""
         return self._host.worker
 
     @property
     def runs(self) -> bool:
-        """Whether turns run in this process."""
+        """Return whether turns run in this process."""
         return self._worker.runs
 
     # ------------------------------------------------------------------------------------------ taking work
@@ -67,24 +67,24 @@ class Dispatcher:
         show: events.Show | None = None,
         on_elsewhere: Callable[[int], None] | None = None,
     ) -> asyncio.Future[str]:
-        """Submit a message. The returned future is its turn's answer, wherever the turn runs.
+        """Submit a message. The returned future resolves to its turn's answer, wherever the turn runs.
 
-        The message of an idle session goes to disk in the same write as the start of its turn; behind a running turn it
-        is on disk when this returns. `show` is told what happens in the turn if it begins here for this message. If
-        not, because another process has the session or because the message is known, `on_elsewhere` is told its inbox
-        row, and `show` nothing.
+        The message of an idle session is written together with the start of its turn; behind a running turn, the
+        message is on disk when this returns. `show` receives the events of the turn if it starts here for this message.
+        Otherwise, because another process has the session or the message is already known, `on_elsewhere` is called
+        with its inbox row and `show` receives nothing.
         """
         submission = Submission(message, kind, asyncio.get_running_loop().create_future(), show, on_elsewhere)
         if not self._worker.runs:
             await self._worker.hand_over(submission)
             return submission.answer
         session = self.session(message.owner, message.session_key)
-        if session is not None and session.running and not session.fresh:  # what came before it goes to disk before it
+        if session is not None and session.running and not session.fresh:  # earlier messages go to disk first
             taking = asyncio.ensure_future(session.take(submission))
             self._taking[taking] = submission
             taking.add_done_callback(self._taking.pop)
             try:
-                await asyncio.shield(taking)  # once it is on disk, a session must know of it
+                await asyncio.shield(taking)  # once it is on disk, a session must know about it
             except asyncio.CancelledError:
                 submission.answer.cancel()
                 raise
@@ -94,14 +94,14 @@ class Dispatcher:
         return submission.answer
 
     def follow(self, row: int, message: InboundMessage, show: events.Show | None = None) -> asyncio.Future[str]:
-        """Go on with the turn that this inbox row opened; the returned future is its answer."""
+        """Resume the turn that this inbox row opened; the returned future resolves to its answer."""
         submission = Submission(message, "message", asyncio.get_running_loop().create_future(), show)
         self._waiters.add(row, submission)
         self.kick(message.owner, message.session_key)
         return submission.answer
 
     def kick(self, owner: str, key: str) -> None:
-        """There may be something in this session's inbox."""
+        """Check this session's inbox, which may have something in it."""
         if not self._worker.runs:
             self._host.on_handoff(None)
         elif (session := self.session(owner, key)) is not None:
@@ -110,14 +110,14 @@ class Dispatcher:
             self._start(owner, key)
 
     async def scan(self) -> None:
-        """Take up everything that waits in the store: new messages, and turns that a dead worker left behind."""
+        """Take up all pending work in the store: new messages, and turns that a dead worker left behind."""
         await self.take_up(await self._store.ready(self.worker, self._owner))
         await self.settle(await self._store.over(self.awaited_elsewhere()))
 
     async def take_up(self, sessions: Sequence[tuple[str, str]]) -> None:
-        """There is something in the inbox of these sessions."""
+        """Take up the inboxes of these sessions."""
         for owner, key in sessions:
-            if key.startswith(f"{EXECUTOR}:"):  # only its program has the tools and steps of a run, and resumes it
+            if key.startswith(f"{EXECUTOR}:"):  # only its own program has the tools and steps of a run, and resumes it
                 continue
             session = self.session(owner, key)
             if session is not None and session.running:
@@ -125,24 +125,24 @@ class Dispatcher:
             self.kick(owner, key)
 
     def is_awaited(self, claim: Claim) -> bool:
-        """Whether the answer of this turn is awaited in this process."""
+        """Return whether a waiter in this process awaits the turn's answer."""
         return bool(self._waiters.of(claim.inbox))
 
     def awaited_elsewhere(self) -> list[int]:
-        """Inbox rows whose answers are awaited here and given by other processes."""
+        """Return the inbox rows that are awaited here and answered by other processes."""
         return self._waiters.outside(self._sessions)
 
     async def settle(self, rows: Iterable[int]) -> None:
-        """These inbox rows are done: give their answers to those who wait for them here."""
+        """Deliver the answers of these completed inbox rows to their local waiters."""
         for row in rows:
             await self._waiters.settle(row)
 
     def session(self, owner: str, key: str) -> Session | None:
-        """The session, if this process works on it."""
+        """Return the session, if this process works on it."""
         return self._sessions.get((owner, key))
 
     def is_running(self, owner: str, key: str) -> bool:
-        """Whether a turn of the session runs here."""
+        """Return whether a turn of the session is running here."""
         session = self.session(owner, key)
         return session is not None and session.running
 
@@ -156,8 +156,12 @@ class Dispatcher:
         *,
         chat_told: bool = False,
     ) -> bool:
-        """Stop the turn that runs in a session or is about to, if it is the target. Return False without one. With
-        `chat_told` the turn says nothing in its chat: the command that stopped it is answered there."""
+        """Stop the session's running or starting turn if it is the target.
+
+        Return False if this process does not have the session.
+
+        With `chat_told`, the turn sends nothing to its chat: the reply to the command that stopped it appears there.
+        """
         session = self.session(owner, key)
         if session is None:
             return False
@@ -166,7 +170,7 @@ class Dispatcher:
         return True
 
     async def runs_elsewhere(self, info: SessionInfo | None) -> bool:
-        """Whether another process runs the session's turn, and so must stop it."""
+        """Return whether another process runs the session's turn, and must therefore stop it."""
         if info is None or info.open_turn is None:
             return False
         if not self.runs:
@@ -177,11 +181,11 @@ class Dispatcher:
         self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
     ) -> None:
         """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
-        its answer."""
+        the reply."""
         await self._worker.stop_elsewhere(owner, key, target, wait=wait, chat_told=chat_told)
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:
-        """Stop the turn of this message and of no other, now or when it begins, unless its answer is still awaited."""
+        """Stop the turn of this message and no other, now or when it starts, unless its answer is still awaited."""
         session = self.session(owner, key)
         coming = [*session.fresh, *([session.current] if session.current else [])] if session is not None else []
         submissions = [
@@ -189,7 +193,7 @@ class Dispatcher:
             for submission in chain(coming, self._taking.values(), self._waiters)
             if submission.message.id == message and submission.message.owner == owner
         ]
-        if any(not submission.answer.done() for submission in submissions):  # the client has asked for it once more
+        if any(not submission.answer.done() for submission in submissions):  # the client has requested it again
             return
         for submission in submissions:
             submission.withdrawn = text
@@ -205,8 +209,10 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ shutting down
 
     def drain(self) -> None:
-        """Hand off turns that have no local waiter after their current step, except those of sub-agents, which turns
-        that stay may wait for."""
+        """Hand off turns that have no local waiter after their current step.
+
+        Sub-agents are exempt, because turns that stay may be waiting for them.
+        """
         for session in self._sessions.values():
             awaited = session.fresh or self._waiters.in_session(session.owner, session.key)
             coming = session.current is not None and not session.current.answer.done()
@@ -214,8 +220,11 @@ class Dispatcher:
                 session.leave()
 
     async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and hand off each that runs after its current step. Those whose step takes longer than
-        this go on until `stop`. Messages that come in meanwhile are for other processes too."""
+        """Start no more turns, and hand off each running one after its current step.
+
+        A turn whose step takes longer than `seconds` runs until `stop`. Messages that arrive meanwhile are left to
+        other processes too.
+        """
         self._worker.runs = False
         for session in self._sessions.values():
             session.leave()
@@ -223,8 +232,7 @@ class Dispatcher:
             await asyncio.wait(tasks, timeout=seconds)
 
     async def stop(self) -> None:
-        """Cancel everything that runs. Open turns stay open, and what was submitted is kept: the next start goes on
-        with them."""
+        """Cancel everything that runs. Open turns and submitted messages stay on disk for the next start."""
         self._stopping = True
         for handle in self._later:
             handle.cancel()
@@ -234,7 +242,7 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._sessions.clear()  # a task that had not begun could not remove its session
+        self._sessions.clear()  # a task that had not started could not remove its session
         for submission in [submission for session in sessions for submission in session.fresh]:
             await self._keep(submission)
         await asyncio.gather(*self._taking, return_exceptions=True)
@@ -258,21 +266,23 @@ class Dispatcher:
                 await session.run()
         finally:
             self._sessions.pop(place, None)
-        # Other processes may have given answers while the session was at work here.
+        # Other processes may have given answers while the session was active here.
         rows = [row for row, _ in self._waiters.in_session(*place)]
         if not rows or session.task is None:
             return
         self._settling.add(session.task)
         try:
             await self.settle(rows)
-        except StoreError as error:  # the next wake-up looks for them again
+        except StoreError as error:  # the next wake-up retries
             log.warning("%s", error)
         finally:
             self._settling.discard(session.task)
 
     async def _keep(self, submission: Submission) -> None:
-        """Put a message on disk that no turn was begun for; the next start takes it up. Of an API request without a
-        session nothing is kept: its client is told of the failure, and the answer would be of no use."""
+        """Store a message that no turn was started for; the next start takes it up.
+
+        A sessionless API request is not stored: its client is told of the failure, and the answer would be of no use.
+        """
         request = submission.message.request
         if request is not None and not request.kept:
             fail([submission], Stopped())
@@ -280,7 +290,7 @@ class Dispatcher:
         try:
             await self._store.accept(submission.message, submission.kind)
             fail([submission], Stopped())
-        except Exception as error:  # whatever it is, the waiter has to be told
+        except Exception as error:  # whatever the error, the waiter must be told
             fail([submission], error)
 
     def _retry_later(self, owner: str, key: str) -> None:

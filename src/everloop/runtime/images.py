@@ -1,7 +1,7 @@
-"""Images in what is said to a person: those at addresses that the model composed become plain text.
+"""Neutralise images in answers to people: images at addresses that the model composed become plain text.
 
-A client loads an image as soon as it shows it, so the address of one can carry away whatever the model knows. Ordinary
-links stay: a person follows them, or does not.
+A client loads an image as soon as it displays it, so an image address can exfiltrate anything the model knows. Ordinary
+links are kept: following one is the person's decision.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from .. import events
 
-Free = Callable[[str], bool]  # whether an address may be loaded: the person gave it, or a search did
+Free = Callable[[str], bool]  # whether an address may be loaded: a person or a search supplied it
 
-MAX_HELD = 8_000  # characters of a stream that are held back until it is certain what they are
+MAX_HELD = 8_000  # characters of a stream that may be held back until they can be classified
 
 _TOKEN = re.compile(r"!\[|<(?=[A-Za-z])|https?://|`+|\n", re.IGNORECASE)
 _HALF_A_TOKEN = re.compile(r"(?:!|<|`+|h(?:t(?:t(?:p(?:s?(?::/?)?)?)?)?)?)\Z", re.IGNORECASE)
@@ -21,7 +21,7 @@ _IMAGE = re.compile(r"!\[[^\[\]<>]*\]\(([^\s()<>]+)\)")
 _HALF_AN_IMAGE = re.compile(r"!\[[^\[\]<>]*(?:\](?:\([^\s()<>]*)?)?\Z")
 _TAG = re.compile(r"""<([A-Za-z][\w:-]*)((?:"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|[^'">])*)(>?)""")
 _STYLE = re.compile(r"<style\b.*?(?:</style|\Z)", re.IGNORECASE | re.DOTALL)
-_LOADS = re.compile(r"//|/\\|\\|&|url\s*\(|@import", re.IGNORECASE)  # in attributes: some address, however written
+_LOADS = re.compile(r"//|/\\|\\|&|url\s*\(|@import", re.IGNORECASE)  # an address in attributes, however it is written
 _LOADING = re.compile(
     r"\b(?:\w*src|srcset|href|style|data|poster|background|content|action|on\w+|code(?:base)?)\s*=", re.IGNORECASE
 )
@@ -33,28 +33,28 @@ _LOCAL = re.compile(r"[A-Za-z0-9_][\w-]*(?:[./][\w-]+)*|data:image/(?:png|jpeg|g
 
 
 def plain_images(text: str, free: Free) -> str:
-    """The text with images as plain text, but for those at free addresses."""
+    """Return the text with all images as plain text, except those at free addresses."""
     images = PlainImages(free)
     return images.feed(text) + images.end()
 
 
 class PlainImages:
-    """The same for a text that comes in pieces: what may be the beginning of an image is held back."""
+    """The streaming version of `plain_images`: text that may be the start of an image is held back."""
 
     def __init__(self, free: Free) -> None:
         self._free = free
         self._held = ""
-        self._line = ""  # the line up to here
-        self._fenced = False  # inside of a block of code
-        self._coded = False  # inside of code in a line
+        self._line = ""  # the current line so far
+        self._fenced = False  # inside a code block
+        self._coded = False  # inside inline code
 
     def feed(self, text: str) -> str:
-        """The next piece; what can be shown by now."""
+        """Take the next piece of text, and return what can be shown so far."""
         self._held += text
         return self._take(final=False)
 
     def end(self) -> str:
-        """All has come: the rest."""
+        """Return the rest, at the end of the text."""
         return self._take(final=True)
 
     def _take(self, final: bool) -> str:
@@ -76,7 +76,7 @@ class PlainImages:
         return "".join(done)
 
     def _decide(self, text: str, place: int, token: re.Match[str], final: bool) -> tuple[int, str] | None:
-        """Where a part of the text ends and how it is shown; None if that depends on what comes next."""
+        """Return where a part of the text ends and how it is shown; None if that depends on what follows."""
         match token[0][0]:
             case "!":
                 return self._image(text, place, final)
@@ -101,11 +101,11 @@ class PlainImages:
                 return image.end(), image[0]
         elif not final and _HALF_AN_IMAGE.match(text, place):
             return None
-        return place + 2, "!\\["  # shown as it stands, and no image
+        return place + 2, "!\\["  # shown literally, not as an image
 
     def _tag(self, text: str, place: int, final: bool) -> tuple[int, str] | None:
         tag = _STYLE.match(text, place) or _TAG.match(text, place)
-        assert tag is not None  # a letter follows
+        assert tag is not None  # the token guarantees that a letter follows
         whole = tag[0].lower().endswith("</style") if tag.re is _STYLE else bool(tag[3])
         if not final and not whole and tag.end() == len(text):
             return None
@@ -114,7 +114,7 @@ class PlainImages:
         return place + 1, "<" if self._is_harmless(tag[0][1:]) else "&lt;"
 
     def _is_harmless(self, attributes: str) -> bool:
-        """Whether attributes of a tag lead nowhere but to free addresses."""
+        """Return whether the attributes of a tag refer only to free addresses."""
         attributes = _NAMESPACE.sub("", attributes)
         return _LOADS.search(_ADDRESS.sub("", attributes)) is None and all(
             map(self._free, _ADDRESS.findall(attributes))
@@ -130,7 +130,7 @@ class PlainImages:
         return token.end(), token[0]
 
     def _bare(self, text: str, place: int, final: bool) -> tuple[int, str] | None:
-        """An address in the text: some clients show it as an image, if it looks like that of one."""
+        """Handle a bare address: some clients show it as an image if it looks like one."""
         bare = _BARE.match(text, place)
         assert bare is not None
         if not final and bare.end() == len(text):
@@ -143,7 +143,7 @@ class PlainImages:
 
 
 class ImageFilter:
-    """Passes on the events of a streamed answer, with its text as `PlainImages` shows it."""
+    """Forwards the events of a streamed answer, with its text filtered by `PlainImages`."""
 
     def __init__(self, emit: events.Emit, free: Free) -> None:
         self._emit = emit
@@ -159,7 +159,7 @@ class ImageFilter:
         self._emit(event)
 
     def end(self) -> None:
-        """The answer is complete."""
+        """Flush the held-back text at the end of the answer."""
         self._show(self._images.end())
 
     def _show(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""One model call: the request, the answer streamed or whole, and the tool calls that a model wrote into its text.
+"""A single model call: the request, the answer (streamed or whole), and tool calls that the model wrote into its text.
 
-Calls and reasoning in the text are read by `providers.text_calls`. It is loaded when a character comes that one could
-begin with; most answers have none.
+Calls and reasoning in the text are parsed by `providers.text_calls`. It is imported when a character arrives that could
+start one; most answers have none.
 """
 
 from __future__ import annotations
@@ -13,18 +13,31 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from .. import events
 from ..context.prompt import Composer
 from ..context.window import Measure, is_overflow
 from ..messages import Conversation
-from ..providers.base import Delta, LLMProvider, LLMResponse, ProviderError, StreamingProvider, counts, option_keywords
+from ..providers.base import (
+    Delta,
+    LLMProvider,
+    LLMResponse,
+    ProviderError,
+    StreamingProvider,
+    counts,
+    extra_of,
+    option_keywords,
+)
 from ..store.base import Claim
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
+from .request_texts import TurnTexts
 from .turn_spec import brought_by
 
 if TYPE_CHECKING:
@@ -32,24 +45,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A mark may begin with one of these, or where a line begins with a word: "functools[", "function call", "Action:".
+# A marker may start with one of these, or with a word at the start of a line: "functools[", "function call", "Action:".
 _SUSPICIOUS = re.compile(r"[<{\[`◁]|>(?=>|\Z)|\](?=<|\Z)|^[ \t]*(?:f(?:\Z|u(?:\Z|n(?:\Z|c)))|A(?:\Z|c(?:\Z|t)))", re.M)
 _TEXT_CALLS = "everloop.providers.text_calls"
 
-LARGE = 50_000  # characters of an answer, or of its part that is held back, that are read in a thread
-LONG = 1_000_000  # characters of a conversation that is searched for quotations in a thread
+LARGE = 50_000  # characters of an answer, or of its held-back part, above which it is parsed in a thread
+LONG = 1_000_000  # characters of a conversation above which it is searched for quotations in a thread
 
-FAILED = "the model of this server failed"
+FAILED = "the server's model call failed"
 
 Tools = Sequence[dict[str, Any]] | None
 
 
 class ModelCall:
-    """Asks a model: streamed where there is a subscriber and the provider can stream, otherwise whole.
+    """Calls a model, streaming if there is a subscriber and the provider supports it.
 
-    `options` go to a provider that honours some. With `text_calls`, tool calls that the model wrote into its text
-    count, if it made no others and they are not quoted from outside; `brought` are texts from outside that a client
-    sent.
+    `options` are passed to providers that support them. With `text_calls`, tool calls that the model wrote into its
+    text count, if it made no others and they are not quoted from external content; `brought` are external texts that a
+    client sent.
     """
 
     def __init__(
@@ -68,13 +81,16 @@ class ModelCall:
         self._brought = brought
 
     async def ask(self, conversation: Conversation, tools: Tools, emit: events.Emit | None) -> LLMResponse:
-        """Return the model's whole answer. `emit` is told of it as it comes."""
+        """Return the model's whole answer, streaming it to `emit`."""
         options = option_keywords(self._provider, self._options)
         answer = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
         if emit is None or not isinstance(self._provider, StreamingProvider):
-            return await answer.whole(
-                await self._provider.chat(conversation, tools=tools, model=self._model, **options)
-            )
+            asked = self._provider.chat(conversation, tools=tools, model=self._model, **options)
+            if not isawaitable(asked):
+                raise TypeError(
+                    f"{type(self._provider).__name__}.chat() is not an async function: write `async def chat`"
+                )
+            return await answer.whole(await asked)
         whole: LLMResponse | None = None
         async for item in self._provider.stream(conversation, tools=tools, model=self._model, **options):
             if not isinstance(item, Delta):
@@ -99,7 +115,7 @@ def _all_free(conversation: Conversation) -> Free | None:
 
 
 class TurnModelCall(ModelCall):
-    """The model as the engine's port: within the budgets of a claimed turn, measured for the model's window."""
+    """The engine's model port: within the budgets of a claimed turn, and measured for the model's context window."""
 
     def __init__(
         self,
@@ -113,14 +129,16 @@ class TurnModelCall(ModelCall):
         text_calls: bool = True,
         compose: Composer | None = None,
         free: Callable[[Conversation], Free | None] = _all_free,
+        texts: TurnTexts | None = None,
     ) -> None:
         super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
         self._tools = tools
         self._measure = measure
         self._budgets = budgets
         self._claim = claim
-        self._free = free  # which addresses the answer's images may have
-        self._compose = compose  # builds the requests, where a subclass of the context builder does
+        self._free = free  # which image addresses the answer may contain
+        self._texts = texts  # keeps the parts of a request that are not in the log
+        self._compose = compose  # builds the requests if a subclass of the context builder does so
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         limited = self._budgets.limits(self._claim)
@@ -131,7 +149,10 @@ class TurnModelCall(ModelCall):
         images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
-            response = await self.ask(request, self._tools.get_definitions() or None, images or emit)
+            tools = self._tools.get_definitions() or None
+            if self._texts is not None and (missing := self._texts.use(tools, extra_of(self._provider))):
+                await self._texts.keep(missing)
+            response = await self.ask(request, tools, images or emit)
         except Exception as error:
             if (told := error_for(self._claim.owner, error)) is not error:
                 raise told from None
@@ -146,30 +167,35 @@ class TurnModelCall(ModelCall):
             self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
         if counted := usage.get("prompt_tokens"):
             self._measure.learn(response.model, conversation, counted)
-        if isinstance(response, LLMResponse):  # a provider of the user's own may return anything
+        if isinstance(response, LLMResponse):  # a custom provider may return anything
             response.model = response.model or self._model or self._measure.model
+            if self._claim.owner != "me":
+                response.failures = [replace(one, error=FAILED) for one in response.failures]
         return response
 
 
 def error_for(owner: str, error: Exception) -> Exception:
-    """The error of a failed model call as an owner may read it, in the chat or in the log. Only the machine's owner
-    sees where the model is and what it says about our key; the errors of the others are in the server's own log."""
+    """Return the error of a failed model call in a form that may be shown to an owner, in the chat or in the log.
+
+    Only the machine's owner sees where the model runs and what it says about our key; errors of other owners go to the
+    server's own log.
+    """
     if owner == "me" or is_overflow(str(error)):  # its text decides what is shortened next
         return error
-    log.error("the model failed for %s: %s", owner, error)
+    log.error("the model call for owner %s failed: %s", owner, error)
     status = getattr(error, "status", None)
-    told = ProviderError(f"{FAILED} (it answered {status})" if status else FAILED, status=status)
+    told = ProviderError(f"{FAILED} (status {status})" if status else FAILED, status=status)
     if isinstance(error, ProviderError):
         told.retryable, told.retry_after, told.several = error.retryable, error.retry_after, error.several
     return told
 
 
 class Reminder:
-    """Answers in the model's place with the text of a scheduled reminder."""
+    """Stands in for the model: answers with the text of a scheduled reminder."""
 
     def __init__(self, text: str, free: Callable[[Conversation], Free | None]) -> None:
         self._text = text
-        self._free = free  # which addresses its images may have
+        self._free = free  # which image addresses the text may contain
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         text = f"Reminder: {self._text}"
@@ -183,8 +209,10 @@ class Reminder:
 async def read_text_calls(
     response: LLMResponse, conversation: Conversation, tools: Tools, brought: Sequence[str] = ()
 ) -> LLMResponse:
-    """Return a whole answer with reasoning and calls taken out of its text. Calls in the text count only if `tools`
-    were offered and the provider gave none itself."""
+    """Extract reasoning and calls from the text of a whole answer.
+
+    Calls in the text count only if `tools` were offered and the provider returned none itself.
+    """
     content: object = getattr(response, "content", None)  # a provider may have returned anything
     if not isinstance(content, str) or _SUSPICIOUS.search(content) is None or not _is_answer(response):
         return response
@@ -197,15 +225,15 @@ async def read_text_calls(
 
 
 class AnswerReader:
-    """Reads an answer as it comes, and emits what of it is certain to be text or reasoning.
+    """Parses an answer as it streams, and emits the parts that are certain to be text or reasoning.
 
-    Text without a character that a call could begin with needs no `reader`: it is only kept in `texts`.
+    Text without a character that could start a call needs no `reader`: it is only kept in `texts`.
     """
 
     def __init__(
         self, conversation: Conversation, tools: Tools, emit: events.Emit | None, brought: Sequence[str] = ()
     ) -> None:
-        self.texts: list[str] = []  # all that has come
+        self.texts: list[str] = []  # everything received so far
         self.reader: Reader | None = None
         self._conversation = conversation
         self._brought = brought
@@ -214,7 +242,7 @@ class AnswerReader:
         self._long = _is_long(conversation)
 
     async def whole(self, response: LLMResponse) -> LLMResponse:
-        """Read an answer that came whole."""
+        """Parse an answer that arrived whole."""
         response = await read_text_calls(response, self._conversation, self._tools, self._brought)
         if self._emit is not _ignore:
             if response.reasoning:
@@ -224,24 +252,24 @@ class AnswerReader:
         return response
 
     async def read(self, text: str) -> None:
-        """Read the next piece of the text, which may hold more than text, and emit what is certain by now."""
+        """Parse the next piece, which may contain more than text, and emit what is certain so far."""
         if self.reader is None:
             await _load()
             from ..providers.text_calls import Reader
 
             self.reader = Reader(self._tools, quoted_from(self._conversation, self._brought))
-            self.reader.feed("".join(self.texts))  # all of it was emitted: it was only text
+            self.reader.feed("".join(self.texts))  # all of this was already emitted as plain text
         self.texts.append(text)
         feed = self.reader.feed
         self._show(await in_thread(feed, text) if self._is_slow(self.reader, text) else feed(text))
 
     def restart(self) -> None:
-        """Forget what came so far: the answer starts again."""
+        """Discard what has arrived so far: the answer starts over."""
         self.texts.clear()
         self.reader = None
 
     async def end(self, whole: LLMResponse | None) -> LLMResponse:
-        """Return the answer, once all of it has come."""
+        """Return the complete answer, once all of it has arrived."""
         text = "".join(self.texts)
         response = whole if whole is not None else LLMResponse(text)
         if self.reader is None:
@@ -253,7 +281,7 @@ class AnswerReader:
         return _with(response, reading)
 
     def _is_slow(self, reader: Reader, text: str = "") -> bool:
-        """Whether reading would keep the event loop busy."""
+        """Return whether parsing would block the event loop for too long."""
         return self._long or reader.held + len(text) > LARGE
 
     def _show(self, pieces: Sequence[TextPart]) -> None:
@@ -262,11 +290,11 @@ class AnswerReader:
 
 
 def _ignore(event: events.Event) -> None:
-    """Take the events of an answer that has no subscriber."""
+    """Ignore the events of an answer that has no subscriber."""
 
 
 def _with(response: LLMResponse, reading: Reading) -> LLMResponse:
-    """The answer as it was read."""
+    """Return the response with its parsed content."""
     if not reading.calls and not reading.reasoning and reading.content == response.content:
         return response
     return dataclasses.replace(
@@ -287,9 +315,10 @@ def _is_answer(response: object) -> bool:
 
 
 def quoted_from(conversation: Conversation, brought: Sequence[str] = ()) -> Callable[[str], bool]:
-    """Return a test whether a text stands, whitespace aside, in something from outside: a page, a mail, another agent.
+    """Return a predicate: does a text occur, ignoring whitespace, in external content such as a page, a mail or another
+    agent's message?
 
-    A model that quotes such a text does not make the calls in it.
+    A model that quotes such a text is not making the calls in it.
     """
     texts: list[str] | None = None
 
@@ -316,6 +345,6 @@ def _squeezed(text: str) -> str:
 
 
 async def _load() -> None:
-    """Import the reader of text calls in a thread."""
+    """Import the parser of text calls in a thread."""
     if _TEXT_CALLS not in sys.modules:
         await in_thread(importlib.import_module, _TEXT_CALLS)

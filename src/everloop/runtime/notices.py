@@ -1,7 +1,7 @@
-"""Notices of the page's turns for a person who is not looking: a question waits, or a turn has ended.
+"""Push notices for people who are not looking at the web page: a question is open, or a turn has ended.
 
-They are put into the outbox with the write that ends or parks the turn, so that none is lost or made twice, and are
-sent by the channel for web push, which knows who is looking.
+They are put into the outbox in the transaction that ends or parks the turn, so that none is lost or duplicated, and are
+sent by the web push channel, which knows who is looking.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..store.base import Claim
 from ..text import one_line
 
 PUSH = "push"
-LONGEST = 200  # characters of what was said
-OWN_DOING = frozenset({"cancelled", "replaced", "handed", "abandoned"})  # ends that a person or a client has caused
+LONGEST = 200  # characters of the text
+OWN_DOING = frozenset({"cancelled", "replaced", "handed", "abandoned"})  # end reasons that a person or a client caused
 
 
 @dataclass(slots=True, frozen=True)
 class Notices:
-    """Makes the notices of turns whose answers are read on the page."""
+    """Creates the notices of turns whose answers are read on the web page."""
 
     channel: str
 
@@ -47,5 +47,5 @@ class Notices:
 
 
 def notices_for(channels: Sequence[ChannelConfig]) -> Notices | None:
-    """The notices for the channel of web push, if the settings have one."""
+    """Return the notices for the web push channel, if one is configured."""
     return next((Notices(one.name) for one in channels if (one.network or one.name) == PUSH), None)

@@ -1,4 +1,5 @@
-"""Connects an agent to its bus: takes messages from it, and sends what turns have to say by it to the channels."""
+"""Connects an agent to its bus: takes inbound messages from it, and sends the output of turns to the channels through
+it."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ Take = Callable[[InboundMessage], Awaitable[None]]
 
 
 class BusAdapter(Protocol):
-    """How an agent gets the messages of its bus, and how its own are sent."""
+    """How an agent receives the messages of its bus and sends its own."""
 
     async def feed(self, take: Take) -> None:
-        """Go on with what an earlier process left behind, then take messages as they come in, until cancelled."""
+        """Resume what an earlier process left behind, then take messages as they arrive, until cancelled."""
         ...
 
     async def close(self) -> None:
@@ -31,21 +32,22 @@ class BusAdapter(Protocol):
 
     @property
     def sender(self) -> str | None:
-        """The worker that sends them; None where another process may."""
+        """The worker that sends the messages; None if another process may."""
         ...
 
     def is_unattended(self, claim: Claim) -> bool:
-        """Whether the process that took a message has left its turn to this one, so that the answer must be sent."""
+        """Return whether the process that took a message has left its turn to this one, so that the answer must be
+        sent."""
         ...
 
     async def hand_out(self, id: int, message: OutboundMessage, announced: bool = False) -> None:
-        """Send a message that stands in the store's outbox. With `announced`, other processes know of it."""
+        """Send a message from the store's outbox. `announced` means that other processes have been notified of it."""
         ...
 
 
 class MemoryAdapter:
-    """A bus in this process: messages from it go into the store's inbox, and one to it counts as sent when it is taken
-    from the bus.
+    """Adapter for an in-process bus: its messages go into the store's inbox, and a message to it counts as sent once it
+    is taken from the bus.
 
     Messages to chat networks are left to the process that runs their channels.
     """
@@ -58,7 +60,7 @@ class MemoryAdapter:
         self._bus = bus
         self._dispatcher = dispatcher
         self._tasks = tasks
-        self._handed_out: set[int] = set()  # outbox rows that wait on the bus, or are not yet marked as sent
+        self._handed_out: set[int] = set()  # outbox rows that are on the bus, or not yet marked as sent
         self._resending = asyncio.Lock()
 
     @property
@@ -95,29 +97,29 @@ class MemoryAdapter:
                         left.setdefault(row.message.channel, []).extend([] if row.message.repeat else [row.id])
                     elif row.id not in self._handed_out:
                         self._tasks.start(self.hand_out(row.id, row.message))
-        for channel, ids in left.items():  # only now: they would be taken again
+        for channel, ids in left.items():  # only now: otherwise the loop above would take them again
             await self._leave(ids, channel)
 
     async def _leave(self, ids: Sequence[int], channel: str) -> None:
-        """Leave messages to a channel's own process; those with these ids were not sent."""
+        """Leave messages to the process that runs their channel; those with these ids have not been sent."""
         await self._store.hold_back(ids, self._dispatcher.worker)
         await self._store.release_outgoing(self._dispatcher.worker, channel)
         await self._store.wake(SENDING)
 
     async def close(self) -> None:
-        """The bus belongs to its user."""
+        """Do nothing: the bus belongs to its user."""
 
     def _taken(self, id: int) -> None:
         self._tasks.start(self._mark_sent(id))
 
     async def _mark_sent(self, id: int) -> None:
         await self._store.sent([id])
-        async with self._resending:  # which may have read the row before it was marked
+        async with self._resending:  # a resend may have read the row before it was marked
             self._handed_out.discard(id)
 
 
 class DurableAdapter:
-    """A bus whose queues are the store's own: messages are claimed there, and the processes that send are woken."""
+    """Adapter for a bus whose queues are the store's own: messages are claimed there, and senders are woken."""
 
     def __init__(self, owners: Owners, store: Store, bus: DurableBus, dispatcher: Dispatcher) -> None:
         self._owners = owners
@@ -158,9 +160,9 @@ def make_adapter(
 
 
 def reply(message: InboundMessage, text: str) -> list[OutboundMessage]:
-    """The message that says this in the chat that asked, if that chat is to be told."""
+    """Return the outgoing messages with this text for the chat that asked; none if it is not to be told."""
     channel, chat_id = message.origin
-    if not message.reply or channel in PULLED or channel == WEB:  # the page reads the log
+    if not message.reply or channel in PULLED or channel == WEB:  # the web page reads the log
         return []
     repeat = message.restored
     return [OutboundMessage(channel, chat_id, text, message.id, metadata=dict(message.metadata), repeat=repeat)]

@@ -1,4 +1,4 @@
-"""The agents of a process: each lives in an `Owners`, with a store, a provider and a worker's name that they share."""
+"""The agents of a process. They live in an `Owners`, and share its store, provider and worker id."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OWN = "me"  # the owner of the machine
-EARLY = 5_000  # notices of answers that were not awaited here yet; of more the oldest are forgotten
-PAUSE_SECONDS = 0.01  # between two looks into the store: many wake-ups at once cost one
-WRITE_SECONDS = 0.05  # until a session that is being written to is looked at again
+EARLY = 5_000  # buffered notices of answers that were not yet awaited here; beyond that the oldest are dropped
+PAUSE_SECONDS = 0.01  # minimum time between two scans of the store: a burst of wake-ups costs one
+WRITE_SECONDS = 0.05  # delay before a session that is being written to is checked again
 
 
 @dataclass(slots=True)
 class WakeSet:
-    """What notices have said to look for in the store."""
+    """Pending work, collected from notices, to look up in the store."""
 
     everything: bool = True
-    sessions: set[int] = field(default_factory=set)  # with work
-    ended: bool = False  # a turn has ended, and it is not known which
+    sessions: set[int] = field(default_factory=set)  # sessions with work
+    ended: bool = False  # a turn has ended, but it is not known which
     rows: set[int] = field(default_factory=set)  # inbox rows that were answered
 
     def add(self, notice: Notice) -> bool:
-        """Add what a notice says. Return whether there is something to look for."""
+        """Add a notice. Return whether it requires a look into the store."""
         if notice.what == WORK and notice.ids:
             self.sessions.update(notice.ids)
         elif notice.what == ENDED:
@@ -51,16 +51,16 @@ class WakeSet:
 
 
 async def no_other(owners: Owners, owner: str) -> None:
-    """Make no agent: the one that lives there works for every owner, or for its own only."""
+    """Create no agent: the one that lives there serves every owner, or only its own."""
 
 
 class Owners:
-    """The agents that live in a process, by their owners.
+    """The agents in a process, by owner.
 
-    A program's own agent lives in one alone. A server or a worker has the agents of all owners: `make` creates an
-    owner's agent when there is work for it. They share the store and the provider, which are closed here, and hold
-    sessions under one worker name. The store is read for all of them at once. Other workers' notices are subscribed to
-    as soon as they can concern an agent. Without `runs`, all work is left to other processes.
+    A program's own agent lives in one alone. A server or worker holds the agents of all owners: `make` creates an
+    owner's agent when there is work for it. They share the store and the provider, which are closed here, and lease
+    sessions under one worker id. The store is scanned for all of them at once. Notices from other workers are
+    subscribed to as soon as they can concern an agent. Without `runs`, all work is left to other processes.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Owners:
         self.meters = meters
         self._make = make
         self._making = asyncio.Lock()
-        self._agents: dict[str | None, AgentLoop] = {}  # under None the one that works for every owner
-        self._failed: set[str] = set()  # owners whose agents are tried again later
+        self._agents: dict[str | None, AgentLoop] = {}  # None is the key of the one that serves every owner
+        self._failed: set[str] = set()  # owners whose agents are retried later
         self._tasks = BackgroundTasks()
         self._peer: Peer | None = None
         self._joining = asyncio.Lock()
-        self._has_joined = False  # since the last rest: other processes may count on this one
+        self._has_joined = False  # since the last rest: other processes may rely on this one
         self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._wake_set = WakeSet()
         self._serves = False  # takes all work in the store, and answers all commands there
-        self._awaits_session = False  # takes work as well, once another process had a session that was wanted here
+        self._awaits_session = False  # also take work, after another process held a session that was wanted here
         self._drains = False
         self._resting: asyncio.Task[None] | None = None
         self._early: dict[int, None] = {}  # inbox rows that were answered and are not awaited here, or not yet
@@ -99,13 +99,13 @@ class Owners:
     # ------------------------------------------------------------------------------------------ agents
 
     def add(self, agent: AgentLoop) -> None:
-        """The agent lives here from now on."""
+        """Add an agent."""
         self._agents[agent.owner] = agent
 
     async def agent(self, owner: str) -> AgentLoop:
-        """The owner's agent; LookupError if there is none and none can be made."""
+        """Return the owner's agent; LookupError if there is none and none can be created."""
         if (agent := await self._agent(owner)) is None:
-            raise LookupError(f"no agent works for {owner} here")
+            raise LookupError(f"no agent serves the owner {owner} here")
         return agent
 
     async def _agent(self, owner: str) -> AgentLoop | None:
@@ -118,15 +118,18 @@ class Owners:
         return self._agents.get(owner) or self._agents.get(None)
 
     def changed(self) -> None:
-        """There may be something new in the store."""
+        """Look into the store: something there may have changed."""
         self._wake_set.everything = True
         self._changed.set()
 
     # ------------------------------------------------------------------------------------------ for its agents
 
     def on_held(self, holder: str, awaited: bool) -> None:
-        """Another process holds a session that is wanted here, and its answers may be `awaited`. Get a notice when it
-        is done or dies, and look again in case it is already; after a pause if only a write is under way."""
+        """Wait for another process that holds a session which is wanted here; its answers may be `awaited`.
+
+        Subscribe to notices of its completion or death, and look again in case that has already happened; after a pause
+        if only a write is in progress.
+        """
         self._awaits_session = True
         if holder and self._peer is not None:
             self._peer.watch(holder)
@@ -144,16 +147,16 @@ class Owners:
         self.changed()
 
     def on_subagent(self) -> None:
-        """A sub-agent runs here: other processes may ask to stop it."""
+        """Subscribe to notices because a sub-agent runs here: other processes may ask to stop it."""
         if self._peer is None:
             self._tasks.start(self._join())
 
     def on_awaited(self) -> None:
-        """An answer of another process is awaited; its notice may have come before that was known here."""
+        """Look for an awaited answer of another process; its notice may have arrived before it was awaited."""
         self._changed.set()
 
     def on_fired(self, owner: str) -> None:
-        """A job of an owner has put a message into the inbox."""
+        """Handle the firing of an owner's job, which has put a message into the inbox."""
         self.changed()
         if not self._serves or self._living(owner) is None:
             self._tasks.start(self.store.wake(WORK))
@@ -161,7 +164,7 @@ class Owners:
     # ------------------------------------------------------------------------------------------ other workers
 
     async def _join(self, takes_work: bool = False) -> None:
-        """Subscribe to other workers' notices, and look into the store at each."""
+        """Subscribe to other workers' notices, and look into the store at each one."""
         async with self._joining:
             if self._peer is not None and takes_work:
                 await self._peer.leave()
@@ -172,12 +175,12 @@ class Owners:
                 self._peer, self._has_joined = peer, True
                 self.changed()
             if self._looking is None or self._looking.done():
-                self._changed = asyncio.Event()  # of this event loop; the first look needs no event
+                self._changed = asyncio.Event()  # bound to this event loop; the first look needs no event
                 self._looking = asyncio.create_task(self._keep_looking())
 
     async def _leave(self) -> None:
-        """Get no more notices, and look into the store no more."""
-        await self._tasks.finish(1.0)  # one may be joining, for as long as the store is away
+        """Unsubscribe from notices, and stop looking into the store."""
+        await self._tasks.finish(1.0)  # a join may be in progress, for as long as the store is unreachable
         async with self._joining:
             if self._looking is not None:
                 looking, self._looking = self._looking, None
@@ -188,7 +191,7 @@ class Owners:
                 await peer.leave()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Take a notice from another worker."""
+        """Handle a notice from another worker."""
         if notice.what in (TIMERS, ANY) and (own := self._living(OWN)) is not None:
             own.cron_service.changed()
         if notice.what in (ENDED, ANY):
@@ -198,7 +201,7 @@ class Owners:
             self._changed.set()
 
     async def run(self) -> None:
-        """Do the work that is in the store and that comes in, until cancelled."""
+        """Process the work in the store, current and future, until cancelled."""
         own = await self._agent(OWN)
         if own is not None and self.runs and not self._drains:
             own.serve_cron()  # for all owners
@@ -214,10 +217,10 @@ class Owners:
     async def _keep_looking(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self._changed.clear()  # before looking: what comes meanwhile sets it again
+            self._changed.clear()  # before looking, so that a notice that arrives meanwhile is not lost
             try:
                 await self._look()
-            except StoreError as error:  # a full or locked disk does not end a server
+            except StoreError as error:  # a full or locked disk must not stop a server
                 log.error("%s", error)
                 loop.call_later(RETRY_SECONDS, self.changed)
             looked_at = loop.time()
@@ -257,13 +260,13 @@ class Owners:
                     await agent.look(*found[owner])
             except StoreError:
                 raise
-            except Exception as error:  # such as a folder that cannot be made: the other owners go on
-                log.error("the agent of %s cannot work: %s", owner, error)
+            except Exception as error:  # a folder that cannot be created, say: other owners are not affected
+                log.error("could not start the agent of owner %s: %s", owner, error)
                 self._failed.add(owner)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, owner)
 
     def _concerns_a_turn(self, row: Incoming) -> bool:
-        """Whether another process asks for something about a turn that runs here, such as to stop it."""
+        """Return whether another process asks for something that concerns a turn running here, such as stopping it."""
         message = row.message
         agent = self._living(message.owner)
         where = (message.owner, message.session_key)
@@ -276,8 +279,10 @@ class Owners:
     # ------------------------------------------------------------------------------------------ the end
 
     def drain(self) -> None:
-        """Take no more work from the store, and hand off turns that have no local waiter after their current step: only
-        clients of this process are served to the end."""
+        """Take no more work from the store, and hand off turns that have no local waiter after their current step.
+
+        Only clients of this process are served to the end.
+        """
         if self.runs and not self._drains:
             self._drains = True
             self._resting = asyncio.create_task(self._rest_cron())
@@ -290,12 +295,12 @@ class Owners:
                 await own.cron_service.rest()
             if self._peer is not None:
                 await self._peer.drain()
-            await self.store.wake(WORK)  # other processes do not know what was fired just now
-        except StoreError as error:  # others find the work after a while
+            await self.store.wake(WORK)  # other processes do not know what has just been fired
+        except StoreError as error:  # other processes find the work after a while
             log.warning("%s", error)
 
     async def leave(self, seconds: float) -> None:
-        """Begin no more turns, and hand off those that run after their current step."""
+        """Start no more turns, and hand off running ones after their current step."""
         self.drain()
         self.runs = False
         if self._resting is not None:
@@ -303,24 +308,23 @@ class Owners:
         await asyncio.gather(*(agent.dispatcher.leave(seconds) for agent in self._agents.values()))
 
     async def rest(self) -> None:
-        """Stop all work, and close the store until it is used again. Turns under way stay open on disk; the next start
-        continues them."""
+        """Stop all work, and close the store until it is used again. Open turns stay on disk for the next start."""
         await self._leave()
         for agent in self._agents.values():
             await agent.rest()
-        await self._leave()  # one of them may have joined only now
+        await self._leave()  # one of them may have joined in the meantime
         retire(self.worker)
-        self.worker = new_worker()  # what the old one still holds in the store is free
+        self.worker = new_worker()  # releases whatever the old id still holds in the store
         if self._has_joined:
             self._has_joined = False
             try:
-                await self.store.wake(WORK)  # turns that were released only now
-            except StoreError as error:  # others find them when the lease has ended
+                await self.store.wake(WORK)  # turns that have only just been released
+            except StoreError as error:  # other processes find them when the lease has expired
                 log.warning("%s", error)
         await self.store.close()
 
     async def release(self) -> None:
-        """Close everything but the provider, which may be in use elsewhere."""
+        """Close everything except the provider, which may be in use elsewhere."""
         await self._leave()
         for agent in self._agents.values():
             await agent.end()
@@ -328,7 +332,7 @@ class Owners:
         retire(self.worker)
 
     async def close(self) -> None:
-        """Close all agents, the store and the provider. Turns under way stay open on disk."""
+        """Close all agents, the store and the provider. Open turns stay on disk."""
         await self.release()
-        if (close := getattr(self.provider, "close", None)) is not None:  # a provider of the user's own may have none
+        if (close := getattr(self.provider, "close", None)) is not None:  # a custom provider may have no `close`
             await close()

@@ -1,4 +1,7 @@
-"""One actor for each session with work: it takes the session's messages, begins its turns, and answers who waits."""
+"""Session actors: one per session with work.
+
+Takes the session's messages, starts its turns, and answers the waiters.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +30,21 @@ log = logging.getLogger(__name__)
 ABANDONED = "Abandoned: the server stopped before the answer, and its client is gone."
 REPLACED = "(replaced by a newer message)"
 SAID_INSTEAD = "The person wrote something else instead of allowing it."
-STOP_SECONDS = 10.0  # to wait for another process to stop a turn
+STOP_SECONDS = 10.0  # how long to wait for another process to stop a turn
 WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and handled right after that."
 
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
 
 
 class Stopped(EverloopError):
-    """The loop was stopped before the answer came; the turn goes on at the next start."""
+    """The loop was stopped before there was an answer; the turn resumes at the next start."""
 
     def __init__(self) -> None:
         super().__init__("the loop was stopped; the turn is kept and continues at the next start")
 
 
 class HandedOff(EverloopError):
-    """The turn is left to another process, with all of it on disk."""
+    """The turn is entirely on disk and handed off to another process."""
 
 
 # ---------------------------------------------------------------------------------------------- who waits for answers
@@ -49,22 +52,22 @@ class HandedOff(EverloopError):
 
 @dataclass(slots=True)
 class Submission:
-    """A message on its way to a turn, and who waits for the answer."""
+    """A message on its way to a turn, and the waiter for its answer."""
 
     message: InboundMessage
     kind: Kind
     answer: asyncio.Future[str]
-    show: events.Show | None = None  # is shown the turn, where it begins here for this message
-    on_elsewhere: Callable[[int], None] | None = None  # told the inbox row when the turn does not begin here now
-    withdrawn: str | None = None  # why its turn ends as soon as it begins: its client has gone
+    show: events.Show | None = None  # receives the turn's events, if the turn starts here for this message
+    on_elsewhere: Callable[[int], None] | None = None  # called with the inbox row if the turn does not start here now
+    withdrawn: str | None = None  # why its turn must end as soon as it starts: its client has disconnected
 
     @property
     def place(self) -> tuple[str, str]:
-        """Owner and key of its session."""
+        """Return the owner and key of its session."""
         return self.message.owner, self.message.session_key
 
     def follow_elsewhere(self, row: int) -> None:
-        """The turn of this inbox row runs, or ran, elsewhere: here it has nothing to show."""
+        """Switch the waiter to the turn of this inbox row, which runs or ran elsewhere, and show nothing more."""
         on_elsewhere, self.on_elsewhere = self.on_elsewhere, None
         if on_elsewhere is not None:
             self.show = None
@@ -90,7 +93,7 @@ class Waiters:
         return (submission for submissions in self._rows.values() for submission in submissions)
 
     def of(self, rows: Iterable[int]) -> list[Submission]:
-        """The submissions that wait for the answers to these rows."""
+        """Return the submissions that wait for the answers to these rows."""
         return [submission for row in rows for submission in self._rows.get(row, ())]
 
     def take(self, row: int) -> list[Submission]:
@@ -104,16 +107,16 @@ class Waiters:
         return submissions
 
     def in_session(self, owner: str, key: str) -> list[tuple[int, Submission]]:
-        """The rows of a session that are waited for."""
+        """Return the awaited rows of a session."""
         rows = sorted(self._sessions.get((owner, key), ()))
         return [(row, submission) for row in rows for submission in self._rows[row]]
 
     def outside(self, sessions: Container[tuple[str, str]]) -> list[int]:
-        """The rows that are waited for and belong to none of these sessions."""
+        """Return the awaited rows that belong to none of these sessions."""
         return [row for place, rows in self._sessions.items() if place not in sessions for row in rows]
 
     async def settle(self, row: int) -> None:
-        """Give the answer, or the question, of a turn that ran elsewhere or earlier to those who wait for it."""
+        """Deliver the answer, or the question, of a turn that ran elsewhere or earlier to its waiters."""
         found = await self._store.incoming(row)
         text: str | None = "" if found.done else None
         if found.first_seq is not None and (logged := await self._store.read_turn(found.session, found.first_seq)):
@@ -132,14 +135,14 @@ class Waiters:
 
 
 def answer(submissions: Iterable[Submission], text: str) -> None:
-    """Give the answer to those who wait for it."""
+    """Deliver the answer to the waiters."""
     for submission in submissions:
         if not submission.answer.done():
             submission.answer.set_result(text)
 
 
 def fail(submissions: Iterable[Submission], error: Exception) -> None:
-    """Tell those who wait why no answer comes."""
+    """Deliver an error to the waiters."""
     if not isinstance(error, Stopped):
         log.error("%s", error)
     for submission in submissions:
@@ -151,23 +154,23 @@ def fail(submissions: Iterable[Submission], error: Exception) -> None:
 
 
 class Host(Protocol):
-    """What the sessions of a worker need from the agent that they belong to."""
+    """What a worker's sessions need from their agent."""
 
     @property
     def worker(self) -> str:
-        """The name that sessions are held under."""
+        """The worker id under which sessions are leased."""
         ...
 
     async def run_claim(self, claim: Claim, session: Session) -> str:
-        """Take a claimed turn to its end, set `session.again` if the session has more to do, and return the answer."""
+        """Run a claimed turn to its end and return the answer; set `session.again` if the session has more to do."""
         ...
 
     def system_prompt(self) -> str:
-        """Read the system prompt. Called in a thread."""
+        """Return the system prompt. Called in a thread."""
         ...
 
     def on_held(self, worker: str, awaited: bool) -> None:
-        """Another worker holds a session that was wanted here; answers of it may be awaited here."""
+        """Another worker holds a session that was wanted here; answers from it may be awaited here."""
         ...
 
     def on_handoff(self, session: int | None) -> None:
@@ -175,34 +178,35 @@ class Host(Protocol):
         ...
 
     def on_unclaimed_answer(self, row: int) -> None:
-        """An inbox row was answered that is not awaited here."""
+        """An inbox row was answered that nothing here awaits."""
         ...
 
     def on_message_behind_question(self, message: InboundMessage) -> None:
-        """A message has to wait until a person answers the question of a parked turn."""
+        """A message must wait until a person answers the question of a parked turn."""
         ...
 
 
 @dataclass(slots=True)
 class Worker:
-    """What the sessions of one worker share."""
+    """State shared by the sessions of one worker."""
 
     store: Store
     host: Host
     waiters: Waiters
-    busy: str  # what becomes of a message that comes during a turn: queue, steer or interrupt
+    busy: str  # what to do with a message that arrives during a turn: queue, steer or interrupt
     runs: bool  # turns run here; otherwise everything is handed over to other processes
-    kick: Callable[[str, str], None]  # look into the inbox of a session
-    retry: Callable[[str, str], None]  # look again after a failure, in a while
+    kick: Callable[[str, str], None]  # check the inbox of a session
+    retry: Callable[[str, str], None]  # check again after a failure, with a delay
 
     async def hand_over(self, submission: Submission) -> None:
         """Put a message into the inbox for a turn that another process runs."""
         message = submission.message
-        if message.request is not None and not message.request.kept:  # of no use once this process is gone
+        # such a request is of no use once this process is gone
+        if message.request is not None and not message.request.kept:
             message = replace(message, request=msgspec.structs.replace(message.request, via=self.host.worker))
         try:
             row = await self.store.accept(message, submission.kind)
-        except Exception as error:  # whatever it is, the waiter has to be told
+        except Exception as error:  # whatever the error, the waiter must be told
             fail([submission], error)
             return
         self.waiters.add(row.id, submission)
@@ -216,8 +220,8 @@ class Worker:
         self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
     ) -> None:
         """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
-        its answer."""
-        # Not from the session's own channel: it would count as one of its messages.
+        the reply."""
+        # Not through the session's own channel, where it would count as one of its messages.
         stop = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
         stop.cause = StopRequest(target, chat_told)
         stop.id = f"stop:{key}:{secrets.token_hex(4)}"
@@ -238,29 +242,30 @@ class Worker:
 
 
 class Session:
-    """A session that this process works on: its messages on their way, and the turn that runs."""
+    """A session that this process works on: its incoming messages, and its running turn."""
 
     def __init__(self, owner: str, key: str, worker: Worker) -> None:
         self.owner = owner
         self.key = key
         self.fresh: deque[Submission] = deque()  # submitted, not on disk yet
-        self.current: Submission | None = None  # the one on its way to disk
+        self.current: Submission | None = None  # currently being written to disk
         self.steering: list[tuple[int, UserSaid]] = []  # inbox rows that the running turn takes in at its next round
         self.taken: set[int] = set()  # inbox rows that the running turn has taken in
         self.behind: dict[int, Kind] = {}  # inbox rows that wait for the running turn to end
-        self.watchers: list[events.Show] = []  # of the running turn
+        self.watchers: list[events.Show] = []  # watchers of the running turn
         self.turn: Turn | None = None
         self.rows: Sequence[int] = ()  # inbox rows that opened the running turn
-        self.message: str | None = None  # id of the message whose turn runs
-        self.server = ""  # the worker that has the connection of the turn's client; its death ends the turn
-        self.stopped: tuple[Reason, str] | None = None  # a stop that came before the turn was there
+        self.message: str | None = None  # id of the message whose turn is running
+        self.server = ""  # the worker that holds the connection of the turn's client; if it dies, the turn ends
+        self.stopped: tuple[Reason, str] | None = None  # a stop that arrived before the turn existed
         self.stop_target: StopTarget = None
-        self.chat_told = False  # the command that stopped the turn is answered in its chat: the turn says nothing there
-        self.system: Written[str] | None = None  # the system prompt of the turn that is being begun
-        self.command: asyncio.Future[Any] | None = None  # a command under way that can be stopped
+        # the reply to the command that stopped the turn appears in its chat, so the turn itself sends nothing
+        self.chat_told = False
+        self.system: Written[str] | None = None  # the system prompt of the turn that is being started
+        self.command: asyncio.Future[Any] | None = None  # a running command that can be stopped
         self.running = False
-        self.changes = 0  # of `running`: what was read of the inbox before one may be outdated after it
-        self.leaving = False  # another process is to go on with the turn
+        self.changes = 0  # transitions of `running`: what was read from the inbox before one may be stale after it
+        self.leaving = False  # another process is to resume the turn
         self.again = False  # there may be more in the inbox
         self.task: asyncio.Task[None] | None = None
         self._worker = worker
@@ -270,13 +275,13 @@ class Session:
 
     @property
     def worker(self) -> str:
-        """The name that the session is held under."""
+        """The worker id under which the session is leased."""
         return self._host.worker
 
     # ------------------------------------------------------------------------------------------ the turn that runs
 
     def stop(self, reason: Reason, text: str, target: StopTarget = None) -> None:
-        """Stop the turn that runs, or that is about to, if it is the target."""
+        """Stop the running or starting turn, if it is the target."""
         if self.turn is not None:
             if target in (None, self.turn.id, *self.rows):
                 self.turn.stop(reason, text)
@@ -286,13 +291,13 @@ class Session:
             self.stopped, self.stop_target = (reason, text), target
 
     def leave(self) -> None:
-        """Let another process go on with the turn that runs, or that is about to, from its next step on."""
+        """Hand off the running or starting turn at its next step."""
         self.leaving = True
         if self.turn is not None:
             self.turn.leave()
 
     def start_turn(self, turn: Turn) -> None:
-        """The turn is there: do to it what was asked for before."""
+        """Set the running turn, and apply stops and handoffs requested before it existed."""
         self.turn = turn
         if self.stopped is not None:
             turn.stop(*self.stopped)
@@ -300,7 +305,7 @@ class Session:
             turn.leave()
 
     def steered(self) -> tuple[list[int], list[UserSaid]]:
-        """Take the messages for the running turn: their inbox rows, and what was said."""
+        """Take the messages for the running turn: their inbox rows and entries."""
         steering, self.steering = self.steering, []
         rows = [row for row, _ in steering]
         self.taken.update(rows)
@@ -311,7 +316,7 @@ class Session:
         self.changes += 1
 
     def _end(self) -> None:
-        """The turn is over; what came too late for it waits for the next."""
+        """End the turn; messages that arrived too late for it wait for the next one."""
         self.behind.update((row, "message") for row, _ in self.steering)
         self.steering.clear()
         self.taken.clear()
@@ -329,7 +334,7 @@ class Session:
         try:
             while await self._run_next():
                 pass
-        except Exception as error:  # a bug of ours: those who wait have to be told
+        except Exception as error:  # a bug of ours: the waiters must be told
             log.exception("session %s failed", self.key)
             waiting = self._waiters.in_session(self.owner, self.key)
             for row, _ in waiting:
@@ -338,7 +343,7 @@ class Session:
             fail([*current, *self.fresh, *(submission for _, submission in waiting)], error)
 
     async def _run_next(self) -> bool:
-        """Run the next turn, if there is one. Return False when the session has nothing more to do here."""
+        """Run the next turn, if there is one. Return False if the session has nothing more to do here."""
         if not self._worker.runs:
             while self.fresh:
                 self.current = self.fresh.popleft()
@@ -346,21 +351,23 @@ class Session:
             return False
         submission = self.current = self.fresh.popleft() if self.fresh else None
         self.again = False
-        self.system = self._store.aside(self._host.system_prompt)  # read while the turn is begun: one wake-up for both
+        # read while the turn is being started: one wake-up serves both
+        self.system = self._store.aside(self._host.system_prompt)
         try:
             claim = await self._claim(submission)
         except Busy as busy:
             await self._wait_for_holder(busy, submission)
-            return bool(self.fresh) or self.again  # it may have become free since
+            return bool(self.fresh) or self.again  # it may have been released since
         except Waiting as waiting:
             if submission is not None and waiting.accepted is not None:
                 await self._wait_behind_question(submission, waiting.accepted)
             if self.stopped is not None and await self._store.decide(self.owner, self.key, None) is not None:
-                self.again = True  # the turn to stop is the one that waits
-            return bool(self.fresh) or self.again  # the answer to the question may have come just now
-        except Exception as error:  # whatever it is, the waiter has to be told
+                self.again = True  # the turn to stop is the parked one
+            return bool(self.fresh) or self.again  # the answer to the question may have just arrived
+        except Exception as error:  # whatever the error, the waiter must be told
             fail([submission] if submission else [], error)
-            if isinstance(error, StoreError) and not isinstance(error, OwnerMoved):  # others may wait in the inbox
+            # other messages may wait in the inbox
+            if isinstance(error, StoreError) and not isinstance(error, OwnerMoved):
                 self._worker.retry(self.owner, self.key)
             return bool(self.fresh)
         if claim is None:
@@ -386,12 +393,12 @@ class Session:
         claim = await self._store.begin(self.owner, self.key, self._host.worker, message, kind)
         if claim is not None and claim.accepted is not None:
             self._waiters.add(claim.accepted, submission)
-            if claim.resumed and claim.accepted in claim.inbox:  # the same message once more: its turn was cut off
+            if claim.resumed and claim.accepted in claim.inbox:  # the same message again: its turn was interrupted
                 submission.follow_elsewhere(claim.accepted)
         return claim
 
     async def _wait_for_holder(self, busy: Busy, submission: Submission | None) -> None:
-        """Another worker holds the session: it answers."""
+        """Wait for the worker that holds the session: it gives the answers."""
         if submission is not None and busy.accepted is not None:
             self._waiters.add(busy.accepted, submission)
         awaited = self._waiters.in_session(self.owner, self.key)
@@ -402,12 +409,15 @@ class Session:
         if stopped is not None and stopped[0] == "cancelled":
             try:
                 await self._worker.stop_elsewhere(self.owner, self.key, self.stop_target, chat_told=self.chat_told)
-            except StoreError as error:  # then it goes on there
+            except StoreError as error:  # the turn continues there
                 log.warning("%s", error)
 
     async def _wait_behind_question(self, submission: Submission, row: int) -> None:
-        """A message, on disk by now, for a session whose turn waits for a person's decision. It waits too, and the
-        person is reminded; or it counts as a no and is handed to the turn; or it ends the turn, as a command does."""
+        """Handle a message, already on disk, for a session whose turn waits for a person's decision.
+
+        It is queued and the person is reminded; or it counts as a denial and is passed to the turn; or it ends the
+        turn, as a command does.
+        """
         busy = self._worker.busy
         ends = submission.kind == "command" and command_of(submission.message.content) == "new"
         if not ends and (busy == "queue" or submission.kind == "command"):
@@ -428,7 +438,7 @@ class Session:
         for row in claim.inbox:
             self.behind.pop(row, None)
         self.message, self.rows = claim.message.id, claim.inbox
-        if self.stop_target not in (None, claim.turn, *claim.inbox):  # the turn to stop is over
+        if self.stop_target not in (None, claim.turn, *claim.inbox):  # the turn to stop has ended
             self.stopped = self.stop_target = None
             self.chat_told = False
         if self._worker.busy == "interrupt" and "message" in self.behind.values():
@@ -437,7 +447,7 @@ class Session:
             self.stop("cancelled", why)
         try:
             text = await self._host.run_claim(claim, self)
-        except (StaleLease, HandedOff) as error:  # the worker that has it now answers
+        except (StaleLease, HandedOff) as error:  # the worker that now has it answers
             for row, submission in self._waiters.in_session(self.owner, self.key):
                 submission.follow_elsewhere(row)
             if isinstance(error, HandedOff):
@@ -445,13 +455,13 @@ class Session:
                 self._host.on_handoff(claim.session)
                 return bool(self.fresh)
             log.warning("%s", error)
-            return bool(self.fresh) or self.again  # the worker that took it over may not know what came in since
+            return bool(self.fresh) or self.again  # the worker that took over may not know about later messages
         except StoreError as error:
             fail([submission for row in claim.inbox for submission in self._waiters.take(row)], error)
             await self._worker.release(self._store.release(claim))
             self._worker.retry(self.owner, self.key)
             return bool(self.fresh)
-        # A client may ask for the answer to its message at more than one server.
+        # A client may ask several servers for the answer to its message.
         repeated = claim.message.request is not None and claim.message.request.kept
         for row in claim.inbox:
             submissions = self._waiters.take(row)
@@ -463,13 +473,13 @@ class Session:
     # ------------------------------------------------------------------------------------------ messages meanwhile
 
     async def take(self, submission: Submission) -> None:
-        """Take a message while a turn runs: to disk first, then it queues, steers or interrupts."""
+        """Take a message while a turn runs: write it to disk, then queue, steer or interrupt."""
         try:
             row = await self._store.accept(submission.message, submission.kind)
         except Exception as error:  # whatever it is, the waiter has to be told
             fail([submission], error)
             return
-        known = row.turn is not None or row.id in self._waiters  # the same message once more
+        known = row.turn is not None or row.id in self._waiters  # the same message again
         self._waiters.add(row.id, submission)
         if known or row.done:
             submission.follow_elsewhere(row.id)
@@ -485,7 +495,8 @@ class Session:
     async def take_from_inbox(self) -> None:
         """Take messages that another process put into the inbox while a turn runs here."""
         changes, rows = -1, []
-        while self.running and changes != self.changes:  # another turn may have taken what was read before it began
+        # another turn may have taken messages that were read before it started
+        while self.running and changes != self.changes:
             changes = self.changes
             rows = await self._store.waiting(self.owner, self.key)
         for row in rows:
@@ -493,9 +504,9 @@ class Session:
                 self._place(row)
 
     def _place(self, row: Incoming) -> None:
-        """Decide what a message does to the running turn: it steers it, replaces it, or waits behind it."""
+        """Decide what a message does to the running turn: steer it, replace it, or wait behind it."""
         if row.id in self.behind or row.id in self.taken or any(row.id == id for id, _ in self.steering):
-            return  # decided already, while it was being read once more
+            return  # already decided, while the inbox was being read again
         plain = row.kind == "message" and row.message.plain and row.message.request is None
         busy = row.message.busy or self._worker.busy
         if busy == "steer" and plain and not self.behind:

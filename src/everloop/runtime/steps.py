@@ -1,4 +1,4 @@
-"""Steps of a turn as a program has changed them, and tools that cannot hold up a turn whose time is up."""
+"""Turn steps overridden by a program, and tools that cannot delay a turn past its deadline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .tool_calls import Tools
 from .turn_spec import AskModel, RunCalls
 
 log = logging.getLogger(__name__)
-STOP_SECONDS = 10.0  # that a tool has to stop in
+STOP_SECONDS = 10.0  # grace period for a cancelled tool
 
 
 class SteppedModelCall(TurnModelCall):
-    """A model call whose request a program makes with a step of its own."""
+    """A model call whose request is made by a step of the program."""
 
     def __init__(self, step: AskModel, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -45,7 +45,7 @@ class SteppedModelCall(TurnModelCall):
 
 
 class StoppableTools:
-    """Tools of a turn with a time limit: a call that ignores its cancellation is left behind."""
+    """The tools of a turn with a deadline: a call that ignores its cancellation is abandoned."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -65,12 +65,12 @@ class StoppableTools:
             running.cancel()
             _, stuck = await asyncio.wait([running], timeout=STOP_SECONDS)
             if stuck:
-                log.warning("%s ignores its cancellation and is left behind", call.name)
+                log.warning("%s ignores its cancellation and was abandoned", call.name)
             raise
 
 
 class SteppedTools(StoppableTools):
-    """Tools whose calls go through a program's own step, those that may start together at once."""
+    """Tools whose calls run through a step of the program, one batch at a time."""
 
     def __init__(self, tools: Tools, step: RunCalls) -> None:
         super().__init__(tools)
@@ -86,7 +86,7 @@ class SteppedTools(StoppableTools):
         return self._calls
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
-        """Wait for the result of one call. The last call of the batch runs the step for all."""
+        """Wait for the result of one call. The last call of the batch runs the step for all of them."""
         self._how[call.id] = (progress, approved)
         if len(self._how) == len(self._calls):
             await self._run_step()
@@ -107,4 +107,4 @@ def _missing(call: Call) -> ToolResult:
 
 
 def _ignore(text: str) -> None:
-    """Take the progress of a call that is not one of the model's."""
+    """Ignore the progress of a call that the model did not make."""

@@ -1,11 +1,11 @@
-"""Streaming: publish the events of running turns, and show them to subscribers, each event once.
+"""Streaming: publishes the events of running turns, and delivers each event to every subscriber exactly once.
 
-A turn that runs in this process has a `TurnPublisher`. Its events go to three kinds of subscribers: callables that
-watch the session here (a terminal, the client that started the turn), followers that are told batches with their place
-in the turn, and followers in other processes, which the store's relay carries batches to. A `TurnSubscriber` shows a
-client the turn of its message wherever that runs: from the log, from batches and from this process, without gaps or
-repeats. A `SessionSubscriber` shows a client everything in a session from a position of its log on. Events are for
-watching; the log is the truth.
+A turn that runs in this process has a `TurnPublisher`. Its events go to three kinds of subscribers: watchers, which are
+callables in this process (a terminal, the client that started the turn); followers, which receive batches with their
+position in the turn; and followers in other processes, which the store's relay carries batches to. A `TurnSubscriber`
+shows a client the turn of its message, wherever that runs, from the log, from batches and from this process, without
+gaps or repeats. A `SessionSubscriber` shows a client everything in a session from a log position. Events are for
+display only; the log is the source of truth.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .session import Session
 log = logging.getLogger(__name__)
 MOVED = "the turn continues in another process"
 LONGEST = 500  # characters of a tool's arguments and output in batches for other processes
-WAITING = 2_000  # batches that wait to be shown; of more the oldest are dropped, and read from the log instead
-ASK_SECONDS = 0.5  # between two requests for what was missed
-PAGE = 200  # entries of a log that are read at once
+WAITING = 2_000  # batches waiting to be shown; beyond that the oldest are dropped and read from the log instead
+ASK_SECONDS = 0.5  # minimum time between two requests for missed events
+PAGE = 200  # log entries read at a time
 SETTLE_SECONDS = 0.05  # from an event to the entry that it announces
-LOOK_SECONDS = 1.0  # between two looks at a turn that runs in a process from which no batches come
-REST_SECONDS = 5.0  # between two looks at a session in which nothing runs
+LOOK_SECONDS = 1.0  # polling interval for a turn in a process that sends no batches
+REST_SECONDS = 5.0  # polling interval for an idle session
 
 # ---------------------------------------------------------------------------------------------- batches
 
@@ -67,8 +67,11 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(slots=True, frozen=True)
 class Batch:
-    """Events of a turn and their place in it: the log's last entry before them, the attempt of the round that they
-    belong to, and how many characters of its text come before them."""
+    """Events of a turn and their position in it.
+
+    The position is the log's last entry before them, the attempt of the round that they belong to, and how many
+    characters of its text precede them.
+    """
 
     turn: str
     seq: int
@@ -85,12 +88,12 @@ def encode(batch: Batch) -> bytes:
     """Encode a batch as one line of JSON."""
     try:
         return msgspec.json.encode(_wire(batch))
-    except UnicodeEncodeError:  # a lone surrogate, as some models send them
+    except UnicodeEncodeError:  # a lone surrogate, as some models emit
         return clean(msgspec.json.encode(_wire(_cleaned(batch))).decode()).encode()
 
 
 def decode(data: bytes) -> Batch:
-    """Decode what `encode` returned. Kinds of events that this version does not know are left out."""
+    """Decode the output of `encode`. Unknown kinds of events are skipped."""
     turn, seq, attempt, chars, told = _decoder.decode(data)
     known = [msgspec.json.decode(raw, type=_KINDS[name]) for name, raw in told if name in _KINDS]
     return Batch(turn, seq, attempt, chars, known)
@@ -102,7 +105,7 @@ def _wire(batch: Batch) -> Any:
 
 
 def _cleaned(batch: Batch) -> Batch:
-    """The batch without lone surrogates. Only texts can have some: everything else has been in the log."""
+    """Return the batch without lone surrogates. Only texts can have any: everything else has been in the log."""
     texts = (events.Text, events.Reasoning, events.ToolProgress)
     return replace(
         batch,
@@ -113,7 +116,7 @@ def _cleaned(batch: Batch) -> Batch:
 
 
 def _short(event: events.Event) -> events.Event:
-    """The event as other processes need it: the log has the rest."""
+    """Return the event shortened for other processes: the log has the rest."""
     match event:
         case events.ToolStarted(arguments=arguments):
             return replace(event, arguments={name: _cut(value) for name, value in arguments.items()})
@@ -147,7 +150,7 @@ class TurnPublisher:
         self._audience: EventPublisher | None = None
         self._attempts = 0
         self._at = 0  # the log's last entry before the running round
-        self._chars = 0  # of the running attempt's text
+        self._chars = 0  # of the current attempt's text
         self._gathered: list[Batch] = []  # for other processes
 
     @property
@@ -164,20 +167,20 @@ class TurnPublisher:
         return self._audience is not None and self._audience.has_subscribers
 
     def serve(self, relay: EventRelay, withdrawn: Callable[[bytes], None]) -> None:
-        """Publish to other processes as well; `withdrawn` is told of their clients that have gone."""
+        """Publish to other processes as well; `withdrawn` is called when one of their clients has disconnected."""
         self._audience = relay.publish(self._claim.owner, self._claim.key, self._send_state, withdrawn)
 
     def publish(self, event: events.Event) -> None:
-        """Tell every subscriber of an event."""
+        """Deliver an event to every subscriber."""
         if (seq := self.seq) != self._at:
             self._at, self._chars = seq, 0
         if isinstance(event, events.Restarted):
             self._attempts, self._chars = self._attempts + 1, 0
-        for show in (*self._session.watchers, *self._watchers):  # a copy: one may stop watching
+        for show in (*self._session.watchers, *self._watchers):  # iterate over a copy: a watcher may unsubscribe
             try:
                 show(seq, event)
             except Exception:  # a subscriber's failure must not fail the turn
-                log.exception("a watcher of %s failed", self._claim.key)
+                log.exception("a subscriber of session %s failed", self._claim.key)
         if self.is_followed:
             batch = self._batch(self._chars, [event])
             for follow in self._followers:
@@ -188,14 +191,14 @@ class TurnPublisher:
             self._chars += len(event.text)
 
     def start(self) -> None:
-        """Publish from now on, where the turn has begun without a subscriber."""
+        """Start publishing if the turn started without a subscriber."""
         if (turn := self._session.turn) is not None and turn.emit is None:
             turn.emit = self.publish
 
     def send_state(self, follow: Follow) -> None:
-        """Tell a new follower where the turn is. Everything that happens from now on is published to it."""
+        """Send a new follower the state of the turn. Later events are published to it."""
         if (turn := self._session.turn) is None:
-            return  # it is about to begin
+            return  # it is about to start
         self.start()
         calls = {call.id: call for entry in turn.entries if isinstance(entry, ModelAnswered) for call in entry.calls}
         running = [calls[id] for id in turn.running if id in calls]
@@ -204,7 +207,7 @@ class TurnPublisher:
         follow(self._batch(0, so_far))
 
     def close(self) -> None:
-        """The turn has ended here."""
+        """Stop publishing, because the turn has ended here."""
         self._flush()
         if self._audience is not None:
             self._audience.close()
@@ -214,12 +217,12 @@ class TurnPublisher:
         return Batch(self._claim.turn, self.seq, f"{self._claim.fence}.{self._attempts}", chars, told)
 
     def _send_state(self, address: str) -> None:
-        """A process elsewhere begins to follow, or has missed something."""
+        """Send the state to a process that starts to follow, or has missed something."""
         if (audience := self._audience) is not None:
             self.send_state(lambda batch: audience.send(encode(batch), address))
 
     def _gather(self, batch: Batch) -> None:
-        """Keep the event until the relay sends what has gathered."""
+        """Buffer the event until the relay sends the next batch."""
         (event,) = batch.events
         last = self._gathered[-1] if self._gathered else None
         if last is None or (last.seq, last.attempt) != (batch.seq, batch.attempt):
@@ -240,7 +243,7 @@ class TurnPublisher:
 
 @dataclass(slots=True)
 class _Topic:
-    """The stream of one session: the turn that runs, and who subscribes."""
+    """The stream of one session: its running turn and its subscribers."""
 
     publisher: TurnPublisher | None = None
     watchers: list[Show] = field(default_factory=list)
@@ -251,15 +254,18 @@ class Link(Protocol):
     """A subscription to a session's batches."""
 
     def ask(self) -> None:
-        """Ask for what a new follower must know: something was missed."""
+        """Ask for the state that a new follower gets, because something was missed."""
         ...
 
     def close(self) -> None: ...
 
 
 class TurnStreams:
-    """The streams of an agent's sessions. `withdraw` is told owner, session and message of a client in another process
-    that has gone and leaves no other subscriber there."""
+    """The streams of an agent's sessions.
+
+    `withdraw` is called with owner, session and message when a client in another process has disconnected and left no
+    other subscriber there.
+    """
 
     def __init__(
         self,
@@ -269,24 +275,27 @@ class TurnStreams:
     ) -> None:
         self._relay = relay
         self._withdraw = withdraw
-        self._on_event = on_event  # told every event of every session
+        self._on_event = on_event  # called with every event of every session
         self._topics: dict[tuple[str, str], _Topic] = {}
 
     def open(self, claim: Claim, session: Session) -> events.Emit | None:
-        """Start publishing a turn. Return where its events go; None without a subscriber, so nothing is streamed."""
+        """Start publishing a turn.
+
+        Return the function that takes its events; None without a subscriber, so nothing is streamed.
+        """
         owner, key = claim.owner, claim.key
         topic = self._topics.setdefault((owner, key), _Topic())
         publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
         publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
         if (on_event := self._on_event) is not None:
             session.watchers.append(lambda _, event: on_event(key, event))
-        # After a crash the client of an API request is on its way back, and so is a web page.
+        # After a crash, the client of an API request will reconnect, and so will a web page.
         expected = claim.resumed and (claim.message.request is not None or claim.message.channel == WEB)
         is_watched = session.watchers or topic.watchers or expected or publisher.is_followed
         return publisher.publish if is_watched else None
 
     def close(self, claim: Claim) -> None:
-        """The turn has ended here."""
+        """Stop publishing, because the turn has ended here."""
         topic = self._topics.get((claim.owner, claim.key))
         if topic is not None and topic.publisher is not None:
             topic.publisher.close()
@@ -294,12 +303,12 @@ class TurnStreams:
             self._clean(claim.owner, claim.key)
 
     def publisher(self, owner: str, key: str) -> TurnPublisher | None:
-        """The publisher of the session's turn, if one runs here."""
+        """Return the publisher of the session's turn, if one runs here."""
         topic = self._topics.get((owner, key))
         return topic.publisher if topic is not None else None
 
     def watch(self, owner: str, key: str, show: Show) -> Callable[[], None]:
-        """Tell `show` every event of a session from now on, until the returned function is called."""
+        """Call `show` with every event of a session, until the returned function is called."""
         topic = self._topics.setdefault((owner, key), _Topic())
         topic.watchers.append(show)
         if topic.publisher is not None:
@@ -313,8 +322,10 @@ class TurnStreams:
         return stop
 
     def follow(self, owner: str, key: str, follow: Follow) -> Callable[[], None]:
-        """Tell `follow` batches of a session's events until the returned function is called: first where the running
-        turn is, then what happens in it and in the turns after it."""
+        """Call `follow` with batches of a session's events, until the returned function is called.
+
+        The first batch is the state of the running turn; then follow its events and those of later turns.
+        """
         topic = self._topics.setdefault((owner, key), _Topic())
         topic.followers.append(follow)
         if topic.publisher is not None:
@@ -331,7 +342,7 @@ class TurnStreams:
         return _Link(self, self._relay, owner, key, follow)
 
     def tell_withdrawn(self, owner: str, key: str, message: str) -> None:
-        """Tell the process that runs the message's turn that its client here has gone."""
+        """Tell the process that runs the message's turn that its client here has disconnected."""
         self._relay.send(owner, key, msgspec.json.encode(message))
 
     def _withdrawn(self, owner: str, key: str, data: bytes) -> None:
@@ -350,7 +361,7 @@ class _Link:
 
     def __init__(self, streams: TurnStreams, relay: EventRelay, owner: str, key: str, follow: Follow) -> None:
         self._follow = follow
-        # The relay first: what happens before the log is read must not be missed.
+        # Subscribe to the relay first: what happens before the log is read must not be missed.
         self._remote = relay.subscribe(owner, key, self._receive)
         self._stop = streams.follow(owner, key, follow)
 
@@ -376,8 +387,8 @@ class _Link:
 class Subscriber(ABC):
     """Follows the batches of a session, and shows what is new in them.
 
-    It knows how far its client is: the log's last entry that was shown, and a cursor in the text of the round after it.
-    What came twice is shown once. What was lost on the way is asked for, and in any case read from the log.
+    It tracks its client's position: the log's last entry that was shown, and a cursor in the text of the round after
+    it. Repeated text is shown once. Missed events are requested again, and in any case read from the log.
     """
 
     def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, seen: Position) -> None:
@@ -416,11 +427,11 @@ class Subscriber(ABC):
             if isinstance(event, events.Text):
                 self._take_text(batch.attempt, offset, event.text)
                 offset += len(event.text)
-            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log show these
+            elif not isinstance(event, events.Restarted | events.TurnEnded):  # the cursor and the log cover these
                 self._show_event(event)
 
     def _take_text(self, attempt: str, offset: int, text: str) -> None:
-        """Show what is new of a text that stands at this offset of its attempt."""
+        """Show the new part of a text that starts at this offset of its attempt."""
         cursor = self._cursor
         if attempt != cursor.attempt:
             cursor.begin(attempt)
@@ -434,7 +445,7 @@ class Subscriber(ABC):
             self._show_text(new, "" if new is not None else cursor.restart())
 
     def _show_text(self, new: str | None, whole: str) -> None:
-        """Show a text that goes on, or the `whole` from its start where it differs from what was shown."""
+        """Show a continuation, or the `whole` text from its start if it differs from what was shown."""
         if new is None:
             self._show_event(events.Restarted(MOVED))
             new = whole
@@ -445,18 +456,19 @@ class Subscriber(ABC):
 class TurnSubscriber(Subscriber):
     """Shows a client the turn that its message opened, wherever it runs.
 
-    As long as the turn runs here for this message, `on_event` passes its events on. `follow` is for a turn that runs,
-    or ran, elsewhere: it shows what the log has, then batches as they come.
+    While the turn runs here for this message, `on_event` forwards its events. `follow` is for a turn that runs or ran
+    elsewhere: it shows what the log has, and then batches as they arrive.
     """
 
     def __init__(self, store: Store, streams: TurnStreams, owner: str, key: str, show: Show) -> None:
         super().__init__(store, streams, owner, key, Position(0, 0))
         self._show = show
-        self._row = 0  # of the inbox, that opened the turn
+        self._row = 0  # the inbox row that opened the turn
         self._task: asyncio.Task[None] | None = None
         self._turn: str | None = None
-        self._texts: list[str] = []  # of the running round, shown while the turn ran here; the cursor takes them later
-        self._has_reasoning = False  # some of the running round was shown
+        # texts of the running round that were shown while the turn ran here; fed to the cursor later
+        self._texts: list[str] = []
+        self._has_reasoning = False  # some reasoning of the running round was shown
         self._calls: dict[str, Call] = {}
         self._started: set[str] = set()
         self._ended: set[str] = set()
@@ -491,11 +503,11 @@ class TurnSubscriber(Subscriber):
 
     @property
     def is_following(self) -> bool:
-        """Whether the turn runs, or ran, in another process."""
+        """Return whether the turn runs, or ran, in another process."""
         return self._link is not None
 
     def finish(self, logged: Sequence[Logged]) -> None:
-        """The turn has ended and this is its log: show what a follower has missed."""
+        """Show what a follower has missed, given the log of the ended turn."""
         if self._link is None:
             return
         if logged and self._turn is None:
@@ -516,7 +528,7 @@ class TurnSubscriber(Subscriber):
                 await asyncio.sleep(1)
 
     async def _read_log(self) -> None:
-        """Find the turn, if it has begun, and show what the log has of it."""
+        """Find the turn, if it has started, and show what the log has of it."""
         if self._turn is None:
             row = await self._store.incoming(self._row)
             if row.turn is None or row.first_seq is None:
@@ -582,7 +594,7 @@ class TurnSubscriber(Subscriber):
 
 @dataclass(slots=True, frozen=True)
 class Streamed:
-    """An event of the running round, which began after this entry of the log."""
+    """An event of the running round, which began after log entry `seq`."""
 
     seq: int
     event: events.Event
@@ -590,7 +602,7 @@ class Streamed:
 
 @dataclass(slots=True, frozen=True)
 class SessionState:
-    """What the log does not say: the open turn, whether it waits for a person, and messages that wait for a turn."""
+    """Session state that is not in the log: the open turn, whether it is parked, and the messages queued for a turn."""
 
     turn: str | None = None
     parked: bool = False
@@ -601,42 +613,43 @@ Update = Logged | Streamed | SessionState
 
 
 class SessionSubscriber(Subscriber):
-    """Follows a session from a position of its log on: each entry once, and what is streamed of the round after it.
+    """Follows a session from a log position: every entry once, and the streamed events of the round after them.
 
-    `next` returns what is new. Batches of events say when to read the log. Where none come, because a process that
-    does not relay them runs the turn, the subscriber looks at the session from time to time.
+    `next` returns what is new. Batches of events tell when to read the log. If there are none, because the turn runs in
+    a process that does not relay them, the subscriber polls the session.
     """
 
     def __init__(
         self, store: Store, streams: TurnStreams, owner: str, key: str, seen: Position, mark: int | None = None
     ) -> None:
         super().__init__(store, streams, owner, key, seen)
-        self._mark = mark  # of the last entry that was shown; None while it is not known
+        self._mark = mark  # the mark of the last entry that was shown; None while unknown
         self._state: SessionState | None = None
         self._found: list[Update] = []
         self._look_at = 0.0
         self._pause = LOOK_SECONDS
-        self._heard: str | None = None  # the turn of the last batch
+        self._last_turn: str | None = None  # the turn of the last batch
         self._over = False
         self._connect()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is shown, because the log has lost entries that were, or because of `end`."""
+        """Return whether nothing more will be shown, because the log has lost entries that were shown, or because of
+        `end`."""
         return self._over
 
     def end(self) -> None:
-        """Show nothing more, also to a caller that waits."""
+        """Show nothing more, and wake a waiting caller."""
         self._over = True
         self._more.set()
 
     def look(self) -> None:
-        """There may be something new in the store."""
+        """Look into the store, which may have something new."""
         self._look_at = 0.0
         self._more.set()
 
     async def next(self, seconds: float) -> list[Update]:
-        """Return what is new, as soon as there is something; nothing after so many seconds without any."""
+        """Return what is new as soon as there is something, or an empty list after `seconds`."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while not self._found and not self._over:
@@ -662,7 +675,7 @@ class SessionSubscriber(Subscriber):
         self._found.append(Streamed(self._at, event))
 
     async def _look(self) -> None:
-        """Read what the store has of the session."""
+        """Read the session's state and new entries from the store."""
         info = await self._store.session(*self._where)
         before, state = self._at, SessionState()
         if info is not None:
@@ -673,9 +686,9 @@ class SessionSubscriber(Subscriber):
             more = await self._read_log()
             waiting = [(row.message.id or "", row.message.content) for row in await self._store.waiting(*self._where)]
             state = SessionState(info.open_turn, info.parked, tuple(waiting))
-            if state.turn not in (None, self._heard) and not state.parked and self._link is not None:
-                self._link.ask()  # its process may have started later than this subscription, and not know of it
-            if more:  # a long log is shown in pages; the state comes with the last one
+            if state.turn not in (None, self._last_turn) and not state.parked and self._link is not None:
+                self._link.ask()  # its process may have started after this subscription, and not know about it
+            if more:  # a long log is shown in pages; the state comes with the last page
                 self._look_at = 0.0
                 return
         if state != self._state:
@@ -688,7 +701,7 @@ class SessionSubscriber(Subscriber):
     async def _read_log(self) -> bool:
         """Show the entries after the last one that was shown, and return whether there may be more.
 
-        That one is read again: after a power loss its position may have been given to another entry.
+        That last entry is read again: after a power loss its position may have been given to another entry.
         """
         if not self._session:
             return False
@@ -704,7 +717,7 @@ class SessionSubscriber(Subscriber):
         return len(logged) >= PAGE
 
     async def _take(self, batch: Batch) -> None:
-        self._heard = batch.turn
+        self._last_turn = batch.turn
         if batch.seq > self._at:
             if not self._session and (info := await self._store.session(*self._where)) is not None:
                 self._session = info.id
@@ -718,5 +731,5 @@ class SessionSubscriber(Subscriber):
 
 
 def mark_of(one: Logged) -> int:
-    """A checksum that tells an entry from another one that was written at its position after a power loss."""
+    """Return a checksum that distinguishes an entry from one that took its position after a power loss."""
     return checksum(f"{one.turn}:{one.at!r}:{one.seq}")

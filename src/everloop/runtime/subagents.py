@@ -1,8 +1,9 @@
 """Sub-agents: a task runs as a turn in a session of its own, and its result comes back as a message.
 
 A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox. The report to the agent
-that gave the task is written in the same transaction as the end of its turn, so a crash neither loses nor doubles it.
-A run of `AgentExecutor` is the same in a session `executor:NAME/ID`; the program that started it reads the result.
+that assigned the task is written in the same transaction as the end of its turn, so a crash neither loses nor
+duplicates it. A run of `AgentExecutor` works the same way in a session `executor:NAME/ID`; the program that started it
+reads the result.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .turn_spec import TurnSpec
 
 log = logging.getLogger(__name__)
 
-# Tools that a sub-agent does not get: it speaks only to the agent that gave the task.
+# Tools that a sub-agent does not get: it only talks to the agent that assigned the task.
 WITHHELD = frozenset({"message", "spawn", "cron", "remember"})
 NOTE = """\
 ## Your task
@@ -47,7 +48,7 @@ You are a sub-agent. Another agent gives you one task; work on it alone with you
 final answer goes to that agent: give the result, short and complete, with paths and sources, and say plainly what you
 could not do or are not sure of."""
 STOPPED = "The sub-agent was stopped before it had finished."
-NO_ROUND = "No round of this turn is left that a sub-agent could have: answer, or do it in your next turn."
+NO_ROUND = "This turn has no rounds left for a sub-agent: answer, or do it in your next turn."
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,22 +58,22 @@ class Running:
     id: str
     label: str
     session: str
-    parent: str  # the session that it was started in
+    parent: str  # the session that started it
     started: bool
-    awaited: bool = False  # its result is that of the call that started it, so it sends no report
-    root: str = ""  # the turn that began it all
+    awaited: bool = False  # its result is returned by the call that started it, so it sends no report
+    root: str = ""  # the turn at the root of the tree
 
 
-# Changes the settings of a run's turns: the steps of its program.
+# Adapts the spec of a run's turns: the steps of its program.
 Adapt = Callable[[Claim, SubagentTask, TurnSpec], Awaitable[TurnSpec]]
 
 
 def _ignore() -> None:
-    """The default of `on_work`."""
+    """Do nothing; the default of `on_work`."""
 
 
 class SubagentManager:
-    """Starts sub-agents, lists those that run, and stops them."""
+    """Starts, lists and stops sub-agents."""
 
     def __init__(
         self,
@@ -83,31 +84,33 @@ class SubagentManager:
         reach: Callable[[], Reach],
         on_work: Callable[[], None] = _ignore,
     ) -> None:
-        """`reach` says which files may be read for definitions; it is called in a thread. `on_work` is called when a
-        sub-agent begins to work in this process."""
+        """`reach` returns which files may be read for definitions; it is called in a thread.
+
+        `on_work` is called when a sub-agent starts working in this process.
+        """
         self._store = store
         self._dispatcher = dispatcher
         self._tools = tools
         self._config = config
         self._reach = reach
         self._on_work = on_work
-        self.waits = False  # every sub-agent is waited for: the process ends before a report would come
+        self.waits = False  # wait for every sub-agent: the process ends before a report could arrive
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
         self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
-        self._programs: dict[str, Adapt] = {}  # by id: the runs of programs of this process
+        self._programs: dict[str, Adapt] = {}  # by id: the runs of programs in this process
         self.catalogue = Catalogue(self._definitions)
 
     async def start(
         self, task: str, agent: str, report: bool, tokens: int = 0, inputs: Mapping[str, Any] | None = None
     ) -> str:
-        """Start a sub-agent for the tool call that is running, with a part of what its turn has left."""
+        """Start a sub-agent for the running tool call, with a share of what its turn has left."""
         call = current_call()
         above = self._at_work.get((call.owner, call.session)) or SubagentTask(depth=0)
         depth = above.depth + 1
         if depth > self._config.subagent_depth:
-            raise ToolError("A sub-agent cannot start further ones from here: do it yourself.")
+            raise ToolError("Sub-agents cannot be nested any deeper: do it yourself.")
         if call.rounds_left is not None and call.rounds_left < 1:
             raise ToolError(NO_ROUND)
         definition = await in_thread(self._defined, agent) if agent else None
@@ -155,12 +158,12 @@ class SubagentManager:
         attended: bool = True,
         report: bool = True,
     ) -> str:
-        """Start a sub-agent and return its id; the same `key` starts one only once.
+        """Start a sub-agent and return its id. `key` is an idempotency key.
 
-        With a definition it is that agent with these inputs; the task is the input that is missing. Its result comes to
-        the chat as a message of the channel `system`, unless `report` is off. `rounds` and `ends_at` are what its
-        starter has left; `tokens` is the most that it may use with all that it starts, within the same `caps` of those
-        above it.
+        With a definition, it runs that agent with these inputs; the task fills the missing input. Its result comes to
+        the chat as a message of the channel `system`, unless `report` is off. `rounds` and `ends_at` are the parent's
+        remaining limits; `tokens` caps the total usage of this agent and its descendants, within the `caps` of its
+        ancestors.
         """
         id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
         content, values = phases.begin(definition, task, inputs or {}) if definition is not None else (task, {})
@@ -192,14 +195,14 @@ class SubagentManager:
             untrusted=untrusted,
             own_files=own_files,
         ).addressed()
-        async with self._one_by_one:  # so that two at once do not both find the last free place
+        async with self._one_by_one:  # so that two concurrent calls cannot both take the last free slot
             await self._make_room(message)
             await self._store.accept(message)
         self._dispatcher.kick(owner, message.session_key)
         return id
 
     def _limits(self, definition: AgentDefinition | None, rounds: int | None) -> tuple[int, float]:
-        """How many rounds and seconds it has, within what is left to the agent that starts it."""
+        """Return its limits in rounds and seconds, within what the parent has left."""
         minutes = definition.max_time_minutes if definition is not None else self._config.subagent_minutes
         most = definition.max_turns if definition is not None else self._config.subagent_rounds
         return most if rounds is None else min(most, rounds), 60 * minutes
@@ -207,9 +210,9 @@ class SubagentManager:
     # ------------------------------------------------------------------------------------------ runs of programs
 
     async def run(self, message: InboundMessage, adapt: Adapt) -> list[Logged]:
-        """Run an agent for a program of this process, and return the log of the run once it has ended.
+        """Run an agent for a program in this process, and return the log of the run once it has ended.
 
-        `message` begins the run, or is one of a run that was interrupted. `adapt` changes the settings of its turns.
+        `message` starts the run, or belongs to an interrupted one. `adapt` adapts the spec of its turns.
         """
         owner, key, id = message.owner, message.session_key, phases.id_of(message)
         self._programs[id] = adapt
@@ -226,26 +229,26 @@ class SubagentManager:
         return await self._store.read_log(first.session, first.first_seq - 1)
 
     async def open_runs(self, owner: str) -> list[Incoming]:
-        """The messages of programs' runs that have not ended."""
+        """Return the messages of programs' runs that have not ended."""
         return await self._store.unfinished(owner, EXECUTOR)
 
     async def is_held(self, row: Incoming) -> bool:
-        """Whether another living worker has the session of this message."""
+        """Return whether another live worker holds the session of this message."""
         info = await self._store.session(row.message.owner, row.message.session_key)
         return await self._dispatcher.runs_elsewhere(info)
 
     async def result(self, id: str, owner: str = "me") -> str:
-        """Wait for a sub-agent to end and return what it says; raise a `ToolError` if it failed."""
+        """Wait for a sub-agent to end and return its answer; raise a `ToolError` if it failed."""
         return (await self.output(id, owner)).text
 
     async def output(self, id: str, owner: str = "me") -> Output:
-        """The same, with whether it has read something from outside."""
+        """Like `result`, but including whether the sub-agent has read external content."""
         key, done = f"{CHANNEL}:{id}", asyncio.Event()
         waiting = self._waiting.setdefault((owner, key), [])
         waiting.append(done)
         try:
             while True:
-                done.clear()  # before looking: an end that comes meanwhile sets it again
+                done.clear()  # before looking, so that an end that comes meanwhile is not lost
                 if (ended := await self._outcome(owner, id, key)) is not None:
                     return ended
                 await done.wait()
@@ -255,13 +258,13 @@ class SubagentManager:
                 self._waiting.pop((owner, key), None)
 
     async def running(self, owner: str = "me", parent: str | None = None) -> list[Running]:
-        """The sub-agents that have not ended, of a session or of all."""
+        """Return the sub-agents that have not ended, of one session or of all."""
         rows = await self._store.unfinished(owner, CHANNEL)
         found = [_running(row) for row in rows]
         return [one for one in found if parent is None or one.parent == parent]
 
     async def stop(self, owner: str, parent: str) -> int:
-        """Stop all sub-agents of a session, and theirs. Return how many."""
+        """Stop all sub-agents of a session, and their own. Return how many."""
         stopped = 0
         for one in await self.running(owner, parent):
             stopped += await self._stop_one(owner, one)
@@ -269,7 +272,7 @@ class SubagentManager:
         return stopped
 
     async def _stop_one(self, owner: str, one: Running) -> bool:
-        """Stop it here, or ask the process that runs it to."""
+        """Stop it here, or ask the process that runs it to do so."""
         info = await self._store.session(owner, one.session)
         if not self._dispatcher.runs or await self._dispatcher.runs_elsewhere(info):
             await self._dispatcher.stop_elsewhere(owner, one.session)
@@ -278,14 +281,17 @@ class SubagentManager:
         return self._dispatcher.stop_turn(owner, one.session, "cancelled", STOPPED)
 
     async def resume(self, owner: str, parent: str) -> None:
-        """Continue the sub-agents of a session that an earlier process left."""
+        """Resume the sub-agents of a session that an earlier process left."""
         for one in await self.running(owner, parent):
             self._dispatcher.kick(owner, one.session)
             await self.resume(owner, one.session)
 
     async def ended(self, claim: Claim, ended: TurnEnded | Parked) -> None:
-        """A turn has ended: wake those who wait for it. If it was stopped, stop the sub-agents that it waited for, and
-        start the one that was on its way: no other process knows of it."""
+        """Handle the end of a turn: wake its waiters.
+
+        If it was stopped, stop the sub-agents that it waited for, and start any that has not started yet: no other
+        process knows about those.
+        """
         owner, key = claim.owner, claim.key
         self._at_work.pop((owner, key), None)
         for event in self._waiting.get((owner, key), ()):
@@ -299,17 +305,17 @@ class SubagentManager:
                     await self._stop_one(owner, one)
                 elif one.root == root and not one.started:
                     self._dispatcher.kick(owner, one.session)
-        except StoreError as error:  # then they go on
+        except StoreError as error:  # they continue to run
             log.warning("%s", error)
 
     def look_again(self) -> None:
-        """A sub-agent may have ended in another process."""
+        """Check the awaited sub-agents, which may have ended in another process."""
         for events in self._waiting.values():
             for event in events:
                 event.set()
 
     async def turn_spec(self, claim: Claim) -> TurnSpec | None:
-        """What the turn of a sub-agent, or of a program's run, works with; None for any other turn."""
+        """Return the spec for the turn of a sub-agent or of a program's run; None for any other turn."""
         message = claim.message
         if message.channel not in (CHANNEL, EXECUTOR):
             return None
@@ -331,11 +337,11 @@ class SubagentManager:
         )
 
     async def _ends_at(self, claim: Claim, task: SubagentTask) -> float | None:
-        """When the time of a sub-agent's turn is up."""
+        """Return the deadline of a sub-agent's turn."""
         bounds = [bound for bound in (task.ends_at, task.latest) if bound is not None]
         if task.seconds is not None:
             first: int | None = claim.first_seq
-            if task.phase == "extract":  # it has what the work has left
+            if task.phase == "extract":  # it gets the time that the work phase left over
                 began = await self._store.find(claim.owner, f"spawn:{phases.id_of(claim.message)}")
                 first = began.first_seq if began is not None else None
             logged = await self._store.read_log(claim.session, first - 1) if first and claim.next_seq > first else []
@@ -343,7 +349,7 @@ class SubagentManager:
         return min(bounds, default=None)
 
     async def tell_broken(self) -> None:
-        """Log once which definitions cannot be used. Those of the package can."""
+        """Log the invalid definitions, once. Those of the package are valid."""
         if not self._told_broken:
             self._told_broken = True
             found = await in_thread(lambda: read_own_definitions(self._reach())) if self._config.trusted else None
@@ -351,11 +357,11 @@ class SubagentManager:
                 log.warning("%s", problem)
 
     def _definitions(self) -> Definitions:
-        """The agent definitions. Reads from disk: call it in a thread."""
+        """Read the agent definitions from disk: call it in a thread."""
         return read_definitions(self._reach(), trusted=self._config.trusted)
 
     def is_agent(self, name: str) -> bool:
-        """Whether there is a definition of this name. Reads from disk: call it in a thread."""
+        """Return whether there is a definition of this name. Reads from disk: call it in a thread."""
         return name in self._definitions().known
 
     def _defined(self, name: str) -> AgentDefinition:
@@ -364,23 +370,23 @@ class SubagentManager:
         except DefinitionError as error:
             raise ToolError(f"{error}.") from None
         if unknown := [tool for tool in found.tools if tool not in self._tools]:
-            raise ToolError(f"The agent {name} names tools that are not there: {', '.join(unknown)}. Tell the user.")
+            raise ToolError(f"The agent {name} names unknown tools: {', '.join(unknown)}. Tell the user.")
         return found
 
     async def _make_room(self, message: InboundMessage) -> None:
-        """Raise a `ToolError` if too many run. One that runs already is not started again anyway."""
+        """Raise a `ToolError` if too many are running. One that runs already is not started again anyway."""
         running = await self.running(message.owner)
         if any(one.id == message.chat_id for one in running):
             return
         if len(running) >= self._config.subagents:
             names = ", ".join(one.label for one in running[:8])
             raise ToolError(
-                f"{len(running)} sub-agents are at work already ({names}), and that is the most: wait until one of "
+                f"{len(running)} sub-agents are already running ({names}), which is the limit: wait until one of "
                 "them has reported, or do it yourself."
             )
 
     async def _outcome(self, owner: str, id: str, key: str) -> Output | None:
-        """How a sub-agent ended and what it said; None while it runs."""
+        """Return how a sub-agent ended and its answer; None while it runs."""
         info = await self._store.session(owner, key)
         if info is None or any(row.session == info.id for row in await self._store.unfinished(owner, CHANNEL)):
             return None
@@ -391,7 +397,7 @@ class SubagentManager:
         untrusted = [entry for entry in entries if isinstance(entry, SAYS_ORIGIN) and entry.untrusted]
         own_files = bool(untrusted) and all(entry.own_files for entry in untrusted)
         began = await self._store.find(owner, f"spawn:{id}")
-        # One whose first turn failed may have a definition that cannot be read.
+        # If its first turn failed, its definition may be unreadable.
         definition = phases.definition_of(began.message.task) if began is not None and len(ends) > 1 else None
         outcome = phases.outcome_of(definition, ends) if definition is not None else None
         output = _told(ends[-1], outcome, bool(untrusted))
@@ -399,7 +405,7 @@ class SubagentManager:
 
 
 def _told(last: TurnEnded, outcome: Outcome | None, untrusted: bool) -> Output:
-    """What the waiting agent is told of the last turn, and of the outcome of an agent with a definition."""
+    """Return the output for the waiting agent, from the last turn and the outcome of an agent with a definition."""
     reason, text = str(last.reason), last.text
     if outcome is not None and outcome.reason in phases.CUT:
         reason = "max_rounds" if outcome.reason == "max_turns" else outcome.reason

@@ -1,5 +1,8 @@
-"""Tool calls under the policy: those of a turn, which are asked for where it says so, and those that code makes with
-`agent.tools.execute`. Each runs with a context of its own."""
+"""Tool calls under the policy, each with its own context.
+
+Covers the calls of a turn, which ask for approval if the policy requires it, and calls that code makes with
+`agent.tools.execute`.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ from .workspace import Workspace
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (
     "Answer y (yes), n (no) or a (always in this session). "
-    "/approve, /deny and /approve always do the same; words after /deny tell me why."
+    "/approve, /deny and /approve always do the same; you can add a reason after /deny."
 )
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
 
-DIRECT = "cli:direct"  # the session of calls that code makes
-# Calls that show what the defaults of the policy say about any call of a tool.
+DIRECT = "cli:direct"  # the session of calls made by code
+# Calls that reveal the policy's default verdict on any call of a tool.
 _PROBES = {"exec": {"command": "true"}}
 
 
@@ -39,7 +42,7 @@ _PROBES = {"exec": {"command": "true"}}
 
 
 class Context(Protocol):
-    """Makes the context of one call."""
+    """Creates the context of one call."""
 
     def __call__(self, call: Call, progress: Callable[[str], None], approved: bool = False) -> CallContext: ...
 
@@ -47,7 +50,7 @@ class Context(Protocol):
 class Tools:
     """The registry's tools under the policy, each call with its own context.
 
-    Without a person to ask, calls that need approval are refused.
+    Calls that need approval are refused if no person can be asked.
     """
 
     def __init__(
@@ -63,9 +66,9 @@ class Tools:
         self._context = context
         self._attended = attended
         self._read_grants = grants
-        self._granted: frozenset[str] | None = None  # what the session was granted, once it is read
+        self._granted: frozenset[str] | None = None  # the session's grants, once read
         self._allowed_before: set[str] = set()  # calls that need no question because of such a grant
-        self._failed: dict[str, ToolResult] = {}  # calls that will not run, because no plan of them could be made
+        self._failed: dict[str, ToolResult] = {}  # calls that will not run, because they could not be planned
         self._unknown: set[str] = set()  # calls of tools that did not exist when they were reviewed
         self.batch = registry.batch
         self.replay_safe, self.read_only = registry.replay_safe, registry.read_only
@@ -99,7 +102,7 @@ class Tools:
         once = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.once))
         question = _question(verdicts)
         if (free := free_addresses(self._policy, conversation)) is not None:
-            question = plain_images(question, free)  # it shows what the model wrote
+            question = plain_images(question, free)  # it shows text that the model wrote
         return Review(tuple(asked), question, denied, grants, once)
 
     async def run(self, call: Call, progress: Callable[[str], None], approved: bool) -> ToolResult:
@@ -107,10 +110,11 @@ class Tools:
             return failed
         context = self._made(call, progress, approved or call.id in self._allowed_before)
         if call.id in self._unknown and call.name in self._registry:
-            # It could not have run when the policy looked: a server has come back, say, with a tool of that name.
+            # It did not exist when the policy looked: a reconnected server may have brought a tool of that name.
             return ToolResult(error_result(f"{call.name} was not run: it was not there a moment ago.", AGAIN), "error")
         result = await self._registry.run(call, context)
-        if context.taint and self._registry.described_outside:  # what the model has read of the tools stays in the log
+        # record in the log that the model has read external tool descriptions
+        if context.taint and self._registry.described_outside:
             return replace(result, untrusted=True, own_files=False)
         return result
 
@@ -120,14 +124,14 @@ class Tools:
 
 
 def free_addresses(policy: Policy, conversation: Conversation) -> Free | None:
-    """Which addresses may be loaded by what is said in this conversation; None for all of them."""
+    """Return which addresses may be loaded from text in this conversation; None for all of them."""
     if not policy.taint or not conversation.untrusted:
         return None
     return lambda url: is_free(url, conversation, policy.addresses)
 
 
 def paths_of(registry: ToolRegistry, call: Call, context: CallContext) -> Sequence[str]:
-    """The files that a call says it will touch."""
+    """Return the files that a call declares it will touch."""
     planned = registry.plan(call, context)
     return planned[1].paths if planned is not None else ()
 
@@ -140,13 +144,13 @@ async def judged(
     context: CallContext,
     conversation: Conversation,
 ) -> Verdict:
-    """Decide about a call, in a thread where that may take long."""
+    """Return the policy's verdict on a call, computed in a thread if it may take long."""
     given = (name, arguments, plan, context, conversation, conversation.untrusted)
     return await in_thread(policy.judge, *given) if policy.takes_long(arguments) else policy.judge(*given)
 
 
 def refusal(name: str, verdict: Verdict) -> str:
-    """Return why a call is not run: it is denied, or needs approval and no person can be asked."""
+    """Return why a call is not run: it is denied, or it needs approval and no person can be asked."""
     if verdict.decision == "deny":
         return f"{name} was not run: {verdict.why}"
     why = f"{verdict.why.rstrip('.')}. That needs a person's approval, and there is no one to ask"
@@ -154,11 +158,11 @@ def refusal(name: str, verdict: Verdict) -> str:
 
 
 def _unwatched(text: str) -> None:
-    """Take the progress of a call that is only planned, or made by code."""
+    """Ignore the progress of a call that is only planned, or made by code."""
 
 
 def _question(asked: Sequence[Verdict]) -> str:
-    """What the person is asked: exactly what would run, and why it is asked for."""
+    """Return the question for the person: exactly what would run, and why approval is needed."""
     if not asked:
         return ""
     parts = ["May I do this?" if len(asked) == 1 else f"May I do these {len(asked)} things?"]
@@ -171,10 +175,11 @@ def _question(asked: Sequence[Verdict]) -> str:
 
 
 class AgentCalls:
-    """Decides about the calls that code makes with `ToolRegistry.execute`.
+    """Reviews the calls that code makes with `ToolRegistry.execute`.
 
-    No turn waits for an answer there, so what would be asked for is refused. A call that a running tool makes belongs
-    to the session and turn of that tool's call, and is judged for itself: an approval of the one is none of the other.
+    No turn waits for an answer there, so calls that need approval are refused. A call made by a running tool belongs to
+    the session and turn of that tool's call, but is judged on its own: approval of the outer call does not extend to
+    it.
     """
 
     def __init__(self, policy: Policy, workspace: Workspace, owner: str) -> None:
@@ -183,13 +188,15 @@ class AgentCalls:
         self._owner = owner
 
     async def admit(self, call: Call, registry: ToolRegistry, outer: CallContext | None) -> CallContext:
-        """Return the context that a call runs in; a `ToolError` if the policy does not allow it, or the error that
-        kept the call from being planned."""
+        """Return the context that a call runs in.
+
+        Raises a `ToolError` if the policy does not allow the call, or the error that kept it from being planned.
+        """
         context = replace(outer, approved=False) if outer is not None else await self._context(call)
         guard = self._policy.guard(context, call.name, call.arguments, partial(paths_of, registry, call, context))
         context = replace(context, guard=guard)
         planned = registry.plan(call, context)
-        if planned is None:  # the registry says that there is no such tool
+        if planned is None:  # the registry reports the unknown tool
             return context
         conversation = Conversation()
         conversation.untrusted = context.tainted
@@ -201,14 +208,14 @@ class AgentCalls:
         raise ToolError(refusal(call.name, verdict), DENIED_ADVICE)
 
     async def refuses(self, name: str, registry: ToolRegistry, channel: str, chat_id: str) -> str | None:
-        """Return why every call of a tool from this chat would be asked for or denied; None if some would run."""
+        """Return why every call of a tool from this chat would need approval or be denied; None if some would run."""
         for number, rule in self._policy.rules:
             if not _concerns(rule, name, f"{channel}:{chat_id}"):
                 continue
             if rule.do == "allow":
                 return None
             if not rule.arguments and not rule.path and not rule.network and rule.command in ("", "*"):
-                what = "denies it" if rule.do == "deny" else "wants a person to be asked for it"
+                what = "denies it" if rule.do == "deny" else "requires a person's approval"
                 return f"rule {number} of the policy {what}" + (f" ({rule.why})" if rule.why else "")
         probe = Call("probe", name, dict(_PROBES.get(name, {})))
         context = replace(await self._context(probe), channel=channel, chat_id=chat_id)

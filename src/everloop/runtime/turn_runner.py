@@ -1,4 +1,4 @@
-"""Runs a claimed turn: context, model, tools and log put together around the engine."""
+"""Runs a claimed turn: assembles context, model, tools and log around the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
 from ..cron.heartbeat import says_nothing
 from ..cron.jobs import HEARTBEAT
-from ..engine import Ending, Model, Toolbox, Turn, fail_turn, run_turn
+from ..engine import Ending, Left, Model, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
@@ -36,13 +36,14 @@ from ..tools.context import CallContext
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry, outputs_folder
 from ..tools.trust import Mark
-from .api_requests import ClientTools, is_abandoned, spec_of
+from .api_requests import ClientTools, brings_all, is_abandoned, spec_of
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
 from .model_call import Reminder, TurnModelCall, error_for
 from .notices import Notices
 from .outbox import BusAdapter, reply
+from .request_texts import FlushTimes, RequestTexts, TurnTexts
 from .session import ABANDONED, Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
@@ -64,37 +65,38 @@ NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 @dataclass(slots=True)
 class TurnSpecs:
-    """Decides what a turn works with: a sub-agent's, an API request's, or the agent's own settings."""
+    """Chooses the spec of a turn: a sub-agent's, an API request's, or the agent's own."""
 
     store: Store
     tools: ToolRegistry
     limits: Limits
     subagents: SubagentManager
     request_rounds: int = 5
-    server_models: tuple[str, ...] = ()  # patterns of the models that an API client may ask for
+    server_models: tuple[str, ...] = ()  # patterns of the models that an API client may request
 
     async def of(self, claim: Claim, session: Session) -> TurnSpec:
-        """The spec of a claimed turn. That of a request whose client has gone is stopped."""
+        """Return the spec of a claimed turn. A request whose client has disconnected is stopped."""
         if (request := request_of(claim)) is None:
             return await self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
-        session.server = "" if request.kept else request.via  # before the look: later it is told of a death
+        # set before the check: from then on the session is notified of the server's death
+        session.server = "" if request.kept else request.via
         if await is_abandoned(self.store, claim, request):
             session.stop("abandoned", ABANDONED)
         return spec_of(request, self.tools, self.request_rounds, self.allowed_model)
 
     def unread(self, message: InboundMessage) -> TurnSpec:
-        """The spec until its own is read: if that fails, the agent that gave the task is still told of its end."""
+        """Return a provisional spec: if reading the real one fails, the parent agent is still told of the end."""
         spec = TurnSpec(self.tools, self.limits)
         return replace(spec, follow=partial(report, message)) if message.channel == SUBAGENTS else spec
 
     def allowed_model(self, wish: str) -> str | None:
-        """The model that an API client asks for, if it may have it."""
+        """Return the model that an API client requests, if it is allowed."""
         return wish if any(fnmatchcase(wish, pattern) for pattern in self.server_models) else None
 
 
 @dataclass(slots=True)
 class Models:
-    """The model of an agent, within its budgets and its window."""
+    """The model of an agent, within its budgets and its context window."""
 
     provider: LLMProvider
     model: str | None
@@ -108,6 +110,7 @@ class Models:
         spec: TurnSpec,
         compose: Composer | None,
         free: Callable[[Conversation], Free | None],
+        texts: TurnTexts | None,
     ) -> Model:
         if is_reminder(claim):
             return Reminder(claim.message.content, free)
@@ -123,6 +126,7 @@ class Models:
             self.text_calls,
             compose,
             free,
+            texts,
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window | None:
@@ -130,13 +134,13 @@ class Models:
 
 
 def is_reminder(claim: Claim) -> bool:
-    """Whether the turn only says the text of a scheduled reminder, without a model."""
+    """Return whether the turn only repeats the text of a scheduled reminder, without a model call."""
     return claim.message.cron is not None and claim.message.cron.deliver == "text"
 
 
 @dataclass(slots=True)
 class TurnRunner:
-    """Runs the turns of one agent. What belongs to one turn is passed in."""
+    """Runs the turns of one agent. State of a single turn is passed in."""
 
     store: Store
     specs: TurnSpecs
@@ -153,12 +157,16 @@ class TurnRunner:
     transcriber: Transcriber | None = None
     notices: Notices | None = None
     _histories: Histories = field(init=False)
+    _texts: RequestTexts = field(init=False)
+    flush_times: FlushTimes = field(init=False)
 
     def __post_init__(self) -> None:
         self._histories = Histories(self.store)
+        self._texts = RequestTexts(self.store)
+        self.flush_times = FlushTimes(self.store)
 
     async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
-        """Take the turn to its end, or to a question, or to where it is left; its log knows what is to be sent now."""
+        """Run the turn until it ends, parks or is handed off; the returned log knows what is to be sent now."""
         message = claim.message
         spec = self.specs.unread(message)
         turn: Turn | None = None
@@ -187,7 +195,7 @@ class TurnRunner:
             turn = Turn(claim.turn, claim.entries, conversation, session_log, resumed_by=resumed_by)
             turn.flushed = flushed
             compose = self._composer(claim, conversation, before)
-            if claim.compacted >= claim.first_seq:  # something of the turn itself was left out before it was cut off
+            if claim.compacted >= claim.first_seq:  # part of the turn itself was compacted before it was interrupted
                 conversation.become(await read_conversation(self.store, claim, conversation))
             session.start_turn(turn)
             turn.emit = self.streams.open(claim, session)
@@ -196,8 +204,11 @@ class TurnRunner:
             toolbox = self._toolbox(claim, spec, turn, places)
             with stopping(turn, spec):
                 free = partial(self._free_addresses, spec.tools)
-                model, window = self.models.call(claim, spec, compose, free), self.models.window(claim, spec)
+                texts = await self._texts_of(claim, session, spec, turn) if compose is None else None
+                model, window = self.models.call(claim, spec, compose, free, texts), self.models.window(claim, spec)
                 ended = await run_turn(turn, model, toolbox, spec.limits, window)
+            if turn.flushed and claim.inbox and not isinstance(ended, Left):
+                self.flush_times.note(claim.inbox[0], turn.flushed)
             if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
                 self._histories.keep(claim, conversation)
                 self.models.compactor.consider(claim, conversation)
@@ -205,7 +216,7 @@ class TurnRunner:
             if self.meters is not None and isinstance(error, StaleLease):
                 self.meters.refused()
             raise
-        except Exception as error:  # a fault of ours ends this turn, not the session
+        except Exception as error:  # a bug of ours ends this turn, not the session
             if isinstance(error, WorkspaceError):
                 log.error("%s", error)
             else:
@@ -224,22 +235,35 @@ class TurnRunner:
         return ended, session_log
 
     async def _conversation(self, claim: Claim, session: Session, spec: TurnSpec) -> Conversation:
-        """What was said before the turn, behind the system prompt."""
+        """Return the conversation before the turn, after the system prompt."""
         assert session.system is not None
         system = spec.system(await session.system)
         system = self.context.conversation_prompt(system, claim.began) if spec.dated else system
         return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
 
+    async def _texts_of(self, claim: Claim, session: Session, spec: TurnSpec, turn: Turn) -> TurnTexts | None:
+        """Return the recorder of the turn's system prompt and tools; None if the log has them, or if the provider sends
+        something else instead."""
+        assert session.system is not None
+        request = request_of(claim)
+        if self.models.provider.own_prompt or (request is not None and brings_all(request)):
+            return None
+        if is_own := claim.message.task is not None:  # written for this task
+            prompt = turn.conversation[0]["content"]
+        else:
+            prompt = await session.system
+        return self._texts.of_turn(claim, prompt, turn.sent, is_own=is_own)
+
     def _composer(self, claim: Claim, conversation: Conversation, before: int) -> Composer | None:
-        """What builds the turn's requests, where a subclass of the context builder has its own `build_messages`."""
+        """Return the composer of the turn's requests if a context builder subclass overrides `build_messages`."""
         message = claim.message
-        own = message.task is None and request_of(claim) is None  # others come with a prompt of their own
+        own = message.task is None and request_of(claim) is None  # other turns come with a prompt of their own
         if not own or not self.context.builds_messages or len(conversation) == before:
             return None
         return Composer(self.context, conversation[before], message.content, message.media)
 
     async def _said(self, claim: Claim, spec: TurnSpec) -> UserSaid:
-        """What opens the turn. Attachments and skills are read here, once, and stay in the log."""
+        """Return the entry that opens the turn. Attachments and skills are read here, once, and kept in the log."""
         message = claim.message
         text = message.content if spec.opening is None else clean(await spec.opening())
         if message.media and self.transcriber is not None:
@@ -253,7 +277,7 @@ class TurnRunner:
         return msgspec.structs.replace(said, loaded=skills, before=spec.before)
 
     async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
-        """`/compact`: the entry that makes a summary of all turns but the last, and what to tell the person."""
+        """Run `/compact`: return the entry that summarises all turns but the last, and the reply to the person."""
         assert session.system is not None
         system = self.context.conversation_prompt(await session.system, claim.began)
         conversation = await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
@@ -262,14 +286,14 @@ class TurnRunner:
         )
         session.command = asyncio.ensure_future(work)
         try:
-            await asyncio.wait([session.command])  # it may be stopped without the session
+            await asyncio.wait([session.command])  # it may be cancelled without the session
             made = session.command.result()
         except asyncio.CancelledError:
             if not session.command.cancelled():
                 session.command.cancel()
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
-        except Exception as error:  # nothing has changed, and that is what the person hears
+        except Exception as error:  # nothing has changed, and the person is told so
             told = error_for(claim.owner, error)
             return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
@@ -285,15 +309,15 @@ class TurnRunner:
         return made, COMPACTED.format(turns, then, now)
 
     async def fullness(self, info: SessionInfo | None) -> str:
-        """How full the model's window is with a session's conversation."""
+        """Describe how much of the model's context window a session's conversation uses."""
         used, window, summary = await self.context_use(info)
         if info is None:
             return f"the model takes {window:,} tokens"
         return f"about {used:,} of {window:,} tokens{', older turns as a summary' if summary else ''}"
 
     async def context_use(self, info: SessionInfo | None) -> tuple[int, int, bool]:
-        """About how many tokens a session's conversation has, how many the model takes, and whether a summary stands
-        for older turns."""
+        """Return a session's approximate tokens, the model's context window, and whether a summary replaces older
+        turns."""
         measure = self.models.compactor.measure()
         if info is None:
             return 0, measure.window, False
@@ -347,15 +371,18 @@ class TurnRunner:
         return tools if spec.ends_at is None else StoppableTools(tools)
 
     def _free_addresses(self, tools: ToolRegistry, conversation: Conversation) -> Free | None:
-        """Which images an answer may show; None for all: also for a client that brings its own tools, which is the
-        agent itself and gets the model's own words."""
+        """Return which image addresses an answer may contain; None for all.
+
+        A client that brings its own tools also gets None: it is the agent itself, and receives the model's text
+        unchanged.
+        """
         conversation.described_outside = tools.described_outside
-        if tools.described_outside:  # they may have come while the turn ran
+        if tools.described_outside:  # they may have been added while the turn ran
             conversation.untrusted = conversation.outside = True
         return None if isinstance(tools, ClientTools) else free_addresses(self.policy, conversation)
 
     async def _send(self, claim: Claim, conversation: Conversation, key: str, message: OutboundMessage) -> None:
-        """Put a message of a running turn into the outbox and on its way, once for each call."""
+        """Put a message of a running turn into the outbox and send it, once per call."""
         if (free := free_addresses(self.policy, conversation)) is not None:
             message = replace(message, content=plain_images(message.content, free))
         id = await self.store.post(claim, message, key, self.outbox.sender)
@@ -383,7 +410,7 @@ class SessionLog:
         self._answer = answer
         self._sender = sender
         self._follow = follow
-        self.incoming: Sequence[InboundMessage] = ()  # what follows from the turn's end
+        self.incoming: Sequence[InboundMessage] = ()  # messages that follow from the turn's end
         self._took: list[int] = []
         self._outgoing: Sequence[OutboundMessage] = ()
         self._finished: Written[Finished] | None = None
@@ -414,22 +441,22 @@ class SessionLog:
         return said
 
     def outgoing(self) -> list[tuple[int, OutboundMessage]]:
-        """The answer's rows in the outbox, once the turn is closed."""
+        """Return the answer's outbox rows, once the turn is closed."""
         return [] if self._finished is None else list(zip(self._finished.result().outbox, self._outgoing, strict=True))
 
     @property
     def announced(self) -> bool:
-        """Whether the processes that send know of the answer, once the turn is closed."""
+        """Return whether sending processes know about the answer, once the turn is closed."""
         return self._finished is not None and self._finished.result().announced
 
     def more(self) -> bool:
-        """Whether the session has more to do, once the turn is closed."""
+        """Return whether the session has more to do, once the turn is closed."""
         return self._finished is None or self._finished.result().more
 
 
 @dataclass(slots=True, frozen=True)
 class _StoreMarks:
-    """The file contents that the agent wrote, as the store remembers them."""
+    """The marks of file contents that the agent wrote, kept in the store."""
 
     store: Store
 
@@ -444,7 +471,7 @@ class _StoreMarks:
 
 
 def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[InboundMessage]:
-    """What follows from the turn's end, each message with what is known of where its text came from."""
+    """Return the messages that follow from the turn's end, each marked with the origin of its text."""
     untrusted = turn is not None and turn.conversation.untrusted
     messages = spec.follow(ended, untrusted)
     if turn is None or not untrusted or turn.conversation.outside:
@@ -453,7 +480,7 @@ def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[
 
 
 def _goes_on(claim: Claim, following: Sequence[InboundMessage]) -> bool:
-    """Whether the session has another turn: not that of a request which is all there is, nor of a finished agent."""
+    """Return whether the session can have another turn: false for a self-contained request and a finished agent."""
     if claim.message.task is not None:
         return any(message.session_key == claim.key for message in following)
     return (request := request_of(claim)) is None or request.kept
@@ -462,8 +489,11 @@ def _goes_on(claim: Claim, following: Sequence[InboundMessage]) -> bool:
 def _answer_to(
     message: InboundMessage, ended: TurnEnded, unattended: bool, chat_told: bool
 ) -> Sequence[OutboundMessage]:
-    """What is sent: nothing for a turn whose stop the chat is told of by the answer to its /stop. A person whose
-    process has left the turn to this one, such as a killed chat, finds the answer in the outbox on coming back."""
+    """Return the messages to send when the turn ends.
+
+    A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
+    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
+    """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)
     silent = message.cron is not None and message.cron.job == HEARTBEAT and says_nothing(ended.text)

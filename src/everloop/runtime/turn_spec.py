@@ -1,4 +1,4 @@
-"""TurnSpec: what one turn works with. A sub-agent or an API request has tools, limits and a prompt of its own."""
+"""TurnSpec: the settings of one turn. A sub-agent or an API request has its own tools, limits and prompt."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TIME_IS_UP = "I stopped because my time was up. The work so far is kept."
 ABORTED = "The run was aborted."
 
 RunCall = Callable[[Call], Awaitable[ToolResult]]
-# Runs calls that may start together, each with the function that is passed in; a result for each, in order.
+# Runs calls that may start together, each with the given function; returns their results in order.
 RunCalls = Callable[[Sequence[Call], RunCall], Awaitable[Sequence[ToolResult]]]
 
 
 class AskModel(Protocol):
-    """Asks the model once. With `emit` the answer is streamed to it."""
+    """Calls the model once. With `emit`, the answer is streamed to it."""
 
     async def __call__(
         self, conversation: Conversation, tools: list[dict[str, Any]] | None, emit: events.Emit | None
@@ -50,23 +50,24 @@ class TurnSpec:
     tools: ToolRegistry
     limits: Limits
     model: str | None = None
-    system: Callable[[str], str] = _unchanged  # makes the system prompt from the agent's own
+    system: Callable[[str], str] = _unchanged  # derives the system prompt from the agent's own
     dated: bool = True  # the system prompt ends with the date
-    ends_at: float | None = None  # when its time is up
+    ends_at: float | None = None  # deadline
     aborted: asyncio.Event | None = None  # stops the turn when it is set
     options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
-    before: tuple[Message, ...] = ()  # messages that stand before the one that opens the turn
-    # Messages that follow from the turn's end and are written with it; told whether it has read something from outside.
+    before: tuple[Message, ...] = ()  # messages that precede the one that opens the turn
+    # Returns messages to send when the turn ends, written together with its end; the flag tells whether the turn has
+    # read external content.
     follow: Callable[[TurnEnded, bool], Sequence[InboundMessage]] = _nothing
-    # Steps that a program has changed.
-    opening: Callable[[], Awaitable[str]] | None = None  # makes the text that opens the turn
+    # Steps overridden by a program.
+    opening: Callable[[], Awaitable[str]] | None = None  # creates the text that opens the turn
     ask_model: AskModel | None = None
     run_calls: RunCalls | None = None
 
 
 @contextmanager
 def stopping(turn: Turn, spec: TurnSpec) -> Iterator[None]:
-    """Stop the turn when its time is up or it is aborted, whatever it is doing."""
+    """Stop the turn at its deadline or when it is aborted, whatever it is doing."""
     loop = asyncio.get_running_loop()
     _stop_if_due(turn, spec)
     timer = watcher = None
@@ -89,7 +90,7 @@ async def _abort(turn: Turn, spec: TurnSpec, aborted: asyncio.Event) -> None:
 
 
 def _stop_if_due(turn: Turn, spec: TurnSpec) -> None:
-    """Stop a turn whose time is up, and otherwise one that is aborted."""
+    """Stop the turn if it is past its deadline or was aborted, in that order."""
     if spec.ends_at is not None and time.time() >= spec.ends_at:
         turn.stop("timeout", TIME_IS_UP)
     elif spec.aborted is not None and spec.aborted.is_set():
@@ -97,12 +98,12 @@ def _stop_if_due(turn: Turn, spec: TurnSpec) -> None:
 
 
 def request_of(claim: Claim) -> Request | None:
-    """The request that the claimed turn is about, if it is one."""
+    """Return the API request of the claimed turn, if it has one."""
     first = claim.entries[0] if claim.entries else None
     return first.request if isinstance(first, UserSaid) else claim.message.request
 
 
 def brought_by(claim: Claim) -> list[str]:
-    """The results of a client's own tools that came with the claimed request: texts from outside."""
+    """Return the results of the client's own tools in the claimed request, which are external content."""
     before = request.before if (request := request_of(claim)) is not None else ()
     return [text_of(message.get("content")) for message in before if message.get("role") == "tool"]

@@ -1,4 +1,4 @@
-"""Voice messages: recordings among the attachments of a message become text when its turn begins."""
+"""Voice messages: transcribes recordings among a message's attachments when its turn starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..threads import in_thread
 async def with_transcripts(
     transcriber: Transcriber, text: str, media: Sequence[str], reach: Callable[[], Reach]
 ) -> str:
-    """The text of a message with the words of its recordings, marked as a transcript.
+    """Return the text of a message followed by transcripts of its recordings, marked as such.
 
-    `reach` says which files may be read; it looks at the disk, and is called in a thread.
+    `reach` returns which files may be read; it reads from disk, and is called in a thread.
     """
     words = [await _words(transcriber, path, reach) for path in media if is_recording(path)]
     return "\n\n".join([text, *words] if text else words)
@@ -29,9 +29,9 @@ async def _words(transcriber: Transcriber, path: str, reach: Callable[[], Reach]
         words = await transcriber.transcribe(os.path.basename(path), data)
     except (OSError, OutOfReach, ProviderError) as error:
         why = one_line(str(error), 200) if isinstance(error, ProviderError) else "the recording cannot be read"
-        return f"[A voice message came, which could not be transcribed ({why}).]"
+        return f"[A voice message could not be transcribed ({why}).]"
     if not words:
-        return "[A voice message came, in which no words were heard.]"
+        return "[A voice message contained no recognisable words.]"
     return f"[transcript of a voice message]\n{words}"
 
 

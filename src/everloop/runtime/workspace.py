@@ -15,8 +15,11 @@ from ..threads import in_thread
 
 
 class Places(NamedTuple):
-    """The workspace, as it was named and as it really is; the runtime's own files, which no tool may touch where the
-    workspace is restricted, and its code, which none may change."""
+    """Resolved paths of an agent.
+
+    The workspace is given as configured and with symlinks resolved. `protected` are the runtime's own files, which
+    tools must not touch in a restricted workspace; `frozen` is its code, which they must never change.
+    """
 
     workspace: Path
     real_workspace: Path
@@ -25,7 +28,7 @@ class Places(NamedTuple):
 
 
 class WorkspaceError(EverloopError):
-    """The workspace is missing, or no folder."""
+    """The workspace is missing or is not a folder."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Workspace:
         return f"{self.path}{' (restricted)' if self.restricted else ''}"
 
     async def check(self) -> None:
-        """At the first use: make the folder where only it is missing, or raise a `WorkspaceError`."""
+        """On first use, create the folder if only the last path component is missing, or raise a `WorkspaceError`."""
         if not self._is_checked:
             await in_thread(self._check)
             self._is_checked = True
@@ -54,7 +57,7 @@ class Workspace:
         return self._places
 
     def reach(self) -> Reach:
-        """What may be read for the prompt, as by any tool. Looks at the disk: call it in a thread."""
+        """Return the files that may be read for the prompt, as for any tool. Reads from disk: call it in a thread."""
         places = self._places or self._resolve()
         return Reach(places.workspace, self.restricted, protected=places.protected)
 
@@ -64,7 +67,7 @@ class Workspace:
         except OSError as error:
             what = "is not a folder" if self.path.exists() else f"cannot be created ({error.strerror})"
             where = os.path.abspath(self.path)
-            raise WorkspaceError(f"the workspace {where} {what}: make the folder, or name another one") from None
+            raise WorkspaceError(f"the workspace {where} {what}: create the folder, or configure another one") from None
 
     def _resolve(self) -> Places:
         protected = [self.home.resolve(), *self.store.files()]

@@ -1,8 +1,8 @@
-"""Access to the web page: one-time links, logins with a token, and the cookies that they set.
+"""Access to the web page: one-time links, token logins, and the session cookies that they set.
 
-A cookie is signed with a key that is kept in the home folder, which no tool of an agent can read. It goes to every
-server on its host, whatever the port, so it is not enough: a page proves with each request that it also has the page
-key, which only this server's own pages can store and read.
+A cookie is signed with a key in the home folder, which no agent's tool can read. Browsers send it to every server on
+the host, whatever the port, so it is not sufficient on its own: with each request, a page must also prove that it has
+the page key, which only this server's own pages can store and read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN = "me"
 
 @dataclass(slots=True, frozen=True)
 class Visitor:
-    """Who uses the page: the person of this machine, or the owner of a token."""
+    """The user of the page: the person of this machine, or the owner of a token."""
 
     owner: str
     token: Token | None = None
@@ -41,7 +41,7 @@ class Visitor:
 
 @dataclass(slots=True, frozen=True)
 class Login:
-    """A new login: the cookie's value, and the key for the page that logged in."""
+    """A new login: the cookie's value, and the page key for the page that logged in."""
 
     cookie: str
     page_key: str
@@ -49,24 +49,24 @@ class Login:
 
 
 class Access:
-    """Makes and checks links, cookies and page keys."""
+    """Creates and verifies links, cookies and page keys."""
 
     def __init__(
         self, store: Store, home: Path, find_token: Callable[[str], Awaitable[Token | None]] | None = None
     ) -> None:
-        """`find_token` gives the token with a hash, where a login may have one of another database."""
+        """`find_token` looks up a token by its hash; it is needed if tokens may be in another database."""
         self._store = store
         self._find_token = find_token or store.token
         self._path = home / KEY_FILE
         self._key = b""
 
     async def new_link(self) -> str:
-        """A code that logs its bearer in as the person of this machine, once and within ten minutes."""
+        """Return a code that logs its bearer in as the person of this machine, once, within ten minutes."""
         about = f"{int(time.time()) + LINK_SECONDS}.{secrets.token_hex(8)}"
         return f"{about}.{await self._sign('link', about)}"
 
     async def redeem(self, code: str) -> Login | None:
-        """Log in with the code of a link; None if it is none, too old, or used before by any server of the store."""
+        """Log in with the code of a link; None if it is invalid, expired, or was used on any server of the store."""
         about, _, signature = code.rpartition(".")
         if not await self._is_signed("link", about, signature) or _expiry(about) < time.time():
             return None
@@ -81,7 +81,7 @@ class Access:
         return await self._login(hash_of(token), found.owner) if found is not None and USE in found.rights else None
 
     async def visitor(self, request: web.Request) -> Visitor | None:
-        """The visitor who sent a request, if its cookie and its page key are right."""
+        """Return the visitor who sent a request, if its cookie and page key are valid."""
         cookie, page_key = request.cookies.get(cookie_name(request)), request.headers.get(PAGE_KEY)
         if not cookie or not page_key:
             return None
@@ -93,7 +93,7 @@ class Access:
         subject = about.split(".")[-1]
         if subject == OWN:
             return Visitor(OWN)
-        token = await self._store.token(subject)  # each time, so that revoking it takes effect at once
+        token = await self._store.token(subject)  # read every time, so that revoking it takes effect at once
         return Visitor(token.owner, token) if token is not None and USE in token.rights else None
 
     async def _login(self, subject: str, owner: str) -> Login:
@@ -111,7 +111,7 @@ class Access:
 
 
 def cookie_name(request: web.Request) -> str:
-    """The name of the cookie, with the port: browsers send cookies to all servers of a host."""
+    """Return the name of the cookie; it includes the port because browsers send cookies to all servers of a host."""
     _, _, port = request.host.rpartition(":")
     return f"everloop_{port if port.isdecimal() else 'web'}"
 
@@ -131,7 +131,7 @@ def _expiry(about: str) -> float:
 
 
 def _read_key(path: Path) -> bytes:
-    """The key in the home folder, made when it is first needed. Two processes that make one agree on the first."""
+    """Return the key in the home folder, creating it on first use. Two processes that create one agree on the first."""
     try:
         with contextlib.suppress(FileNotFoundError):
             return _checked(path)

@@ -1,7 +1,8 @@
-"""Whose agent answers a request without `tools`: the server's own, with its tools, or none, because the client is one.
+"""Decides which agent answers a request without `tools`: the server's own, with its tools, or none, because the client
+is one.
 
-The server's settings, the token, a header and the model's name decide. A request that a client makes on the side, for a
-title say, never gets the agent's tools; recognising one can only take tools away.
+The server's settings, the token, a header and the model's name decide. A side request of a client, such as for a title,
+never gets the agent's tools; detecting one can only take tools away.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from .errors import bad_request
 from .requests import ChatRequest
 
 HEADER = "X-Agent"
-# Names under which the server's default model is offered, and whose tools are used with them.
+# Names under which the server's default model is offered, with the agent they select.
 MODELS: Mapping[str, Agent] = {"everloop/agent": "own", "everloop/chat": "client"}
-INSTRUCTION = 800  # characters at the beginning of a message, where a client's own prompt says what it is for
-CLOSING = 500  # and at its end, behind the text that it is about
-SHORT = 200  # characters of a message that is read as a whole
-MOST_SENTENCES = 2  # of a system message that say what a request is for; behind them stand rules of an agent
+INSTRUCTION = 800  # characters at the start of a message, where a client's own prompt states its purpose
+CLOSING = 500  # characters at its end, after the text that it is about
+SHORT = 200  # messages up to this many characters are examined in full
+MOST_SENTENCES = 2  # leading sentences of a system message that state a request's purpose; an agent's rules follow them
 
 _CHAT = r"(?:chats?|conversations?|threads?|sessions?|discussions?|dialogues?|exchange|topic)"
-# The chat that the request is part of, not any chat.
+# The chat that the request belongs to, not any chat.
 _THIS = rf"(?:(?:this|the|our|following|above|previous|user's)\ (?:\w+\ ){{0,2}}{_CHAT}|(?:chat|conversation)\ history)"
 _MAKE = r"(?:generat\w+|creat\w+|writ\w+|provid\w+|giv\w+|mak\w+|suggest\w*|craft\w*|reply|output|propos\w+|nam\w+)"
 _NAME = r"(?:titles?|names?|headings?|headlines?|descriptions?|subject)"
-# What the prompts of Open WebUI, LibreChat, Continue, Zed, goose, aider, Claude Code and others say in one sentence.
+# Phrases from the prompts of Open WebUI, LibreChat, Continue, Zed, goose, aider, Claude Code and others.
 _TASK = re.compile(
     rf"""
     \b{_MAKE}\b.{{0,60}}\b{_NAME}\b.{{0,60}}\b{_THIS}\b          # "Generate a title for this chat"
@@ -40,7 +41,7 @@ _TASK = re.compile(
     """,
     re.I | re.X,
 )
-# What a prompt calls the model where it is nothing but one of these.
+# Roles in prompts for models that have no other task.
 _ROLE = re.compile(
     r"""
     \byou\ are\ (?:an?|the)\ (?:\w+\ ){0,4}?
@@ -52,13 +53,13 @@ _ROLE = re.compile(
     """,
     re.I | re.X,
 )
-# Marks of a text to be filled in; two of them, because one may be what a question is about.
+# Fill-in-the-middle markers; two are required, because a question may be about one of them.
 _GAPS = (
     re.compile(r"<\|?fim[_-]?(?:prefix|suffix|middle|begin|hole|end)\|?>|<\uff5cfim\u2581\w+\uff5c>"),
     re.compile(r"<(?:PRE|SUF|MID)>"),
     re.compile(r"\[(?:SUFFIX|PREFIX)\]"),
 )
-# What no client asks for on the side: that something becomes of it elsewhere, or that it is about something elsewhere.
+# Words that no side request contains: they ask for an effect elsewhere, or are about something elsewhere.
 _WORK = re.compile(
     r"""
     \b(?:save|store|append|commit|push|send|mail|post|upload|insert|rename|refactor|implement|install)\b
@@ -68,21 +69,21 @@ _WORK = re.compile(
     """,
     re.I | re.X,
 )
-_RULE = re.compile(r"\b(?:when|whenever|if|can|may|able|also|once)\b", re.I)  # what an agent does among other things
-_QUOTE = re.compile(r"""[:\n"“«`<]""")  # behind it may stand what the chat is about
+_RULE = re.compile(r"\b(?:when|whenever|if|can|may|able|also|once)\b", re.I)  # one of several things that an agent does
+_QUOTE = re.compile(r"""[:\n"“«`<]""")  # may be followed by the chat's subject
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def model_of(name: str | None) -> str:
-    """The model that a request names; "" for the server's default."""
+    """Return the model that a request names; "" for the server's default."""
     return "" if name is None or name in MODELS else name
 
 
 def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default: Agent) -> Agent:
-    """Whose tools a request uses if it brings none.
+    """Return whose tools a request uses if it brings none.
 
-    The header and the model's name choose, then the token, then the server's settings. A token for clients only is a
-    limit that neither of them lifts, and where the two differ, the agent's tools are not used.
+    The header and the model's name take precedence over the token, and the token over the server's settings. A token
+    restricted to "client" cannot be overridden, and if header and model name disagree, the agent's tools are not used.
     """
     asked = {header_of(headers), MODELS.get(chat.model or "")} - {None}
     if token == "client" or "client" in asked or chat.client_is_agent or is_side_request(chat):
@@ -91,7 +92,7 @@ def agent_of(chat: ChatRequest, headers: Mapping[str, str], token: str, default:
 
 
 def is_side_request(chat: ChatRequest) -> bool:
-    """Whether a client asks for a title, a summary, tags or a completion, by the words of its prompt."""
+    """Return whether a client is asking for a title, a summary, tags or a completion, judging by its prompt."""
     said = next((text_of(one["content"]) for one in reversed(chat.messages) if one["role"] == "user"), "")
     if _has_gap(said) or _ROLE.search(said[:SHORT]) or _ROLE.search(chat.system[:SHORT]):
         return True
@@ -105,7 +106,7 @@ def is_side_request(chat: ChatRequest) -> bool:
 
 
 def _asks_aside(sentence: str) -> bool:
-    """Whether a sentence asks for it, and for nothing else. What it quotes of the chat does not count."""
+    """Return whether a sentence makes only a side request. Anything it quotes from the chat is ignored."""
     task = _TASK.search(sentence)
     if task is None:
         return False
@@ -118,12 +119,12 @@ def _sentences(text: str) -> list[str]:
 
 
 def _has_gap(text: str) -> bool:
-    """Whether a text is one to be filled in: it has two different marks of a model's format."""
+    """Return whether a text is to be filled in: it has two different markers of one model's format."""
     return any(len(set(mark.findall(text))) >= 2 for mark in _GAPS)
 
 
 def header_of(headers: Mapping[str, str]) -> Agent | None:
-    """What the header chooses, if it is there."""
+    """Return the choice in the header, if there is one."""
     match headers.get(HEADER, "").strip().lower():
         case "":
             return None

@@ -1,11 +1,12 @@
 """`POST /v1/messages`: Anthropic's Messages API, and `count_tokens`.
 
-A body becomes a chat request, so that everything behind it is the same as for OpenAI's API.
+A body is converted to a chat request, so that everything after that is the same as for OpenAI's API.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, assert_never
 
 import msgspec
@@ -48,12 +49,12 @@ from .requests import (
     unknown_keys,
 )
 from .responses import event_comment, named_event
-from .turns import Asked, Turns, finish_of
+from .turns import SESSION, Asked, Turns, finish_of
 
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
-# Sent with a thinking block, because clients expect one. It is not read: thoughts that come back are left out.
+# Sent with a thinking block, because clients expect one. It is never read: thinking blocks in requests are dropped.
 SIGNATURE = "ZXZlcmxvb3A="
-VERSION_HEADER = "anthropic-version"  # which every client of the API sends
+VERSION_HEADER = "anthropic-version"  # sent by every client of the API
 
 # ---------------------------------------------------------------------------------------------- requests
 
@@ -89,7 +90,7 @@ class ImageBlock(Struct, tag="image", tag_field="type"):
 
 
 class DocumentBlock(Struct, tag="document", tag_field="type"):
-    """A text that belongs to a message."""
+    """A text document attached to a message."""
 
     source: Base64Source | UrlSource | TextSource
     title: str | None = None
@@ -129,7 +130,7 @@ class SystemBlock(Struct):
 
 
 class ToolParam(Struct):
-    """A tool of the client. One of another type than "custom" would run at Anthropic, and has no effect."""
+    """A tool of the client. Types other than "custom" run at Anthropic, and have no effect here."""
 
     name: Name
     type: str | None = None
@@ -165,7 +166,7 @@ class CountBody(Struct):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """The body of a request. `cache_control` is accepted everywhere; what the server caches is its own affair."""
+    """The body of a request. `cache_control` is accepted everywhere, but the server decides what it caches."""
 
     max_tokens: Tokens
     stream: bool | None = None
@@ -178,11 +179,11 @@ class MessagesBody(CountBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
-MOST_STOPS = 4  # stop sequences, which is what OpenAI's servers accept
+MOST_STOPS = 4  # stop sequences that OpenAI's servers accept
 
 
-def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
-    """Parse a body; an ApiError names the parameter that is invalid."""
+def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int, kept: bool = False) -> ChatRequest:
+    """Parse a body; an ApiError names the invalid parameter. `kept` says that the server has the history."""
     asked = parse_body(body, _decoder)
     ignored = unknown_keys(body, MessagesBody)
     if asked.top_k is not None:
@@ -209,6 +210,7 @@ def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int) 
         ignored=[*ignored, *left_out],
         client_is_agent=bool(asked.tools),
         hides_reasoning=asked.thinking is None or asked.thinking.type == "disabled",
+        kept=kept,
     )
 
 
@@ -219,7 +221,7 @@ def read_count(body: bytes, *, honours: frozenset[str], messages_limit: int) -> 
 
 
 def _chat_body(asked: CountBody) -> tuple[ChatBody, list[str], list[str]]:
-    """The request in the form of a chat body; the names of its messages; what has no effect."""
+    """Return the request as a chat body, the places of its messages, and the parameters without effect."""
     messages: list[AnyMessage] = []
     places: list[str] = []
     if system := _system(asked.system):
@@ -265,7 +267,7 @@ def _choice(
 
 
 def _messages(message: MessageParam, where: str) -> Iterator[AnyMessage]:
-    """The chat messages that one message is: results of calls, then what was said."""
+    """Yield the chat messages in one message: results of calls, then text."""
     content = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
     if not content:
         raise bad_request(f"{where}.content: is empty", f"{where}.content")
@@ -283,7 +285,7 @@ def _messages(message: MessageParam, where: str) -> Iterator[AnyMessage]:
             case ToolResultBlock():
                 yield _result(block, place)
             case ThinkingBlock() | RedactedThinkingBlock():
-                pass  # the model's own thoughts: no other model's API takes them
+                pass  # the model's own reasoning: no other model's API accepts it
             case _:
                 assert_never(block)
     yield from _said(message.role, said, calls, where)
@@ -331,7 +333,7 @@ def _part(block: TextBlock | ImageBlock | DocumentBlock, where: str) -> TextPart
 
 
 class MessagesUsage(Struct):
-    """The tokens of all model calls of the turn; those that were read from a cache are counted apart."""
+    """The tokens of all model calls of the turn; cached ones are counted separately."""
 
     input_tokens: int
     output_tokens: int
@@ -355,7 +357,7 @@ class AnsweredToolUse(Struct, tag="tool_use", tag_field="type"):
 
 
 class AnsweredMessages(Struct):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     model: str
@@ -382,7 +384,7 @@ class MessagesError(Struct):
 
 
 def anthropic_models(names: Sequence[str]) -> bytes:
-    """The list of models as clients of this API expect it."""
+    """Return the list of models in this API's format."""
     data = [
         {"type": "model", "id": clean(name), "display_name": clean(name), "created_at": "1970-01-01T00:00:00Z"}
         for name in names
@@ -396,25 +398,27 @@ class MessagesHandler:
         self._turns = turns
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        return await self._turns.answer(request, self._read, MessagesWire, "msg_")
+        read = partial(self._read, kept=SESSION in request.headers)
+        return await self._turns.answer(request, read, MessagesWire, "msg_")
 
     async def count(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/messages/count_tokens`: an estimate, which follows what the model's server counts."""
+        """Handle `POST /v1/messages/count_tokens`: an estimate, calibrated by the counts of the model's server."""
         chat = await self._turns.read(request, self._read_count)
         agent = await self._turns.agent(request)
         system = [{"role": "system", "content": chat.system}] if chat.system else []
         tokens = agent.count_tokens([*system, *chat.messages], chat.tools, agent.model_for(chat.model or ""))
         return web.Response(body=encode_json(TokenCount(tokens)), content_type="application/json")
 
-    def _read(self, body: bytes) -> ChatRequest:
-        return read_messages(body, honours=self._turns.honours, messages_limit=self._turns.messages_limit)
+    def _read(self, body: bytes, kept: bool) -> ChatRequest:
+        turns = self._turns
+        return read_messages(body, honours=turns.honours, messages_limit=turns.messages_limit, kept=kept)
 
     def _read_count(self, body: bytes) -> ChatRequest:
         return read_count(body, honours=self._turns.honours, messages_limit=self._turns.messages_limit)
 
 
 class MessagesWire:
-    """Writes one answer: a message that consists of blocks, which are opened and closed one after the other."""
+    """Writes one answer: a message made of blocks, which are opened and closed one after the other."""
 
     content_type = "text/event-stream"
 
@@ -441,7 +445,7 @@ class MessagesWire:
         return event_comment(text)
 
     def end(self, outcome: Outcome) -> bytes:
-        calls = b"".join(self._call(call) for call in outcome.calls)  # each closes what is open before it
+        calls = b"".join(self._call(call) for call in outcome.calls)  # each call closes the block before it
         delta = {"stop_reason": _stop_reason(outcome), "stop_sequence": None}
         ended = _event("message_delta", delta=delta, usage=_usage(outcome)) + _event("message_stop")
         return calls + self._closed() + ended
@@ -473,7 +477,7 @@ class MessagesWire:
         return closed + opened + delta + _event("content_block_stop", index=self._index)
 
     def _opened(self, kind: Literal["text", "thinking"]) -> bytes:
-        """What opens a block of this kind, unless it is open."""
+        """Return the events that open a block of this kind, unless it is open."""
         if self._open == kind:
             return b""
         closed, self._open = self._closed(), kind
@@ -482,7 +486,7 @@ class MessagesWire:
         return closed + _event("content_block_start", index=self._index, content_block=block)
 
     def _closed(self) -> bytes:
-        """What closes the open block, if there is one."""
+        """Return the events that close the open block, if there is one."""
         kind, self._open = self._open, ""
         if not kind:
             return b""

@@ -1,4 +1,4 @@
-"""The HTTP server: its routes, and how it starts and stops."""
+"""The HTTP server: its routes, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from .placement import Database, Placement
 
 log = logging.getLogger("everloop.server")
-READY_SECONDS = 3.0  # for the store to accept a write; load balancers do not wait much longer
-READY_FRESH = 1.0  # seconds for which the result of one write is reused
+READY_SECONDS = 3.0  # time limit for the store to accept a write; load balancers do not wait much longer
+READY_FRESH = 1.0  # seconds for which the result of a write probe is reused
 
 
 class Server:
-    """Serves OpenAI's API. `start` gives the URLs that it listens on.
+    """Serves OpenAI's API. `start` returns the URLs that it listens on.
 
-    With a `placement`, it passes each request on to the server of the database that the request's owner is in; those do
-    not listen: `prepare` is enough for them.
+    With a `placement`, it passes each request on to the server of the database that the request's owner is in. Those
+    servers do not listen: for them, `prepare` is enough.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class Server:
         config = self._config
         tokens = await self._owners.store.tokens()
         usable = any(token.revoked_at is None for token in tokens)
-        # With a placement every request needs a token, and the tokens may be in another database.
+        # With a placement, every request needs a token, and the tokens may be in another database.
         binding = await check_bind(config.host, usable or self._placement is not None)
         self._is_local = binding.loopback
         if tokens and not usable and self._placement is None:
-            log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` makes one")
+            log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` creates one")
         runner = await self._make_runner(binding.loopback)
         return await runner.listen(binding, config.port, "--port")
 
     async def prepare(self) -> Database:
-        """Be ready for requests that another server passes on."""
+        """Get ready for requests that another server passes on."""
         runner = await self._make_runner(loopback=False)
         await runner.setup()
         return self.database
 
     @property
     def database(self) -> Database:
-        """Its handlers, once it has started."""
+        """The handlers of this server, once it has started."""
         from .placement import Database
 
         assert self._runner is not None
@@ -136,12 +136,14 @@ class Server:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         return self._is_local
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
-        """Refuse new requests, and let running ones end within `drain_seconds`, or until `hurry` is set. Turns that are
-        not over by then stay open on disk."""
+        """Refuse new requests, and let running ones finish within `drain_seconds`, or until `hurry` is set.
+
+        Unfinished turns stay open on disk.
+        """
         if self._runner is None or self._guard is None:
             return
         self.refuse()
@@ -154,7 +156,7 @@ class Server:
         await cleanup
 
     def refuse(self) -> None:
-        """Refuse new requests, and end feeds."""
+        """Refuse new requests, and end the feeds."""
         if self._guard is not None:
             self._guard.closing = True
         self._turns.stopping = True
@@ -209,7 +211,7 @@ class Server:
         return _json(health())
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """Whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
+        """Return whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
         if self._turns.stopping:
             raise unavailable("the server is shutting down")
         now = asyncio.get_running_loop().time()
@@ -238,7 +240,7 @@ class Server:
         return _json(self._openapi)
 
     def _names(self) -> list[str]:
-        """The models that a request may name."""
+        """Return the models that a request may name."""
         config = self._config
         named = [name for name in config.server_models if not any(c in name for c in "*?[")]
         first = config.model or self._owners.provider.get_default_model()

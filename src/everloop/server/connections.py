@@ -1,4 +1,4 @@
-"""HTTP connections: the listening sockets, the limits of each connection, and the guard in front of the application."""
+"""HTTP connections: listening sockets, per-connection limits, and the guard in front of the application."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .origins import Binding
 
 log = logging.getLogger("everloop.server")
 
-IDLE_SECONDS = 75.0  # longer than proxies keep a connection, so that the proxy closes it
+IDLE_SECONDS = 75.0  # longer than proxies keep a connection open, so that the proxy closes it
 HEAD_SECONDS = 15.0
 SEND_SECONDS = 60.0
-CANCEL_SECONDS = 5.0  # for a cancelled request to end
+CANCEL_SECONDS = 5.0  # for a cancelled request to finish
 LINGER_SECONDS = 2.0  # for a refused client to finish sending and read the response
 IDLE_CONNECTIONS = 1_000  # in addition to those with a running request
-OTHER_FILES = 256  # that the process opens in addition to its connections
+OTHER_FILES = 256  # files that the process opens in addition to its connections
 
 
 def connection_limit(requests: int) -> int:
-    """How many connections may be open when this many requests may run, each with another one to the model.
+    """Return how many connections may be open if this many requests may run, each with a connection to the model.
 
-    Raises the limit of open files as far as needed and allowed: without a free descriptor no client can connect and no
+    Raises the limit on open files as far as needed and allowed: without a free descriptor no client can connect and no
     store can be opened.
     """
     wanted = requests + IDLE_CONNECTIONS
@@ -45,7 +45,7 @@ def connection_limit(requests: int) -> int:
 
 
 class Runner(web.AppRunner):
-    """aiohttp's runner for an application behind a guard: no request reaches the application without it."""
+    """aiohttp's runner for an application behind a guard: no request bypasses the guard."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Runner(web.AppRunner):
         connections: int = IDLE_CONNECTIONS,
         admit: Handler | None = None,
     ) -> None:
-        """`admit` takes the requests in the place of the guard's own: it passes each on to this or another guard."""
+        """`admit` receives requests instead of this guard, and passes each one on to this or another guard."""
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._guard = guard
         self._admit = admit
@@ -70,7 +70,10 @@ class Runner(web.AppRunner):
         app.on_response_prepare.append(guard.add_headers)
 
     async def listen(self, binding: Binding, port: int, flag: str) -> list[str]:
-        """Open the listening sockets, all on one port; gives their URLs. An error names the flag that sets the port."""
+        """Open the listening sockets, all on one port, and return their URLs.
+
+        An error names the flag that sets the port.
+        """
         await self.setup()
         for address in binding.addresses:
             try:
@@ -96,12 +99,12 @@ class Runner(web.AppRunner):
             handler_cancellation=True,
             keepalive_timeout=self._idle_seconds,
             lingering_time=LINGER_SECONDS,
-            auto_decompress=False,  # compressed bodies are refused: a few bytes must not become gigabytes
+            auto_decompress=False,  # compressed bodies are refused: a few bytes must not expand to gigabytes
             access_log=None,
         )
 
     def hurry(self) -> None:
-        """During cleanup: cancel the requests that are still running."""
+        """Cancel the requests that are still running during cleanup."""
         if isinstance(self.server, _Server):
             self.server.hurry()
 
@@ -118,8 +121,11 @@ class _Server(web.Server):
         return self._make(**self._kwargs)
 
     def has_room(self, newcomer: Connection) -> bool:
-        """Whether a new connection may stay. At the limit, the oldest idle connection is closed for it, so that a
-        client which opens connections and sends nothing does not lock out others."""
+        """Return whether a new connection may stay.
+
+        At the limit, the oldest idle connection is closed to make room, so that a client that opens connections and
+        sends nothing cannot lock out others.
+        """
         if len(self._connections) <= self._most:
             return True
         for other in self._connections:
@@ -135,9 +141,8 @@ class _Server(web.Server):
 
 
 class Connection(web.RequestHandler):
-    """A client's connection, with two time limits that aiohttp lacks: for the head of a request to arrive, and for the
-    client to read what it is sent.
-    """
+    """A client's connection, with two timeouts that aiohttp lacks: for the request's head to arrive, and for the client
+    to read the response."""
 
     __slots__ = ("_guard", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer", "_server")
 
@@ -173,8 +178,11 @@ class Connection(web.RequestHandler):
             self._send_timer.cancel()
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
-        """Wait for the running request, and cancel it after the timeout. aiohttp alone would wait for the timeout once
-        more after cancelling. Its own timer comes later: one that fires together with ours breaks the request's end."""
+        """Wait for the running request, and cancel it after the timeout.
+
+        aiohttp alone would wait for the timeout a second time after cancelling. Its own timer must fire later: if both
+        fired together, the request could not finish cleanly.
+        """
         ends = self._loop.call_later(timeout or 0.0, self.end)
         try:
             await super().shutdown((timeout or 0.0) + CANCEL_SECONDS)
@@ -195,7 +203,7 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The response when aiohttp cannot parse a request, or when an error was raised outside of the guard."""
+        """Return the response if aiohttp cannot parse a request, or if an error was raised outside of the guard."""
         if REQUEST_ID not in request:
             request[REQUEST_ID] = new_request_id()
         if status < 500:
@@ -205,7 +213,7 @@ class Connection(web.RequestHandler):
         return self._guard.refusal(request, _error_for(status, exc, request[REQUEST_ID]), close=True)
 
     def is_idle(self) -> bool:
-        """Whether no request is running: the connection waits for the head of one."""
+        """Return whether no request is running: the connection waits for the head of one."""
         return self._waiter is not None and not self._waiter.done()
 
     def _abort(self) -> None:
@@ -218,7 +226,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _too_many() -> bytes:
-    """The response to a connection over the limit, sent before anything is read."""
+    """Return the response to a connection over the limit, sent before anything is read."""
     error = errors.unavailable("the server has as many connections as it can handle; try again soon", 1.0)
     body = encode_json(error.body())
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"

@@ -13,7 +13,7 @@ from ..runtime.api_requests import Outcome
 
 
 class ApiError(Exception):
-    """An error that the client receives; raised anywhere behind the guard."""
+    """An error for the client; may be raised anywhere behind the guard."""
 
     def __init__(
         self,
@@ -34,25 +34,25 @@ class ApiError(Exception):
         self.headers: Mapping[str, str] = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the response, or of the event that ends a broken stream."""
+        """Return the JSON object of the response, or of the event that ends a broken stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
-# Ollama's API shares its prefix with that of the web page.
+# Ollama's API shares its prefix with the web page's API.
 _OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|version|ps|embed|embeddings|pull|push|create|copy|delete|blobs)(?:/|$)"
 )
 
 
 def body_for(path: str, error: ApiError) -> dict[str, Any]:
-    """The body of an error in the shape of the API that a path belongs to."""
+    """Return the body of an error in the format of the API that the path belongs to."""
     if path.startswith("/v1/messages"):
         return anthropic_body(error)
     return {"error": error.message} if _OLLAMA.match(path) else error.body()
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """The JSON object of an error in Anthropic's API."""
+    """Return the JSON object of an error in Anthropic's API."""
     return {"type": "error", "error": {"type": _anthropic_type(error.status), "message": error.message}}
 
 
@@ -80,7 +80,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
-    # Some clients recognise a wrong key by the type alone.
+    # Some clients recognise an invalid key by the type alone.
     return ApiError(
         401, message, "authentication_error", code=code, headers={"WWW-Authenticate": 'Bearer realm="everloop"'}
     )
@@ -121,7 +121,7 @@ def too_many_requests(message: str, retry_after: float = 1.0, code: str = "rate_
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
-    """An error without details: they could contain paths, keys or another owner's text. The log has them."""
+    """Return an error without details: they could contain paths, keys or another owner's text. The log has them."""
     where = f" under the id {request_id}" if request_id else ""
     return ApiError(500, f"internal error; the server's log has it{where}", "server_error", code="internal_error")
 
@@ -140,8 +140,10 @@ def gateway_timeout(message: str, code: str = "model_timeout") -> ApiError:
 
 
 def failure_of(outcome: Outcome, own: bool) -> ApiError | None:
-    """The error for a turn that has no answer. Only the person of the machine (`own`) may read the model's address and
-    what it says about the key."""
+    """Return the error for a turn that has no answer.
+
+    Only the person of the machine (`own`) may see the model's address and what it says about the key.
+    """
     last = outcome.entries[-1] if outcome.entries else None
     if not isinstance(last, TurnEnded):
         return None
@@ -163,17 +165,20 @@ def failure_of(outcome: Outcome, own: bool) -> ApiError | None:
 
 
 def model_failure(text: str, status: int, own: bool) -> ApiError:
-    """The error for a request that the model's server has refused or failed."""
+    """Return the error for a request that the model's server refused or failed."""
     return _model_error(TurnEnded("error", text, status), own)
 
 
 def _model_error(ended: TurnEnded, own: bool) -> ApiError:
-    """A failure of the model. That it refuses our key or address is not the client's fault."""
+    """Return the error for a failed model call.
+
+    If the model's server refuses our key or address, that is not the client's fault.
+    """
     if is_overflow(ended.text):
         what = ended.text if own else "the conversation is longer than the model's context window"
         return bad_request(what, "messages", "context_length_exceeded")
-    why = f" (it answered {ended.status})" if ended.status else ""
-    text = ended.text if own else f"the model of this server failed{why}; the server's log has more"
+    why = f" (status {ended.status})" if ended.status else ""
+    text = ended.text if own else f"the server's model call failed{why}; the server's log has more"
     match ended.status:
         case 400 | 413 | 422:
             return bad_request(text, code="model_refused")

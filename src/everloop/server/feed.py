@@ -1,8 +1,8 @@
-"""GET /api/sessions/KEY/feed: a session as server-sent events, from a position of its log on.
+"""GET /api/sessions/KEY/feed: a session as server-sent events, from a position in its log.
 
-Every event that a client can resume from has an id: the position of the last entry of the log, a mark that tells this
-entry from another one at the same position, and how much the client has of the text that is being streamed after it.
-The ids hold for every server of the store.
+Every event that a client can resume from has an id: the position of the log's last entry, a mark that distinguishes
+this entry from another one at the same position, and how much the client has of the text streamed after it. The ids are
+valid on every server of the store.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from ..runtime.tool_calls import HOW_TO_ANSWER
 from ..store.base import SessionInfo, Store
 from ..text_cursor import Position
 from .errors import bad_request
-from .resume import HEADER as LAST_ID
-from .resume import Place
+from .sse import LAST_EVENT_ID, Place
 
 RETRY = b"retry: 1000\n\n"
 PING = b": ping\n\n"
-PACE = 0.1  # seconds between two pieces of a text: a page that draws each word by itself is busy with nothing else
-LAST = 1_000  # entries from the end that a client may begin with
+PACE = 0.1  # minimum seconds between two chunks of text: a page that redraws at every word does nothing else
+LAST = 1_000  # maximum number of entries before the end at which a client may start
 _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8})(?:\.([0-9]{1,9})\.([0-9a-f]{8}))?)?", re.ASCII)
 
 
 @dataclass(slots=True, frozen=True)
 class Resume:
-    """Where a client goes on: a position, and the mark of the entry there if the client knows it."""
+    """Where a client resumes: a position, and the mark of the entry there if the client knows it."""
 
     position: Position
     mark: int | None = None
 
 
 def read_position(request: web.Request) -> Resume | None:
-    """The position in the request: the id of the last event that the client has, or `after`."""
-    for name, given in ((LAST_ID, request.headers.get(LAST_ID)), ("after", request.query.get("after"))):
+    """Return the position in the request: the id of the last event that the client has, or `after`."""
+    for name, given in ((LAST_EVENT_ID, request.headers.get(LAST_EVENT_ID)), ("after", request.query.get("after"))):
         if given:
             found = _ID.fullmatch(given)
             if found is None:
@@ -57,8 +56,11 @@ def read_position(request: web.Request) -> Resume | None:
 
 
 async def start_of(store: Store, info: SessionInfo | None, wanted: Resume | None, last: int) -> Resume:
-    """Where a feed begins. Without a position, that is so many entries before the end. A client whose entry is gone,
-    because a power loss has undone it, begins at the turn of that position again."""
+    """Return the start of a feed.
+
+    Without a position, that is `last` entries before the end. A client whose entry is gone, because a power loss undid
+    it, restarts at the turn at that position.
+    """
     if info is None:
         return Resume(Position(0, 0))
     if wanted is None:
@@ -73,7 +75,7 @@ async def start_of(store: Store, info: SessionInfo | None, wanted: Resume | None
 
 
 async def _before_turn(store: Store, info: SessionInfo, seq: int) -> int:
-    """The position before the turn that has this entry."""
+    """Return the position before the turn that contains this entry."""
     there = await store.read_log(info.id, max(seq - 1, 0), seq)
     turn = there[0].turn if there else None
     found = await store.turns(info.owner, session=info.id, prefix=turn, limit=1) if turn else []
@@ -95,21 +97,21 @@ class FeedHandler:
         self._stopping = False
 
     def stop(self) -> None:
-        """End all feeds: the server is shutting down."""
+        """End all feeds, because the server is shutting down."""
         self._stopping = True
         for subscribers in self._open.values():
             for subscriber in subscribers:
                 subscriber.end()
 
     def look(self, owner: str, key: str) -> None:
-        """Something has changed in a session."""
+        """Check a session for changes."""
         for subscriber in self._open.get((owner, key), ()):
             subscriber.look()
 
     async def stream(
         self, request: web.Request, conversations: Conversations, owner: str, key: str
     ) -> web.StreamResponse:
-        """Write a session's feed until the client leaves or the server stops."""
+        """Write a session's feed until the client disconnects or the server stops."""
         wanted, last = read_position(request), read_number(request, "last", LAST, LAST)
         start = await start_of(self._store, await self._store.session(owner, key), wanted, last)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
@@ -143,7 +145,7 @@ class Feed:
         self._mark = start.mark
 
     def opening(self) -> bytes:
-        """The first event: what the client has beyond this position is void."""
+        """Return the first event: anything the client has beyond this position is void."""
         return _event("start", {"after": self._start.position.seq, "chars": self._start.position.chars}, self._id())
 
     def encode(self, updates: Sequence[Update]) -> Iterator[bytes]:
@@ -175,7 +177,7 @@ class Feed:
 
 
 def _told(event: events.Event) -> tuple[str, dict[str, Any]] | None:
-    """The name and the data of an event of the running round; None for one that an entry of the log tells better."""
+    """Return the name and data of an event of the running round; None if a log entry covers it."""
     match event:
         case events.Reasoning(text):
             return "reasoning", {"text": text}
@@ -192,7 +194,7 @@ def _told(event: events.Event) -> tuple[str, dict[str, Any]] | None:
 
 
 def _joined(updates: Sequence[Update]) -> Iterator[Update]:
-    """The same with adjacent texts in one."""
+    """Yield the updates with adjacent texts joined."""
     held: Streamed | None = None
     for update in updates:
         if isinstance(update, Streamed) and isinstance(update.event, events.Text):
@@ -208,7 +210,7 @@ def _joined(updates: Sequence[Update]) -> Iterator[Update]:
 
 
 def entry_of(one: Logged) -> dict[str, Any]:
-    """An entry of the log as clients see it: without what only the model reads, and with pictures only named."""
+    """Return a log entry for clients: without content meant only for the model, and with images only counted."""
     entry = one.entry
     facts: dict[str, Any] = {"seq": one.seq, "turn": one.turn, "at": one.at, "kind": kind_of(entry)}
     match entry:
@@ -223,7 +225,7 @@ def entry_of(one: Logged) -> dict[str, Any]:
         case CallEnded():
             return facts | {**structs.asdict(entry), "images": len(entry.images)}
         case CallsAsked():
-            # How a chat is answered is of no use where there are buttons.
+            # Instructions for chat replies are useless next to buttons.
             question = entry.question.removesuffix(HOW_TO_ANSWER).rstrip()
             return facts | {"ids": entry.ids, "question": question, "grants": entry.grants}
         case Noted():
@@ -234,7 +236,7 @@ def entry_of(one: Logged) -> dict[str, Any]:
 
 
 def words_of(content: Content) -> str:
-    """What was said, without a word for each picture."""
+    """Return the text of a message, without a placeholder for each image."""
     return text_of(content if isinstance(content, str) else [part for part in content if not _is_picture(part)])
 
 
@@ -243,7 +245,7 @@ def _is_picture(part: dict[str, Any]) -> bool:
 
 
 def read_number(request: web.Request, name: str, default: int, most: int) -> int:
-    """A number in the query."""
+    """Return a number from the query."""
     given = request.query.get(name)
     if given is None:
         return default
@@ -253,6 +255,6 @@ def read_number(request: web.Request, name: str, default: int, most: int) -> int
 
 
 def _event(name: str, data: dict[str, Any], id: str = "") -> bytes:
-    """One server-sent event. JSON has no line breaks, so its data is one line."""
+    """Return one server-sent event. JSON has no line breaks, so its data is a single line."""
     head = f"event: {name}\nid: {id}\ndata: " if id else f"event: {name}\ndata: "
     return head.encode() + encode(data) + b"\n\n"

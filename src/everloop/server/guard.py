@@ -25,13 +25,13 @@ from .web_files import is_file
 
 log = logging.getLogger("everloop.server")
 
-# What a handler finds in its request.
+# Set on the request for its handler.
 OWNER = web.RequestKey("owner", str)
 TOKEN: web.RequestKey[Token | None] = web.RequestKey("token")  # None for the person of this machine
-VISITOR = web.RequestKey("visitor", Visitor)  # the visitor of the page who sent the request
+VISITOR = web.RequestKey("visitor", Visitor)  # the web page visitor who sent the request
 REQUEST_ID = web.RequestKey("request_id", str)
-MOVED = web.RequestKey("moved", bool)  # it was refused, and has done nothing: its owner is in another database now
-ORIGIN = web.RequestKey("origin", str)  # an origin that the settings allow
+MOVED = web.RequestKey("moved", bool)  # it was refused without any effect, because its owner is in another database now
+ORIGIN = web.RequestKey("origin", str)  # an origin allowed by the settings
 
 T = TypeVar("T", bound=web.StreamResponse)
 H = TypeVar("H", bound=Callable[..., Awaitable[web.StreamResponse]])
@@ -40,7 +40,7 @@ OPEN = frozenset({"/healthz", "/readyz"})  # for load balancers and monitors, wh
 LOGIN = "/api/login"
 CLIENT_LEFT = 499  # never sent; counted for a client that disconnected before its response
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-# Of two headers with the same name, one program reads the first and another the last.
+# Given two headers with the same name, one program reads the first and another the last.
 ONCE = (
     "Host",
     "Origin",
@@ -53,8 +53,8 @@ ONCE = (
     "Idempotency-Key",
     "Last-Event-ID",
 )
-# Headers that reverse proxies, CDNs and tunnels add: by a word in the name, by the address in the value, or by vendor.
-# A client on this machine has no reason to send any of them.
+# Headers that reverse proxies, CDNs and tunnels add, recognised by a word in the name, by an address in the value, or
+# by vendor. A client on this machine has no reason to send any of them.
 PROXY = re.compile(
     r"(.+-)?(forward(ed)?|via|cdn|hops?|proxy\w*)(-.+)?"
     r"|(.+-)?(client|connecting|real|remote|source|originating|external|cluster)-(ip|addr|address|host|port|user)"
@@ -70,10 +70,10 @@ SPOKEN = (
     "this server speaks OpenAI's API (/v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages) and "
     "Ollama's (/api/chat, /api/generate, /api/tags, /api/show, /api/version, /api/ps)"
 )
-METRICS_SECONDS = 3.0  # for the store to check a token; Prometheus waits ten seconds
+METRICS_SECONDS = 3.0  # time limit for the store to check a token; Prometheus waits ten seconds
 BODY_SECONDS = 20.0
-LARGE_BODIES = 8  # bodies of the largest size that may be in memory at once, over all requests
-SMALL_BODY = 256 * 1024  # accepted whatever other requests have sent
+LARGE_BODIES = 8  # number of maximum-size bodies that may be in memory at once, over all requests
+SMALL_BODY = 256 * 1024  # accepted regardless of other requests
 SLOWEST = 16 * 1024  # bytes per second, in addition to BODY_SECONDS: an upload over a slow line may take longer
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -85,7 +85,7 @@ HEADERS = {
 
 
 class Guard:
-    """Checks each request: its host, origin, token, rights and size, and how many run at once.
+    """Checks each request: its host, origin, token, rights and size, and the number of concurrent requests.
 
     A handler finds `request[OWNER]`, `request[TOKEN]`, `request[REQUEST_ID]`, and a body that was read completely.
     `on_response` is called with the path and the status of each request.
@@ -107,10 +107,10 @@ class Guard:
         access: Access | None = None,
         on_response: Callable[[str, int], None] | None = None,
     ) -> None:
-        self.closing = False  # refuse new requests, let running ones end
+        self.closing = False  # refuse new requests, let running ones finish
         self._on_response = on_response
         self._store = store
-        self._access = access  # of the web page's visitors
+        self._access = access  # for the web page's visitors
         self._hosts = LOOPBACK_NAMES | {normalize_host(host) for host in hosts}
         self._origins = configured_origins(origins)
         self._trusts_loopback = loopback and not token_needed
@@ -121,13 +121,13 @@ class Guard:
         self._bodies_limit = LARGE_BODIES * body_limit if bodies_limit is None else bodies_limit
         self._held = 0  # bytes of the bodies of all running requests
         self._running: Counter[str] = Counter()  # requests by token
-        self._scrapers: dict[str, Token] = {}  # tokens that have read the metrics, by their hashes
+        self._scrapers: dict[str, Token] = {}  # tokens that have read the metrics, by hash
         self._tokens_exist: bool | None = None  # True is final: a revoked token has existed, too
         self._checking: asyncio.Future[bool] | None = None
 
     @property
     def running(self) -> int:
-        """The number of requests that are being handled."""
+        """The number of requests being handled."""
         return self._running.total()
 
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -162,8 +162,9 @@ class Guard:
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token's rights, and read the body before the handler starts: JSON, not too large, not too slow."""
-        if request.match_info.http_exception is None:  # else there is no handler: the path or the method is wrong
+        """Check the token's rights, and read the body before the handler starts: it must be JSON, not too large, not
+        too slow."""
+        if request.match_info.http_exception is None:  # otherwise there is no handler: the path or the method is wrong
             _check_right(request)
             _check_content_type(request)
         if not request.can_read_body:
@@ -171,18 +172,18 @@ class Guard:
         body = bytearray()
         try:
             await self._read(request, body)
-            # Where aiohttp caches the result of `request.read` and `request.json`.
+            # aiohttp's cache for `request.read` and `request.json`.
             request._read_bytes = bytes(body)
             return await handler(request)
         finally:
             self._held -= len(body)
 
     async def add_headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Add the headers of every response; a signal handler of the application, for streams too."""
+        """Add the headers of every response; a signal handler of the application, so that it applies to streams too."""
         self._add_headers(request, response)
 
     def refusal(self, request: web.BaseRequest, error: ApiError, *, close: bool = False) -> web.StreamResponse:
-        """The response for an error. Once another response has started, the connection can only be closed."""
+        """Return the response for an error. Once another response has started, the connection can only be closed."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response had started")
         response = web.json_response(
@@ -225,7 +226,7 @@ class Guard:
             raise errors.bad_request("the request's path and headers must be UTF-8")
 
     def _check_host(self, request: web.Request) -> None:
-        # DNS rebinding: a browser treats a page whose name resolves to this address as ours. Only the name tells.
+        # DNS rebinding: a browser treats a page whose name resolves to this address as ours. Only the name reveals it.
         asked = [request.headers.get("Host", "")]
         if not request.raw_path.startswith("/"):  # an absolute URL, whose host takes precedence over the header
             asked.append(request.url.authority)
@@ -255,15 +256,15 @@ class Guard:
             raise errors.too_large(self._body_limit)
 
     async def _visitor(self, request: web.Request) -> Visitor | None:
-        """The visitor of the web page who sent the request, if one did."""
+        """Return the web page visitor who sent the request, if there is one."""
         try:
             return await self._access.visitor(request) if self._access is not None else None
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
-            raise errors.unavailable("the server cannot read its store just now; try again") from None
+            raise errors.unavailable("the server cannot read its store at the moment; try again") from None
 
     async def _token(self, request: web.Request) -> Token | None:
-        """The request's token, read from the store each time so that revoking one takes effect at once."""
+        """Return the request's token, read from the store every time so that revoking one takes effect at once."""
         sent = request.headers.get("Authorization")
         if sent is None and (key := request.headers.get("X-Api-Key")) is not None:  # as Anthropic's clients send it
             sent = f"Bearer {key}"
@@ -272,7 +273,7 @@ class Guard:
                 if await self._is_local_person(request):
                     return None
                 raise errors.unauthorized(
-                    "a token is required: Authorization: Bearer …; `everloop token add NAME` makes one", "no_api_key"
+                    "a token is required: Authorization: Bearer …; `everloop token add NAME` creates one", "no_api_key"
                 )
             found = BEARER.fullmatch(sent.strip())
             token = await self._look_up(request, hash_of(found[1])) if found is not None else None
@@ -285,11 +286,14 @@ class Guard:
             return token
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
-            raise errors.unavailable("the server cannot read its store just now; try again") from None
+            raise errors.unavailable("the server cannot read its store at the moment; try again") from None
 
     async def _look_up(self, request: web.Request, hash: str) -> Token | None:
-        """The token with this hash. For the metrics, one that was valid before is accepted while the store is
-        unavailable: the metrics report that it is."""
+        """Return the token with this hash.
+
+        For the metrics, a token that was valid before is accepted while the store is unavailable, because the metrics
+        report exactly that.
+        """
         query = asyncio.ensure_future(self._store.token(hash))
         known = self._scrapers.get(hash) if request.path == METRICS else None
         if known is not None:
@@ -307,8 +311,11 @@ class Guard:
         return token
 
     async def _is_local_person(self, request: web.Request) -> bool:
-        """Whether a request without a token is served as the person of this machine: it comes from loopback, not
-        through a proxy, and no token has ever existed. (A sandboxed command with network comes from loopback, too.)"""
+        """Return whether a request without a token is served as the person of this machine.
+
+        It must come from loopback, not through a proxy, and no token may ever have existed. (A sandboxed command with
+        network access comes from loopback, too.)
+        """
         if not self._trusts_loopback or not is_loopback(_address(request, "peername")) or is_proxied(request.headers):
             return False
         if request.path == METRICS and self._tokens_exist is False:
@@ -320,8 +327,11 @@ class Guard:
         return not await self._check_tokens_exist()
 
     async def _check_tokens_exist(self) -> bool:
-        """Whether a token has ever existed, created by any process. Once one has, the store is not asked again; until
-        then concurrent requests share a query, which starts after each of them arrived."""
+        """Return whether a token has ever existed, created by any process.
+
+        Once one has, the store is not asked again; until then, concurrent requests share a query, which starts after
+        each of them arrived.
+        """
         if self._tokens_exist:
             return True
         if self._checking is not None and not self._checking.done():
@@ -359,7 +369,7 @@ class Guard:
     def _add_headers(self, request: web.BaseRequest, response: T) -> T:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers["Server"] = "everloop"  # instead of the name and version of aiohttp
+        response.headers["Server"] = "everloop"  # instead of aiohttp's name and version
         response.headers["X-Request-Id"] = request[REQUEST_ID]
         if self._origins:
             response.headers["Vary"] = "Origin"
@@ -377,7 +387,7 @@ class Guard:
                     body += chunk
                     self._held += len(chunk)
                     if self._held > self._bodies_limit and len(body) > SMALL_BODY:
-                        # A parsed body needs several times its size for as long as the request runs.
+                        # A parsed body takes several times its size for as long as the request runs.
                         raise errors.too_many_requests("too many large requests at once; try again soon")
                     if len(body) > self._body_limit:
                         raise errors.too_large(self._body_limit)
@@ -403,20 +413,22 @@ def without_body(handler: H) -> H:
 
 
 def without_content_type(handler: H) -> H:
-    """Declare that a body without a Content-Type is taken for JSON: some clients of Ollama send it so. One that a form
-    of a page can have is refused all the same, and a page of another origin by its Origin."""
+    """Declare that a body without a Content-Type is parsed as JSON, because some clients of Ollama omit it.
+
+    A content type that an HTML form can send is still refused, and a page of another origin is refused by its Origin.
+    """
     handler.without_content_type = True  # type: ignore[attr-defined]
     return handler
 
 
 def is_public(request: web.Request) -> bool:
-    """Whether a request needs no token: the page's files, and its login."""
+    """Return whether a request needs no token: the page's files, and its login."""
     path = request.rel_url.raw_path
     return is_file(path) if request.method in ("GET", "HEAD") else request.method == "POST" and path == LOGIN
 
 
 def is_proxied(headers: Iterable[str]) -> bool:
-    """Whether one of these headers shows that the request came through a proxy."""
+    """Return whether one of these headers shows that the request came through a proxy."""
     return any(PROXY.fullmatch(name.replace("_", "-")) for name in headers)
 
 
@@ -424,13 +436,13 @@ def _check_right(request: web.Request) -> None:
     right = getattr(request.match_info.handler, "needs", USE)
     if TOKEN in request and right not in (RIGHTS if (token := request[TOKEN]) is None else token.rights):
         raise errors.forbidden(
-            f"this needs a token with the right {right}: `everloop token add NAME --rights {right}` makes one",
+            f"this needs a token with the right {right}: `everloop token add NAME --rights {right}` creates one",
             "missing_right",
         )
 
 
 def _check_content_type(request: web.Request) -> None:
-    """Require JSON: a browser sends a form of any page without a preflight request, but not JSON."""
+    """Require JSON: a browser sends a form from any page without a preflight request, but not JSON."""
     handler = request.match_info.handler
     if "Content-Type" not in request.headers and (
         getattr(handler, "without_content_type", False)
@@ -462,7 +474,7 @@ def _converted(request: web.Request, error: web.HTTPException) -> ApiError:
 
 
 def _preflight(request: web.Request) -> web.Response:
-    """Answer the preflight request of a browser for a page of an allowed origin."""
+    """Answer a browser's preflight request for a page of an allowed origin."""
     headers = {"Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE", "Access-Control-Max-Age": "600"}
     asked = request.headers.get("Access-Control-Request-Headers", "")
     if HEADER_NAMES.fullmatch(asked):
@@ -473,7 +485,7 @@ def _preflight(request: web.Request) -> web.Response:
 
 
 def _address(request: web.Request, end: str) -> str:
-    """The address of one end of the connection, `sockname` or `peername`."""
+    """Return the address of one end of the connection, `sockname` or `peername`."""
     found = request.transport.get_extra_info(end) if request.transport is not None else None
     return str(found[0]) if isinstance(found, tuple) else ""
 

@@ -9,9 +9,7 @@ from aiohttp import web
 
 from ..config import Config
 from ..errors import ConfigError
-from ..observability.metrics import Meters
-from ..observability.metrics_page import Page
-from ..observability.metrics_text import CONTENT_TYPE, OTHER
+from ..observability.metrics import CONTENT_TYPE, OTHER, Meters, Page
 from ..store.base import Store
 from ..store.tokens import ADMIN
 from .connections import Runner
@@ -20,12 +18,12 @@ from .origins import check_bind
 from .responses import health
 
 ADDRESS = re.compile(r"(?:\[([^\]\s]+)\]|([^:\s]+)):([0-9]{1,5})")
-AT_ONCE = 20  # requests to a worker
+AT_ONCE = 20  # concurrent requests to a worker
 BODY_LIMIT = 1_000
 
 
 class MetricsHandler:
-    """Serves the metrics. They cover all owners, so a token needs the right `admin`."""
+    """Serves the metrics. They cover all owners, so a token needs the `admin` right."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._page = Page(store, meters)
@@ -36,8 +34,10 @@ class MetricsHandler:
         return web.Response(body=await self._page.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def counter(self, app: web.Application) -> Callable[[str, int], None]:
-        """A function that counts the responses of an application by route. Unknown paths are counted as one: clients
-        can make up any number of them."""
+        """Return a function that counts the responses of an application by route.
+
+        Unknown paths are counted together: clients can make up any number of them.
+        """
         plain, patterns = set(), []
         for resource in app.router.resources():
             info = resource.get_info()
@@ -63,7 +63,7 @@ class MetricsServer:
         self._runner: Runner | None = None
 
     async def start(self) -> Sequence[str]:
-        """Listen on the address of `[worker] metrics`; gives the URLs."""
+        """Listen on the address in `[worker] metrics`, and return the URLs."""
         host, port = _address(self._config.metrics)
         tokens = await self._store.tokens()
         binding = await check_bind(host, any(token.revoked_at is None for token in tokens))

@@ -1,6 +1,7 @@
-"""`POST /v1/embeddings` and `/v1/completions`, and Ollama's `/api/embed`: passed on to the model's server if it can.
+"""`POST /v1/embeddings` and `/v1/completions`, and Ollama's `/api/embed`: forwarded to the model's server if it
+supports them.
 
-They are no turns: no agent sees them, and nothing of them is logged. Rate limits and the budget of the day hold.
+They are not turns: no agent sees them, and nothing is logged. Rate limits and the daily budget apply.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .responses import DONE, Usage
 from .responses import one_line as on_one_line
 from .turns import Turns, json_response
 
-MISSING = frozenset({404, 405, 501})  # what a server says that has no such endpoint
+MISSING = frozenset({404, 405, 501})  # statuses of a server that lacks the endpoint
 MAX_TEXTS = 2048
 CHARS_PER_TOKEN = 4
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class OllamaEmbedding(Struct):
 
 
 class ModelEndpoints:
-    """Passes requests on."""
+    """Forwards requests to the model's server."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -151,7 +152,7 @@ class ModelEndpoints:
 
     @without_content_type
     async def ollama_embed(self, request: web.Request) -> web.StreamResponse:
-        """`/api/embed`."""
+        """Handle `/api/embed`."""
         body = await self._turns.read(request, lambda data: parse_body(data, _ollama))
         texts = [body.input] if isinstance(body.input, str) else body.input
         vectors, tokens = await self._vectors(request, texts, body.model, body.dimensions)
@@ -159,7 +160,7 @@ class ModelEndpoints:
 
     @without_content_type
     async def ollama_embedding(self, request: web.Request) -> web.StreamResponse:
-        """`/api/embeddings`, its older form."""
+        """Handle `/api/embeddings`, its older form."""
         body = await self._turns.read(request, lambda data: parse_body(data, _ollama_older))
         vectors, _ = await self._vectors(request, [body.prompt], body.model)
         return json_response(encode_json(OllamaEmbedding(vectors[0] if vectors else [])))
@@ -167,13 +168,13 @@ class ModelEndpoints:
     async def _vectors(
         self, request: web.Request, texts: Sequence[str], model: str, dimensions: int | None = None
     ) -> tuple[list[list[float]], int]:
-        """The vectors of texts, and how many tokens these have."""
+        """Return the vectors of texts, and the number of tokens in the texts."""
         made = await self._embedded(request, EmbeddingsBody([*texts], model.removesuffix(LATEST), "float", dimensions))
         return [one.embedding for one in made.data if isinstance(one.embedding, list)], made.usage.prompt_tokens
 
     async def _embedded(self, request: web.Request, body: EmbeddingsBody) -> Embeddings:
         agent = await self._turns.agent(request)
-        if body.model and not agent.may_use(model_of(body.model)):  # vectors of another model would be of no use
+        if body.model and not agent.may_use(model_of(body.model)):  # vectors from another model would be useless
             name = one_line(body.model, 80)
             raise not_found(f"model: {name!r} is not allowed; add it to [server] models", "model", "model_not_found")
         answer = await self._ask(request, "embeddings", msgspec.to_builtins(body), _size(body.input))
@@ -194,7 +195,7 @@ class ModelEndpoints:
         return web.Response(body=b"data: " + on_one_line(data) + b"\n\n" + DONE, content_type="text/event-stream")
 
     async def _ask(self, request: web.Request, endpoint: str, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-        """The answer of the model's server; an ApiError if there is none."""
+        """Return the response of the model's server; an ApiError if there is none."""
         agent, owner = await self._turns.agent(request), request[OWNER]
         sent = {name: value for name, value in body.items() if value is not None}
         refusal = ApiError(
@@ -223,7 +224,7 @@ def _converted(answer: dict[str, Any], type: type[T], what: str) -> T:
 
 
 def _size(input: str | Sequence[Any]) -> int:
-    """About how many tokens an input has."""
+    """Return the approximate number of tokens in an input."""
     if isinstance(input, str):
         return len(input) // CHARS_PER_TOKEN + 1
     return sum(len(one) // CHARS_PER_TOKEN + 1 if isinstance(one, str) else 1 for one in input)

@@ -52,10 +52,10 @@ from .requests import (
 )
 from .turns import Asked, Turns, finish_of, json_response, new_id, session_of
 
-VERSION = "0.13.0"  # of the Ollama whose API this is: clients look at it for what they may use
+VERSION = "0.13.0"  # the version of Ollama whose API this is: clients use it to detect features
 LATEST = ":latest"
-QUIET = frozenset({"keep_alive"})  # the server keeps its model anyway
-# How a base64 image begins, by its type.
+QUIET = frozenset({"keep_alive"})  # the server keeps its model loaded anyway
+# The first characters of a base64 image, by type.
 IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -102,7 +102,7 @@ class OllamaOptions(Struct):
 
 
 class OllamaBody(Struct, kw_only=True):
-    """What the bodies of `/api/chat` and `/api/generate` share. Other options than those listed have no effect."""
+    """Fields shared by the bodies of `/api/chat` and `/api/generate`. Unlisted options have no effect."""
 
     model: str
     stream: bool = True
@@ -135,7 +135,7 @@ _show_decoder = msgspec.json.Decoder(OllamaShowBody)
 
 
 def read_ollama_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
-    """Parse a body. One without messages only loads the model: the request has none either."""
+    """Parse a body. One without messages only loads the model; the request then has no messages either."""
     asked = parse_body(body, _chat_decoder)
     history = _History()
     messages = [made for number, message in enumerate(asked.messages) for made in history.read(message, number)]
@@ -155,7 +155,7 @@ def read_ollama_generate(body: bytes, *, honours: frozenset[str], messages_limit
     messages: list[AnyMessage] = [SystemMessage(asked.system)] if asked.system else []
     messages.append(UserMessage(_content(asked.prompt, asked.images, "images")))
     chat = ChatBody(messages, model=asked.model, stream=asked.stream)
-    # A raw prompt is one for a model as it is: a completion, which must not act.
+    # A raw prompt addresses the model directly: a completion, which must not act.
     made = _request(chat, asked, body, honours, messages_limit, bool(asked.raw))
     return made if asked.prompt or asked.images else replace(made, messages=[])
 
@@ -186,7 +186,7 @@ def _request(
 
 
 def _set_options(chat: ChatBody, given: dict[str, Any], honours: frozenset[str]) -> list[str]:
-    """Set the options of the model; return those that have no effect."""
+    """Set the options of the model; return those without effect."""
     options = convert_at(given, OllamaOptions, "options")
     stops = [options.stop] if isinstance(options.stop, str) else options.stop
     wanted: dict[str, Any] = {
@@ -194,7 +194,7 @@ def _set_options(chat: ChatBody, given: dict[str, Any], honours: frozenset[str])
         "top_p": options.top_p,
         "seed": options.seed,
         "stop": [stop for stop in stops or () if stop][:4] or None,
-        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,  # -1 is no limit
+        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,  # -1 means no limit
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
     }
@@ -208,7 +208,7 @@ def _set_options(chat: ChatBody, given: dict[str, Any], honours: frozenset[str])
 
 
 class _History:
-    """Gives the calls of a conversation the ids that Ollama's messages lack: results belong to them in their order."""
+    """Assigns the ids that calls in Ollama's messages lack; results are matched to calls in order."""
 
     def __init__(self) -> None:
         self.places: list[str] = []
@@ -240,7 +240,8 @@ class _History:
         return ToolCall(id, CalledFunction(call.function.name, encode(call.function.arguments).decode()))
 
     def _answered(self, message: OllamaMessage) -> str:
-        """The id of the call that a result belongs to: the one it names, else the first of its tool, else the first."""
+        """Return the id of the call that a result belongs to: the one it names, else the first of its tool, else the
+        first."""
         ids = [id for id, _ in self._open]
         named = [id for id, name in self._open if name == message.tool_name]
         wanted = [message.tool_call_id] if message.tool_call_id in ids else []
@@ -282,13 +283,13 @@ class AnsweredOllamaMessage(Struct):
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """An answer, or a line of one. The last line is `done`, and has the numbers."""
+    """An answer, or one line of it. The last line is `done`, and has the counts."""
 
     model: str
     created_at: str
     done: bool
-    message: AnsweredOllamaMessage | UnsetType = UNSET  # of /api/chat
-    response: str | UnsetType = UNSET  # of /api/generate
+    message: AnsweredOllamaMessage | UnsetType = UNSET  # for /api/chat
+    response: str | UnsetType = UNSET  # for /api/generate
     thinking: str | UnsetType = UNSET
     done_reason: str | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET  # nanoseconds
@@ -359,7 +360,7 @@ class OllamaHandler:
         limits = {"honours": self._turns.honours, "messages_limit": self._turns.messages_limit}
         chat = await self._turns.read(request, lambda body: _latest(read(body, **limits)))
         if not chat.messages:
-            session_of(request.headers), header_of(request.headers)  # which may be wrong
+            session_of(request.headers), header_of(request.headers)  # validates the headers
             return json_response(encode_json(wire.loaded(chat.model or "")))
         asked = await self._turns.ask(request, chat, new_id("ollama-"))
         return await self._turns.respond(request, asked, wire)
@@ -368,7 +369,7 @@ class OllamaHandler:
         return json_response(encode_json(OllamaModels([_model(name) for name in self._names])))
 
     async def ps(self, request: web.Request) -> web.StreamResponse:
-        """The models in memory: the default one, for as long as the server runs."""
+        """Return the models in memory: the default one, for as long as the server runs."""
         models = [_model(name) for name in self._names[:1]]
         for model in models:
             model.expires_at, model.size_vram = _time(time.time() + 300), 0
@@ -390,7 +391,7 @@ class OllamaHandler:
 
 
 def _latest(chat: ChatRequest) -> ChatRequest:
-    """The request with the model's name without the tag that Ollama's clients add."""
+    """Return the request with the model's name stripped of the tag that Ollama's clients add."""
     name = (chat.model or "").removesuffix(LATEST)
     return chat if name == chat.model else replace(chat, model=name)
 
@@ -405,7 +406,7 @@ def _time(at: float) -> str:
 
 
 class OllamaWire:
-    """Writes one answer, of `/api/chat` or of `/api/generate`."""
+    """Writes one answer of `/api/chat` or `/api/generate`."""
 
     content_type = "application/x-ndjson"
 
@@ -416,27 +417,27 @@ class OllamaWire:
 
     @classmethod
     def loaded(cls, model: str) -> OllamaAnswer:
-        """The answer to a request that only loads the model."""
+        """Return the answer to a request that only loads the model."""
         made = OllamaAnswer(model=clean(model), created_at=_time(time.time()), done=True, done_reason="load")
         cls.put(made, "", "", [])
         return made
 
     @staticmethod
     def put(answer: OllamaAnswer, text: str, thinking: str, calls: list[AnsweredOllamaCall]) -> None:
-        """Put what is said into an answer."""
+        """Put text, reasoning and calls into an answer."""
         raise NotImplementedError
 
     def start(self) -> bytes:
         return b""
 
     def text(self, text: str, id: bytes = b"") -> bytes:
-        return self._line(clean(text))  # there are no ids in JSON either
+        return self._line(clean(text))  # JSON lines have no ids
 
     def reasoning(self, text: str) -> bytes:
         return b"" if self._asked.chat.hides_reasoning else self._line("", clean(text))
 
     def comment(self, text: str, alone: bool = True) -> bytes:
-        return self._line("") if text == "ping" else b""  # there are no comments in JSON
+        return self._line("") if text == "ping" else b""  # JSON lines have no comments
 
     def end(self, outcome: Outcome) -> bytes:
         calls = self._line("", calls=_calls(outcome.calls)) if outcome.calls else b""
@@ -485,7 +486,7 @@ class OllamaGenerateWire(OllamaWire):
 
 
 def _calls(calls: Sequence[Call]) -> list[AnsweredOllamaCall]:
-    """The calls for the client, which may hold any text that the model wrote."""
+    """Return the calls for the client; they may contain any text that the model wrote."""
     plain = [msgspec.json.decode(encode(dict(call.arguments))) for call in calls]
     return [
         AnsweredOllamaCall(clean(call.id), AnsweredOllamaFunction(clean(call.name), arguments))

@@ -23,14 +23,14 @@ class ChatHandler:
         self._read = partial(read_chat, honours=turns.honours, messages_limit=turns.messages_limit)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        chat = await self._turns.read(request, self._read)
+        chat = await self._turns.read(request, partial(self._read, kept=SESSION in request.headers))
         if chat.choices > 1:
             return await self._several(request, chat)
         asked = await self._turns.ask(request, chat, new_id(PREFIX))
         return await self._turns.respond(request, asked, ChatWire)
 
     async def _several(self, request: web.Request, chat: ChatRequest) -> web.StreamResponse:
-        """Several answers to one request: as many turns, which must not act."""
+        """Return several answers to one request: a turn for each, none of which may act."""
         if SESSION in request.headers:
             raise bad_request("n: only 1 is supported in a session", "n", "unsupported_value")
         asked = [await self._turns.ask(request, chat, new_id(PREFIX)) for _ in range(chat.choices)]
@@ -90,11 +90,11 @@ class ChoiceWire(Chunks):
         return b"".join((calls, self.logprobs(outcome.logprobs), self.finish(finish_of(outcome))))
 
     def end_of_all(self, outcomes: Sequence[Outcome]) -> bytes:
-        """What follows the last of the answers."""
+        """Return the events that follow the last of the answers."""
         return (self.usage(_usage(outcomes)) if self.include_usage else b"") + self.done()
 
     def whole(self, outcome: Outcome) -> bytes:
-        raise NotImplementedError("several answers are whole together")
+        raise NotImplementedError("several answers are encoded together")
 
 
 def _usage(outcomes: Sequence[Outcome]) -> Counter[str]:

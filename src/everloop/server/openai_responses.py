@@ -1,7 +1,8 @@
 """`/v1/responses`: OpenAI's Responses API.
 
-A body becomes a chat request, and a response that is stored a turn of a stored session: `previous_response_id`
-continues the session, or a copy of it where it has gone on, and the log has all that is needed to show it again.
+A body is converted to a chat request, and a stored response is a turn of a stored session: `previous_response_id`
+continues the session, or a copy of it if it has continued already, and the log has everything that is needed to return
+the response again.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, jso
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
-CONTINUATIONS = 1024  # counters of an owner, one of which a continuation of a response uses
-LOGPROBS = "message.output_text.logprobs"  # in `include`; what else stands there asks for nothing that there is
-CONTINUATION_SECONDS = 60.0  # more than a request takes until its message is on disk
+CONTINUATIONS = 1024  # counters per owner; each continuation of a response uses one
+LOGPROBS = "message.output_text.logprobs"  # in `include`; other values request nothing that exists here
+CONTINUATION_SECONDS = 60.0  # longer than a request takes until its message is on disk
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-# Parameters that ask for nothing that the answer would lack.
+# Parameters that request nothing that the answer would lack.
 QUIET = frozenset({"truncation", "service_tier", "stream_options", "prompt_cache_retention", "client_metadata"})
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -131,14 +132,14 @@ class OutputItem(Struct):
 
 
 class ReferenceItem(Struct):
-    """An item of a stored response."""
+    """A reference to an item of a stored response."""
 
     id: str
     type: Literal["item_reference"] | None = None
 
 
 class ReasoningItem(Struct):
-    """The model's own thoughts, which are left out."""
+    """The model's own reasoning, which is dropped."""
 
     type: Literal["reasoning"]
 
@@ -156,7 +157,7 @@ ITEMS: Mapping[str | None, type[Item]] = {
 
 
 class ResponseTool(Struct):
-    """A tool of the client: a "function", or a "custom" one that takes a text. Others have no effect."""
+    """A tool of the client: a "function", or a "custom" one that takes text. Other types have no effect."""
 
     type: str
     name: Name | None = None
@@ -229,7 +230,7 @@ _decoder = msgspec.json.Decoder(ResponsesBody)
 
 @dataclass(slots=True)
 class Read:
-    """A body that was parsed, and its parameters that have no effect."""
+    """A parsed body, and its parameters without effect."""
 
     body: ResponsesBody
     ignored: list[str] = field(default_factory=list)
@@ -241,12 +242,12 @@ def read_body(body: bytes) -> Read:
         if getattr(asked, name) is not None:
             raise bad_request(f"{name}: not supported; use previous_response_id", name, "unsupported_parameter")
     if asked.background and asked.store is False:
-        raise bad_request("background: only allowed for a response that is stored", "background")
+        raise bad_request("background: only allowed for a stored response", "background")
     return Read(asked, [name for name in unknown_keys(body, ResponsesBody) if name not in QUIET])
 
 
 def items_of(body: ResponsesBody) -> list[Item]:
-    """The items of the input, checked."""
+    """Return the validated items of the input."""
     if isinstance(body.input, str):
         return [MessageItem("user", body.input)]
     found: list[Item] = []
@@ -305,7 +306,7 @@ def to_chat(
     honours: frozenset[str],
     messages_limit: int,
 ) -> ChatRequest:
-    """The chat request that a body is."""
+    """Convert a body to a chat request."""
     body = read.body
     messages: list[AnyMessage] = []
     places: list[str] = []
@@ -315,7 +316,7 @@ def to_chat(
         if not isinstance(message, AssistantMessage) or not isinstance(last, AssistantMessage):
             messages.append(message)
             places.append(place)
-        elif message.tool_calls or last.tool_calls:  # the text and the calls of one answer are items of their own
+        elif message.tool_calls or last.tool_calls:  # the text and the calls of one answer are separate items
             last.tool_calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
             last.content = "\n".join(str(one.content) for one in (last, message) if one.content) or None
         else:
@@ -345,7 +346,7 @@ def to_chat(
 
 
 def _answered(previous: Stored, items: Sequence[Item]) -> list[Call]:
-    """The calls of the previous response whose results the input brings."""
+    """Return the calls of the previous response whose results are in the input."""
     own = {item.call_id for item in items if isinstance(item, FunctionCallItem | CustomCallItem)}
     results = {item.call_id for item in items if isinstance(item, OutputItem)} - own
     return [call for call in previous.calls if call.id in results]
@@ -413,7 +414,7 @@ def _tool_call(call: Call) -> ToolCall:
 
 
 def _tools(body: ResponsesBody) -> tuple[list[Tool], list[str]]:
-    """The tools that the model is offered, and those that have no effect."""
+    """Return the tools to offer to the model, and those without effect."""
     allowed: set[str] | None = None
     if isinstance(body.tool_choice, ChosenTool) and body.tool_choice.type == "allowed_tools":
         allowed = {str(tool.get("name")) for tool in body.tool_choice.tools or ()}
@@ -448,7 +449,7 @@ def _choice(body: ResponsesBody, tools: Sequence[Tool]) -> Literal["none", "auto
 
 
 def _set_options(chat: ChatBody, body: ResponsesBody) -> list[str]:
-    """Set the options of the model; return the parameters that have no effect."""
+    """Set the options of the model; return the parameters without effect."""
     ignored: list[str] = []
     chat.stream, chat.temperature, chat.top_p = body.stream, body.temperature, body.top_p
     chat.max_tokens, chat.user, chat.metadata = body.max_output_tokens, body.user, body.metadata
@@ -487,7 +488,7 @@ class ResponsesHandler:
         self._turns = turns
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/responses`."""
+        """Handle `POST /v1/responses`."""
         read = await self._turns.read(request, read_body)
         agent, body, items = await self._turns.agent(request), read.body, items_of(read.body)
         owner = request[OWNER]
@@ -515,7 +516,8 @@ class ResponsesHandler:
         )
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """`GET /v1/responses/ID`: as it is now, or as a stream from the beginning or behind an event."""
+        """Handle `GET /v1/responses/ID`: return the response as it is now, or stream it from the start or after an
+        event."""
         streamed = request.query.get("stream", "false").lower()
         if streamed not in ("true", "false"):
             raise bad_request("stream: must be true or false", "stream")
@@ -536,7 +538,7 @@ class ResponsesHandler:
 
     @without_body
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """`DELETE /v1/responses/ID`: it can be neither read nor continued any more. The activity log keeps it."""
+        """Handle `DELETE /v1/responses/ID`: it can no longer be read or continued. The activity log keeps it."""
         agent, stored = await self._stored(request)
         await agent.requests.cancel(request[OWNER], stored.id)
         await agent.store.hide(request[OWNER], stored.id)
@@ -544,7 +546,7 @@ class ResponsesHandler:
 
     @without_body
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/responses/ID/cancel`: stop it, wherever it runs."""
+        """Handle `POST /v1/responses/ID/cancel`: stop it, wherever it runs."""
         agent, stored = await self._stored(request)
         if not stored.facts.background:
             raise bad_request("only a response that was made with background can be cancelled")
@@ -552,7 +554,7 @@ class ResponsesHandler:
         _, stored = await self._stored(request)
         shown = _shown_again(stored, request[OWNER] == "me")
         if shown.status in ("queued", "in_progress"):
-            shown.status = "cancelled"  # it has been told to stop, and does so in a moment
+            shown.status = "cancelled"  # it has been asked to stop, and will do so in a moment
         return json_response(encode_json(shown))
 
     async def _stored(self, request: web.Request) -> tuple[AgentLoop, Stored]:
@@ -591,7 +593,7 @@ class ResponsesHandler:
         id: str,
         facts: ResponseFacts,
     ) -> Thread | None:
-        """The stored session that a response belongs to; None for one that is not stored."""
+        """Return the stored session that a response belongs to; None if it is not stored."""
         header = request.headers.get(SESSION)
         if previous is not None:
             if header is not None:
@@ -605,25 +607,25 @@ class ResponsesHandler:
 
 
 async def find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
-    """The stored response with this id. Requests of other APIs, and those that are not stored, are none."""
+    """Return the stored response with this id. Requests of other APIs, and unstored ones, do not count."""
     row = await agent.store.find(owner, id) if id.startswith(PREFIX) else None
     if row is None:
         return None
     logged = await agent.store.read_turn(row.session, row.first_seq) if row.first_seq is not None else []
     found = Stored(row, logged)
     request = found.request
-    # A message that was cancelled before it began has neither a log nor a request.
+    # A message that was cancelled before it started has neither a log nor a request.
     return found if (request is not None and request.response is not None) or (row.done and not logged) else None
 
 
 async def continued(store: Store, owner: str, previous: Stored, id: str, copied: bool) -> str:
-    """The key of the session that goes on behind a response: its own, or a copy if that goes on already."""
+    """Return the key of the session that continues a response: its own, or a copy if that has continued already."""
     key, last = previous.row.message.session_key, previous.logged[-1].seq if previous.logged else 0
     info = await store.session(owner, key)
     is_last = info is not None and info.entries == last and info.open_turn is None
     if is_last and not copied and not await store.waiting(owner, key):
-        # Of several requests at once only one goes on in the session, over all servers of the store. Two continuations
-        # may share a counter by chance, which costs no more than a copy.
+        # Of several concurrent requests only one continues in the session, over all servers of the store. Two
+        # continuations may collide on a counter, which costs no more than a copy.
         place = zlib.crc32(f"{key}:{last}".encode()) % CONTINUATIONS
         if not await store.admit(owner, f"continuation {place}", 1, CONTINUATION_SECONDS):
             return key
@@ -691,7 +693,7 @@ class DeletedResponse(Struct):
 
 
 def _shown(asked: Asked, facts: ResponseFacts, *, status: Status = "in_progress", store: bool = True) -> Response:
-    """A response that has no output yet."""
+    """Return a response without output."""
     made = Response(
         id=asked.id,
         created_at=asked.created,
@@ -704,7 +706,7 @@ def _shown(asked: Asked, facts: ResponseFacts, *, status: Status = "in_progress"
 
 
 def _shown_again(stored: Stored, own: bool) -> Response:
-    """A stored response as its log shows it."""
+    """Build a stored response from its log."""
     request, outcome, facts = stored.request or Request(), stored.outcome, stored.facts
     chat = ChatRequest([], request.system, request.model, [*request.tools], request.options, metadata=request.metadata)
     shown = Response(
@@ -730,7 +732,7 @@ def _shown_again(stored: Stored, own: bool) -> Response:
 
 
 def _shown_facts(shown: Response, chat: ChatRequest, facts: ResponseFacts) -> Response:
-    """Add what the request said to a response."""
+    """Add the request's parameters to a response."""
     options = chat.options
     shown.background, shown.previous_response_id = facts.background, facts.previous or None
     shown.instructions, shown.metadata = clean(chat.system) or None, chat.metadata
@@ -778,7 +780,7 @@ def _shown_format(wanted: Any) -> dict[str, Any]:
 
 
 def _completed(response: Response, outcome: Outcome) -> Response:
-    """The response with how it ended and what it used."""
+    """Return the response with its final status and usage."""
     response.status = "completed"
     if (reason := INCOMPLETE.get(finish_of(outcome))) is not None:
         response.status, response.incomplete_details = "incomplete", IncompleteDetails(reason)
@@ -797,7 +799,7 @@ def _completed(response: Response, outcome: Outcome) -> Response:
 
 
 def items_out(id: str, outcome: Outcome, calls: Sequence[Call], facts: ResponseFacts) -> list[dict[str, Any]]:
-    """The output of a whole response: thoughts, the answer, calls for the client."""
+    """Return the output of a complete response: reasoning, the answer, calls for the client."""
     about = id.removeprefix(PREFIX)
     output: list[dict[str, Any]] = []
     if outcome.reasoning:
@@ -823,7 +825,7 @@ def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, 
 
 
 def _logprobs(outcome: Outcome) -> list[dict[str, Any]]:
-    """The log probabilities of an answer's tokens. Here each has its bytes, which a model may leave out."""
+    """Return the log probabilities of an answer's tokens. Here each has its bytes, which a model may omit."""
 
     def shown(token: Mapping[str, Any]) -> dict[str, Any]:
         text = clean(token["token"])
@@ -844,7 +846,7 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
             "status": status}  # fmt: skip
 
 
-# A piece of an answer, the most frequent event by far. Its text and its number come last.
+# A text delta, by far the most frequent event. Its text and number come last.
 TEXT_DELTA = (
     b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","output_index":%d,"item_id":"%b",'
     b'"content_index":0,"logprobs":[],"delta":%%b,"sequence_number":'
@@ -854,9 +856,9 @@ TEXT_DELTA = (
 class ResponseWire:
     """Writes one response.
 
-    Events are numbered so that a number tells how much of the answer has been sent: a delta counts as many as it has
-    characters, every other event one. A stream that is read again behind `after` then goes on exactly there, in
-    whatever pieces the text comes.
+    Events are numbered so that a number tells how much of the answer has been sent: a delta counts one per character,
+    every other event one. A stream that is resumed after the event `after` then continues exactly there, however the
+    text is split into deltas.
     """
 
     content_type = "text/event-stream"
@@ -870,7 +872,7 @@ class ResponseWire:
         self._number = -1
         self._kind: Literal["", "message", "reasoning"] = ""
         self._texts: list[str] = []  # of the open item
-        self._delta = b""  # what the events with its pieces have in common
+        self._delta = b""  # the common part of its delta events
         self._counts = {"message": 0, "reasoning": 0}
         self._head = b"".join(
             self._event(f"response.{name}", response=self._response) for name in ("created", "in_progress")
@@ -912,7 +914,7 @@ class ResponseWire:
         return encode_json(_completed(self._response, outcome))
 
     def _opened(self, kind: Literal["message", "reasoning"]) -> bytes:
-        """What opens an item of this kind, unless it is open."""
+        """Return the events that open an item of this kind, unless it is open."""
         if self._kind == kind:
             return b""
         closed, self._kind = self._closed(), kind
@@ -932,7 +934,7 @@ class ResponseWire:
         )
 
     def _closed(self, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
-        """What closes the open item, if there is one. The log probabilities are those of a message."""
+        """Return the events that close the open item, if there is one. The log probabilities are those of a message."""
         kind = self._kind
         if not kind:
             return b""
@@ -977,7 +979,7 @@ class ResponseWire:
         return f"{kind}_{self._about}_{self._counts[self._kind or 'message']}"
 
     def _unseen(self, delta: str) -> str:
-        """Count a piece of the open item, and return what of it the client does not have yet."""
+        """Count a delta of the open item, and return the part of it that the client does not have yet."""
         self._texts.append(delta)
         begins, self._number = self._number, self._number + len(delta)
         return delta[max(self._after - begins, 0) :]

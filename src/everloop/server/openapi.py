@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server, made from the types of its requests and responses."""
+"""The OpenAPI document of the server, generated from the types of its requests and responses."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ EXAMPLES: dict[str, Json] = {
 
 
 def effect(name: str) -> Effect:
-    """What the server does with a parameter."""
+    """Return what the server does with a parameter."""
     if name in FIXED:
         return "refused"
     if name in WITHOUT_EFFECT:
@@ -168,13 +168,13 @@ def effect(name: str) -> Effect:
 
 
 def parameter_table() -> str:
-    """The Markdown table of all parameters, for the documentation."""
+    """Return the Markdown table of all parameters, for the documentation."""
     rows = [f"| `{name}` | {effect(name)} | {PARAMETERS[name]} |" for name in ChatBody.__struct_fields__]
     return "\n".join(["| parameter | | |", "|---|---|---|", *rows])
 
 
 def document() -> Json:
-    """The whole document."""
+    """Return the whole document."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -215,7 +215,13 @@ def document() -> Json:
             "/api/generate": {"post": _ollama("ollama_generate", "Generate a text.", OllamaGenerateBody)},
             "/api/show": {
                 "post": _post(
-                    "ollama_show", "What a model is.", OllamaShowBody, OllamaShown, "", OllamaError, in_session=False
+                    "ollama_show",
+                    "A model's properties.",
+                    OllamaShowBody,
+                    OllamaShown,
+                    "",
+                    OllamaError,
+                    in_session=False,
                 )
             },
             "/api/tags": {"get": _get("ollama_tags", "The models.", OllamaModels, error=OllamaError)},
@@ -311,7 +317,7 @@ def _post(
     error: type = Error,
     in_session: bool = True,
 ) -> Json:
-    """A request with a body; `event` says what its stream consists of, if it has one."""
+    """Describe a request with a body; `event` describes the events of its stream, if it has one."""
     content: Json = {"application/json": {"schema": _ref(answer)}}
     if event:
         content["text/event-stream"] = {"schema": _events(event)}
@@ -326,12 +332,12 @@ def _post(
 
 
 def _plain(name: str, summary: str, body: type, answer: type, *, event: str = "", error: type = Error) -> Json:
-    """A request that is passed on to the model's server."""
+    """Describe a request that is forwarded to the model's server."""
     return _post(name, summary, body, answer, event, error, in_session=False)
 
 
 def _events(data: str) -> Json:
-    """The schema of an event, whose data is what `data` says."""
+    """Return the schema of an event with this data."""
     return {"type": "object", "properties": {"data": {"type": "string", "description": data}}, "required": ["data"]}
 
 
@@ -342,7 +348,7 @@ def _ollama(name: str, summary: str, body: type) -> Json:
 
 
 def _response(name: str, summary: str, body: type, stream: bool = False) -> Json:
-    """An operation on a stored response."""
+    """Describe an operation on a stored response."""
     operation = _get(name, summary, body)
     operation["parameters"] = [
         {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -444,7 +450,7 @@ PAGE_BODIES: list[type] = list(dict.fromkeys(made.body for made in PAGE if made.
 
 
 def _answer(name: str) -> type[msgspec.Struct] | None:
-    """The type of this name, if it is one of what the server sends."""
+    """Return the response type of this name, if there is one."""
     modules = (responses, anthropic_messages, openai_responses, ollama, model_endpoints)
     found: Any = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
     return found if name in _ANSWER_NAMES else None
@@ -471,7 +477,7 @@ def _schemas() -> Json:
     types: list[type] = [*requests, *ANSWERS, *PAGE_ANSWERS, *PAGE_BODIES]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     properties = schemas["ChatBody"]["properties"]
-    for name, values in FIXED.items():  # not in the types, because 0 and False are equal
+    for name, values in FIXED.items():  # missing from the types, because 0 and False are equal
         properties[name]["enum"] = list(values)
     for name in ("function_call", "audio"):
         schemas["AssistantMessage"]["properties"][name]["enum"] = [None]

@@ -1,4 +1,4 @@
-"""Host names, origins and addresses: which names a server answers to, which pages may use it, what is loopback."""
+"""Host names, origins and addresses: the names a server answers to, the pages that may use it, loopback detection."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9](?:[A-Za-z0-9._-]*[
 
 @dataclass(slots=True, frozen=True)
 class Binding:
-    """The addresses to listen on, resolved once: a second lookup could give others."""
+    """The addresses to listen on, resolved once: a second lookup could return others."""
 
     addresses: tuple[str, ...]
     loopback: bool  # only this machine can reach them
 
 
 def host_name(authority: str) -> str | None:
-    """The normalised name in a Host header; None when it is not a valid one."""
+    """Return the normalised name in a Host header; None if it is invalid."""
     found = AUTHORITY.fullmatch(authority)
     return None if found is None else normalize_host(found[1] or found[2])
 
@@ -50,13 +50,13 @@ def is_loopback(address: str) -> bool:
 
 
 def is_own_origin(origin: str, host: str) -> bool:
-    """Whether a page of this origin was served under this Host, also through a proxy that terminates TLS."""
+    """Return whether a page of this origin was served under this Host, possibly through a proxy that terminates TLS."""
     parts = _split(origin)
     return parts is not None and parts[0] in ("http", "https") and parts[1] == host.lower()
 
 
 def configured_origins(origins: Iterable[str]) -> frozenset[str]:
-    """Normalise the origins of the settings to what browsers send."""
+    """Normalise the configured origins to the form that browsers send."""
     found = set()
     for origin in origins:
         parts = _split(origin.rstrip("/"))
@@ -77,17 +77,15 @@ def _split(origin: str) -> tuple[str, str] | None:
 
 
 async def check_bind(host: str, tokens_exist: bool) -> Binding:
-    """Resolve the host to listen on; refused when other machines could reach it and there is no valid token."""
+    """Resolve the host to listen on. Refuse if other machines could reach it and there is no valid token."""
     loop = asyncio.get_running_loop()
     try:
-        if not host.isprintable():  # the resolver would stop at a zero byte
+        if not host.isprintable():  # the resolver would stop at a NUL byte
             raise UnicodeError
         found = await loop.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "not a valid name"
-        raise ConfigError(
-            f'the host "{host[:100]}" cannot be listened on ({why}): name an address of this machine'
-        ) from None
+        raise ConfigError(f'the host "{host[:100]}" is not usable ({why}): name an address of this machine') from None
     addresses = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
     loopback = all(is_loopback(address) for address in addresses)
     if not loopback and not tokens_exist:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from ..activity import Happening
+from ..activity import ActivityEvent
 from ..activity import Timeline as Activity
 from ..config import Config
 from ..config.prices import cost_of, price_of
@@ -20,13 +20,17 @@ from ..log import (
     Compacted,
     Logged,
     ModelAnswered,
+    Request,
     TurnEnded,
     UserSaid,
     text_of,
 )
+from ..messages import encode_json
+from ..providers.base import extra_of
 from ..runtime.agent import AgentLoop
+from ..runtime.api_requests import brings_all
 from ..runtime.owners import Owners
-from ..store.base import SessionInfo, TurnInfo
+from ..store.base import RequestText, SessionInfo, TurnInfo
 from ..text import clean, one_line
 from ..threads import in_thread
 from .errors import bad_request, not_found
@@ -37,20 +41,25 @@ from .page_routes import Parameter, json_response, key_of, operation
 Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeover", "end"]
 TURNS = 50
 SHOWN = 4_000  # characters of a step's text
-WORDS = 100  # characters of what opened a turn
+WORDS = 100  # characters of the message that opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
-IDLE = 0.5  # seconds without a step after which the time is cut out
+PROMPT_OF_NOW = "The original system prompt is not stored: this is the one that would be sent now."
+TOOLS_OF_NOW = "The original tools are not stored: these are the ones that would be offered now."
+SUBAGENT = "A sub-agent has a note about its task in its prompt, and fewer tools."
+OTHER_FORM = "The provider sends this in its own format."
+IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 # ---------------------------------------------------------------------------------------------- responses
 
 
 class TurnItem(msgspec.Struct):
     id: str
+    session: str
     started_at: float
     ended_at: float | None
     reason: str | None
-    title: str  # the first words of what opened it
+    title: str  # the first words of the message that opened it
 
 
 class TurnList(msgspec.Struct):
@@ -58,24 +67,25 @@ class TurnList(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """Something that took time, or marks a moment."""
+    """Something that took time, or marks a point in time."""
 
     kind: Kind
     name: str  # of the model or the tool
-    at: float  # when it began
+    at: float  # when it started
     seconds: float
-    offset: float  # seconds on the axis, from which idle time is cut out
+    offset: float  # seconds on the axis, which omits idle time
     seq: int | None  # its entry in the log; None while it runs
     status: str
     call: str  # the id of a tool call
-    first_token: float  # seconds; 0 where the answer was not streamed
+    first_token: float  # seconds; 0 if the answer was not streamed
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    cost: float | None  # in dollars; None where no price is known
+    cost: float | None  # in dollars; None if no price is known
     arguments: dict[str, Any]
     text: str
-    flushed: float  # seconds that the turn waited for the disk before the step began
+    flushed: float  # seconds that the turn waited for flushes before the step
+    flushed_after: float = 0.0  # and after the last step, when the turn was closed or parked
 
 
 class Gap(msgspec.Struct):
@@ -97,37 +107,37 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
-    flushed: float  # seconds that it waited for the disk, without its last write
+    flushed: float  # seconds that it waited for flushes
     steps: list[Step]
     gaps: list[Gap]
 
 
 class SentRequest(msgspec.Struct):
-    """The request of a model call. The conversation is what the log says; what is not in the log is rebuilt."""
+    """The request of a model call."""
 
-    model: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    rebuilt: list[str]  # what may differ from what was sent then, in a sentence each
+    body: str  # the JSON that was sent, without the fields that request a stream
+    notes: list[str]  # sentences about possible differences from the original request; empty if it is exact
 
 
 # ---------------------------------------------------------------------------------------------- the timeline
 
 
 def cost_by(config: Config, model: str, usage: Mapping[str, int]) -> float | None:
-    """What tokens of a model cost; None where no price is known, and for a model on this machine."""
+    """Return the cost of a model's tokens; None if no price is known, and for a model on this machine."""
     if config.provider == "local" or (price := price_of(model, config.prices)) is None:
         return None
     return cost_of(price, usage)
 
 
 def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: float) -> TurnTimeline:
-    """The timeline of a turn from its entries. `now` is the end of what still runs."""
+    """Build the timeline of a turn from its entries. `now` is the end of steps still in progress."""
 
     def cost(model: str, usage: Mapping[str, int]) -> float | None:
         return cost_by(config, model or config.model, usage)
 
     steps = _steps(Activity(cost).read(logged), now)
+    if steps and turn.flushed:
+        steps[-1].flushed_after = turn.flushed
     gaps = _place(steps)
     costs = [step.cost for step in steps if step.cost is not None]
     busy = max((step.offset + step.seconds for step in steps), default=0.0)
@@ -143,19 +153,19 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
         sum(step.cached_tokens for step in steps),
         sum(step.output_tokens for step in steps),
         sum(costs) if costs else None,
-        sum(step.flushed for step in steps),
+        sum(step.flushed + step.flushed_after for step in steps),
         steps,
         gaps,
     )
 
 
-def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
+def _steps(activity: Iterable[ActivityEvent], now: float) -> list[Step]:
     steps: list[Step] = []
-    asked: Happening | None = None  # the model call under way
-    running: dict[str, Happening] = {}  # tools, by call
+    asked: ActivityEvent | None = None  # the model call in progress
+    running: dict[str, ActivityEvent] = {}  # tools, by call
     question: Step | None = None
     arguments: dict[str, dict[str, Any]] = {}
-    for one in happenings:
+    for one in activity:
         facts, entry = one.facts, one.entry
         match one.event:
             case "request" | "steered" if isinstance(entry, UserSaid):
@@ -166,6 +176,10 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
                 began = one.at - facts["seconds"] if asked is None or entry.worker else asked.at
                 arguments |= {call.id: call.arguments for call in entry.calls}
                 _add_handover(steps, entry, began)
+                steps += [
+                    _step("retry", began + failed.began, seconds=failed.seconds, status="failed", text=failed.error)
+                    for failed in entry.failures
+                ]
                 steps.append(_model_step(began, one, entry))
                 asked = None
             case "tool_started":
@@ -218,17 +232,17 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
 
 
 def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: float) -> None:
-    """Add that a worker resumed the turn before the step of an entry, if it did."""
+    """Add a step for a worker that resumed the turn before the step of an entry, if one did."""
     if not entry.worker:
         return
     last = next((step for step in reversed(steps) if step.kind in ("takeover", "model")), None)
-    if last is not None and last.kind == "takeover":  # known by the call that was cut off
+    if last is not None and last.kind == "takeover":  # recognised by the interrupted call
         last.name = entry.worker
     else:
         steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
 
 
-def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
+def _model_step(began: float, one: ActivityEvent, entry: ModelAnswered) -> Step:
     facts = one.facts
     return _step(
         "model",
@@ -285,7 +299,7 @@ def _step(
 
 
 def _place(steps: Sequence[Step]) -> list[Gap]:
-    """Put steps, which are in order, on the axis without idle time. Return what was cut out."""
+    """Place steps, which are in order, on the axis without idle time. Return the gaps."""
     gaps: list[Gap] = []
     if not steps:
         return gaps
@@ -303,7 +317,11 @@ def _place(steps: Sequence[Step]) -> list[Gap]:
 
 
 async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
-    """The request whose answer is the entry at this position; None if none is there."""
+    """Return the request whose answer is the entry at this position; None if there is none.
+
+    The conversation is in the log. The system prompt and the tools are in the store under the hashes that the answer
+    names; if they are missing, they are rebuilt from the current state.
+    """
     after = info.history_from if seq > info.history_from else 0
     logged = await agent.store.read_log(info.id, after, seq)
     if not logged or logged[-1].seq != seq or not isinstance(answered := logged[-1].entry, ModelAnswered):
@@ -316,22 +334,63 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
     shown = [one for one in before if compacted is None or one.seq > compacted.until]
     said = next((one.entry for one in reversed(before) if _opens(one, logged[-1].turn)), None)
     request = said.request if isinstance(said, UserSaid) else None
-    rebuilt = []
-    if request is not None and request.model_only:
-        system, tools = request.system, list(request.tools)
+    kept = await agent.store.request_texts(info.owner, [answered.prompt, answered.tools]) if answered.prompt else {}
+    began = before[0].at if before else info.created_at
+    standing = await _standing(agent, info, request, answered, kept, began)
+    conversation = conversation_of(standing.system, compacted, shown)
+    model, options = answered.model or agent.model or "", request.options if request is not None else {}
+    body_of = getattr(agent.provider, "request_body", None)  # a custom provider may be anything
+    body = body_of and body_of(conversation, standing.tools, model, options, standing.extra)
+    if body is not None:
+        return SentRequest(body.decode(), standing.notes)
+    fields = {"model": model, "messages": [dict(message) for message in conversation], "tools": standing.tools}
+    return SentRequest(encode_json(fields).decode(), [*standing.notes, OTHER_FORM])
+
+
+class Kept(msgspec.Struct):
+    """The tools and other fields of a request, as stored."""
+
+    tools: list[dict[str, Any]]
+    extra: dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """The parts of a request that are not in the log."""
+
+    system: str
+    tools: list[dict[str, Any]]
+    extra: Mapping[str, Any]
+    notes: list[str]
+
+
+async def _standing(
+    agent: AgentLoop,
+    info: SessionInfo,
+    request: Request | None,
+    answered: ModelAnswered,
+    kept: Mapping[str, RequestText],
+    began: float,
+) -> Standing:
+    extra = extra_of(agent.provider)
+    spec = agent.request_spec(request) if request is not None else None
+    if request is not None and spec is not None and brings_all(request):
+        return Standing(spec.system(""), [*spec.tools.get_definitions()], extra, [])
+    notes = []
+    prompt, tools = kept.get(answered.prompt), kept.get(answered.tools)
+    if prompt is None:
+        system = await in_thread(agent.context.shared_prompt)
     else:
-        began = before[0].at if before else info.created_at
-        shared = await in_thread(agent.context.shared_prompt)
-        system = agent.context.conversation_prompt(shared, began)
-        tools = list(request.tools) if request is not None and request.tools else agent.tools.get_definitions()
-        rebuilt.append("The system prompt is built from the workspace as it is now.")
-        if request is None or not request.tools:
-            rebuilt.append("The tools are those that the agent has now.")
-        if info.key.partition(":")[0] == "sub":
-            rebuilt.append("A sub-agent has a note about its task in its prompt, and fewer tools.")
-    conversation = conversation_of(system, compacted, shown)
-    messages = [dict(message) for message in conversation if message.get("role") != "system" or message.get("content")]
-    return SentRequest(answered.model or agent.model or "", messages, [dict(tool) for tool in tools], rebuilt)
+        system = msgspec.json.decode(prompt.data, type=str)
+    if prompt is None or not prompt.key:  # otherwise it is the whole prompt of a task
+        system = spec.system(system) if spec is not None else system
+        system = agent.context.conversation_prompt(system, began)
+    if prompt is None:
+        notes += [PROMPT_OF_NOW, SUBAGENT] if info.key.startswith("sub:") else [PROMPT_OF_NOW]
+    if tools is not None:
+        found = msgspec.json.decode(tools.data, type=Kept)
+        return Standing(system, found.tools, found.extra, notes)
+    registry = spec.tools if spec is not None else agent.tools
+    return Standing(system, [*registry.get_definitions()], extra, [*notes, TOOLS_OF_NOW])
 
 
 def _opens(one: Logged, turn: str | None) -> bool:
@@ -347,6 +406,19 @@ class TimelineApi:
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._store = owners.store
+
+    @operation(
+        "GET",
+        "/api/turns",
+        "requests_log",
+        "The latest turns of all sessions.",
+        TurnList,
+        None,
+        Parameter("limit", "How many turns.", "integer"),
+    )
+    async def all_turns(self, request: web.Request) -> web.Response:
+        found = await self._store.turns(request[OWNER], limit=read_number(request, "limit", TURNS, TURNS))
+        return json_response(TurnList([await self._item(turn) for turn in found]))
 
     @operation(
         "GET",
@@ -381,14 +453,14 @@ class TimelineApi:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
         if sent is None:
-            raise not_found("no model has answered at this position", code="answer_not_found")
+            raise not_found("there is no model answer at this position", code="answer_not_found")
         return json_response(sent)
 
     async def _item(self, turn: TurnInfo) -> TurnItem:
         first = await self._store.read_log(turn.session, turn.first_seq - 1, turn.first_seq)
         entry = first[0].entry if first else None
         title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
-        return TurnItem(turn.id, turn.started_at, turn.ended_at, turn.reason, title)
+        return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title)
 
     async def _session(self, request: web.Request) -> SessionInfo:
         info = await self._store.session(request[OWNER], key_of(request))

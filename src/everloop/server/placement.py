@@ -1,7 +1,7 @@
-"""Leads each request to the database that its owner is in, for a server with an owner directory.
+"""Routes each request to the database that its owner is in, for a server with an owner directory.
 
-The server has handlers for each database, made when the first request for it comes. A request is known by its token:
-the databases are asked for it once, and its owner is remembered. The handlers check the token themselves, each time.
+The server has handlers for each database, created at the first request for it. A request is identified by its token:
+the databases are asked for it once, and its owner is cached. The handlers verify the token themselves, every time.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .access import OWN, cookie_name
 from .guard import BEARER, MOVED, REQUEST_ID, Guard, Handler, new_request_id
 
 log = logging.getLogger("everloop.server")
-HOLD_SECONDS = 10.0  # that a request waits for the end of its owner's move
-LOOK_SECONDS = 0.5  # between two looks meanwhile, should a notification be lost
-LEAVE_SECONDS = 5.0  # for requests that are still open in the old database, after the move, to end
-TRIES = 3  # for a request whose owner was moved just then
-MOST_KEPT = 10_000  # tokens; of more the oldest are forgotten
+HOLD_SECONDS = 10.0  # how long a request waits for its owner's move to finish
+LOOK_SECONDS = 0.5  # polling interval meanwhile, in case a notification is lost
+LEAVE_SECONDS = 5.0  # grace period for requests that are still open in the old database after a move
+TRIES = 3  # attempts for a request whose owner has just been moved
+MOST_KEPT = 10_000  # tokens; beyond that the oldest are evicted
 
-# What a database is asked for the token with a hash.
+# Looks up a token by its hash in one database.
 FindToken = Callable[[str], Awaitable[Token | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database with the handlers of its requests."""
+    """A database with its request handlers."""
 
     admit: Handler
     guard: Guard
@@ -45,14 +45,14 @@ class Database:
 
 
 class Placement:
-    """Admits requests by passing them on. `open` makes the handlers of a database; None is that of the settings."""
+    """Admits requests by passing them on. `open` creates the handlers of a database; None is the configured one."""
 
     def __init__(self, directory: Directory, own: DSN, open: Callable[[DSN | None], Awaitable[Database]]) -> None:
         self._directory = directory
         self._own = own.without_password
         self._open = open
         self._databases: dict[DSN | None, asyncio.Future[Database]] = {}
-        self._owners: OrderedDict[str, str] = OrderedDict()  # by the hashes of their tokens
+        self._owners: OrderedDict[str, str] = OrderedDict()  # by token hash
         self._running: dict[str, set[_Running]] = {}  # requests, by owner
         self._changed = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class Placement:
             owner = await self._owner(request)
         except StoreError as error:
             return await self._refuse(request, error)
-        if owner is None:  # the guard says what is wrong, or a file of the page is served
+        if owner is None:  # the guard reports the problem, or serves a file of the page
             return await (await self._database(None)).admit(request)
         for number in range(TRIES):
             try:
@@ -82,7 +82,7 @@ class Placement:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def on_change(self, owner: str | None) -> None:
-        """The directory has changed."""
+        """Handle a change of the directory."""
         self._changed.set()
         self._changed = asyncio.Event()
         for name in [owner] if owner is not None else list(self._running):
@@ -94,7 +94,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------ the owner
 
     async def _owner(self, request: web.Request) -> str | None:
-        """Whose request it is; None when it has no token that is known."""
+        """Return the owner of the request; None if it has no known token."""
         hash = _subject(request)
         if hash is None or hash == OWN:
             return hash
@@ -103,7 +103,7 @@ class Placement:
         return self._owners.get(hash)
 
     async def find_token(self, hash: str) -> Token | None:
-        """Ask all databases for a token. The directory decides between two that have it: one of them was left."""
+        """Look for a token in all databases. If two have it, the directory decides: the owner has left one of them."""
         failed: StoreError | None = None
         for store in await self._stores():
             try:
@@ -115,7 +115,7 @@ class Placement:
                     return token
             except StoreError as error:
                 failed = error
-        if failed is not None:  # it may be in there
+        if failed is not None:  # the token may be in that database
             raise failed
         return None
 
@@ -126,7 +126,7 @@ class Placement:
     # ------------------------------------------------------------------------------------------ the place
 
     async def _place(self, owner: str, *, fresh: bool = False, hold: bool = True) -> Place:
-        """Where the owner is. While they are being moved, it is waited for."""
+        """Return the owner's place, waiting for it while they are being moved."""
         place = await self._directory.place(owner, fresh=fresh)
         if hold and place.held:
             with contextlib.suppress(TimeoutError):
@@ -143,15 +143,16 @@ class Placement:
         return store is None or store.without_password == self._own
 
     async def _database(self, store: DSN | None) -> Database:
-        """The handlers of a database. One that cannot be opened is tried again by the next request."""
+        """Return the handlers of a database. If it cannot be opened, the next request tries again."""
         found = self._databases.get(store)
         if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
             found = self._databases[store] = asyncio.ensure_future(self._open(store))
         return await asyncio.shield(found)
 
     async def _has_moved(self, request: web.Request, response: web.StreamResponse, owner: str, place: Place) -> bool:
-        """Whether a request was refused because its owner is in another database now; then it has done nothing."""
-        if response.status == 401:  # the token has moved, or it was revoked
+        """Return whether a request was refused because its owner has moved to another database; it has then had no
+        effect."""
+        if response.status == 401:  # the token has moved, or was revoked
             try:
                 now = await self._directory.place(owner, fresh=True)
             except StoreError:
@@ -169,7 +170,7 @@ class Placement:
         try:
             await asyncio.wait([answer])
         finally:
-            if not answer.done():  # the client has left, or the server ends
+            if not answer.done():  # the client has disconnected, or the server is stopping
                 answer.cancel()
                 await asyncio.wait([answer])
             self._running[owner].discard(running)
@@ -180,8 +181,10 @@ class Placement:
         return answer.result()
 
     async def _end_left(self, owner: str) -> None:
-        """End the requests that were passed on to a database that the owner has left: feeds, and such as wait there for
-        an answer that another database will have. They are given a while to end by themselves."""
+        """End the requests that were passed on to a database that the owner has left, after a grace period.
+
+        These are feeds, and requests that wait there for an answer that another database will have.
+        """
         try:
             place = await self._directory.place(owner, fresh=True)
         except StoreError:
@@ -200,7 +203,7 @@ class Placement:
             request[REQUEST_ID] = new_request_id()
         if isinstance(error, StoreError):
             log.error("request %s: %s", request[REQUEST_ID], error)
-            error = errors.unavailable("the server cannot look into the database of this request; try again")
+            error = errors.unavailable("the server cannot reach the database of this request; try again")
         return guard.refusal(request, error)
 
 
@@ -218,7 +221,7 @@ def _moving(owner: str) -> errors.ApiError:
 
 
 def _subject(request: web.Request) -> str | None:
-    """The hash of a request's token, or the person of this machine, as the request says; nothing is checked."""
+    """Return the hash of a request's token, or the person of this machine, as claimed; nothing is verified."""
     sent = request.headers.get("Authorization")
     if sent is None and (key := request.headers.get("X-Api-Key")) is not None:
         sent = f"Bearer {key}"

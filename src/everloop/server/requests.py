@@ -1,7 +1,7 @@
-"""Chat requests: the types of their bodies, and how a body is read and checked.
+"""Chat requests: the types of their bodies, parsing and validation.
 
-msgspec checks the types while it parses, and the OpenAPI document is made from them. Every parameter that a client can
-send is honoured or refused by name; none is ignored silently.
+msgspec checks the types while it parses, and the OpenAPI document is generated from them. Every parameter that a client
+can send is honoured or refused by name; none is ignored silently.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ IGNORED = (
     "cache_prompt",
     "usage",
 )
-INPUT = "input"  # the parameter of a custom tool, for the model
+INPUT = "input"  # the parameter of a custom tool, as the model sees it
 MAX_SCHEMA_DEPTH = 100
 MAX_TOOLS = 1000
 MAX_CHOICES = 8
@@ -72,19 +72,19 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 MAX_INT = 2**63 - 1  # the largest integer that every JSON parser accepts
 MAX_IMAGE_BYTES = 10_000_000
-MAX_IMAGES = 20  # in one message
+MAX_IMAGES = 20  # per message
 MAX_URL_LENGTH = 8_192
 PICTURE_FOLLOWS = "[a picture, which follows]"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # In Python "$" also matches before a trailing newline.
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}(?!\n)$")]
-SAFE_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every model's server accepts
+SAFE_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # accepted by every model server
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 PersonName = Annotated[str, Meta(min_length=1, max_length=64)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=MAX_INT)]
-AnyTokens = Annotated[int, Meta(ge=-1, le=MAX_INT, extra_json_schema={"not": {"const": 0}})]  # -1 is no limit
+AnyTokens = Annotated[int, Meta(ge=-1, le=MAX_INT, extra_json_schema={"not": {"const": 0}})]  # -1 means no limit
 Schema = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"enum": ["object"]}}})]
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -118,7 +118,7 @@ class ImagePart(Struct, tag="image_url", tag_field="type"):
 
 
 def image_part(url: str, place: str, detail: Any = None) -> ImagePart:
-    """The part that an image of another API is; `place` is its name there, for errors."""
+    """Return the image part for an image from another API; `place` names it in errors."""
     try:
         return ImagePart(msgspec.convert({"url": url, "detail": detail}, ImageUrl))
     except msgspec.ValidationError:
@@ -126,7 +126,7 @@ def image_part(url: str, place: str, detail: Any = None) -> ImagePart:
 
 
 def only_text(parts: Sequence[TextPart | ImagePart], where: str) -> list[TextPart]:
-    """The parts of a message that may have text only."""
+    """Return the parts of a message that may only contain text."""
     texts = [part for part in parts if isinstance(part, TextPart)]
     if len(texts) < len(parts):
         raise bad_request(f"{where}.content: only a user's message may have images", f"{where}.content")
@@ -171,7 +171,7 @@ class CalledCustom(Struct):
 
 
 class ToolCall(Struct):
-    """A call of a function, or of a custom tool, which takes a text."""
+    """A call of a function, or of a custom tool, which takes text."""
 
     id: Id
     function: CalledFunction | None = None
@@ -211,7 +211,7 @@ class Function(Struct, omit_defaults=True):
 
 
 class CustomTool(Struct):
-    """A tool that takes a text. The model is offered it as a function with one parameter."""
+    """A tool that takes text. The model is offered it as a function with one parameter."""
 
     name: Name
     description: str | None = None
@@ -272,14 +272,14 @@ class SchemaFormat(Struct, tag="json_schema", tag_field="type"):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Of effect only together with `stream`."""
+    """Only has an effect together with `stream`."""
 
     include_usage: bool | None = None
     include_obfuscation: Any = None
 
 
 class ChatBody(Struct, forbid_unknown_fields=True):
-    """The body of a chat request. Fields of messages that are not listed here are dropped."""
+    """The body of a chat request. Unlisted fields of messages are dropped."""
 
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     model: str | None = None
@@ -351,31 +351,34 @@ _WORDS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean
 
 @dataclass(slots=True, frozen=True)
 class ChatRequest:
-    """A parsed request. `system` is the text of the leading system messages, `messages` what follows them."""
+    """A parsed request. `system` is the text of the leading system messages, `messages` is what follows them."""
 
     messages: list[Message]
     system: str = ""
     model: str | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)  # by the names that providers use
+    options: dict[str, Any] = field(default_factory=dict)  # keyed by the names that providers use
     stream: bool = False
     include_usage: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
-    answer_only: bool = False  # no tool may be called, so none is offered
-    client_is_agent: bool = False  # it brought tools, of which none can be offered: it must not get the agent's
+    answer_only: bool = False  # no tools are offered
+    # it brought tools, none of which can be offered: it must not get the agent's tools instead
+    client_is_agent: bool = False
     custom: frozenset[str] = frozenset()  # the client's names of its custom tools
-    names: dict[str, str] = field(default_factory=dict)  # the client's, of tools that the model knows by another name
-    hides_reasoning: bool = False  # the client does not want the model's thoughts
-    choices: int = 1  # how many answers the client wants
-    ignored: tuple[str, ...] = ()  # parameters that have no effect; the client is told in a header
+    # the client's names of tools that the model knows by another name
+    names: dict[str, str] = field(default_factory=dict)
+    hides_reasoning: bool = False  # the client does not want the model's reasoning
+    choices: int = 1  # number of answers requested
+    ignored: tuple[str, ...] = ()  # parameters without effect; the client is told in a header
 
 
-def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
-    """Parse a body; an ApiError names the parameter that is invalid or unsupported.
+def read_chat(body: bytes, *, honours: frozenset[str], messages_limit: int, kept: bool = False) -> ChatRequest:
+    """Parse a body; an ApiError names the invalid or unsupported parameter.
 
-    `honours` are the options that the model supports. Parsing many megabytes takes a while: call it in a thread.
+    `honours` are the options that the model supports; `kept` says that the server has the history. Parsing many
+    megabytes takes a while: call it in a thread.
     """
-    return chat_request(parse_body(body, _decoder), honours=honours, messages_limit=messages_limit)
+    return chat_request(parse_body(body, _decoder), honours=honours, messages_limit=messages_limit, kept=kept)
 
 
 def chat_request(
@@ -387,9 +390,9 @@ def chat_request(
     ignored: Sequence[str] = (),
     client_is_agent: bool = False,
     hides_reasoning: bool = False,
+    kept: bool = False,
 ) -> ChatRequest:
-    """Check a body that is parsed. Other APIs put theirs into this form; `places` are the names of its messages there,
-    for errors."""
+    """Validate a parsed body. Other APIs are converted to this form; `places` names their messages in errors."""
     _refuse_fixed(chat)
     if len(chat.messages) > messages_limit:
         raise bad_request(
@@ -402,7 +405,7 @@ def chat_request(
     options = chat.stream_options
     safe = _safe_names(chat)
     return ChatRequest(
-        messages=History(len(leading), places, safe).read(messages),
+        messages=History(len(leading), places, safe, kept).read(messages),
         system="\n\n".join(text for message in leading if (text := _text(message.content).strip())),
         model=chat.model or None,
         tools=_tools(chat, safe),
@@ -446,7 +449,7 @@ def _refuse_value(name: str, values: tuple[Any, ...]) -> Never:
 
 
 def _custom_tools(chat: ChatBody, places: Sequence[str]) -> frozenset[str]:
-    """Make functions of custom tools and of calls of them. Return their names."""
+    """Convert custom tools and their calls to functions. Return the names of the tools."""
     names: set[str] = set()
     for number, tool in enumerate(chat.tools or ()):
         if tool.type == "custom" and tool.custom is not None:
@@ -470,7 +473,7 @@ def _custom_tools(chat: ChatBody, places: Sequence[str]) -> frozenset[str]:
 
 
 def _described(tool: CustomTool) -> str | None:
-    """What the model reads of a custom tool, with the grammar of its text if there is one."""
+    """Return a custom tool's description for the model, including the grammar of its text if it has one."""
     wanted = tool.format or {}
     inner = wanted.get("grammar")
     grammar = wanted.get("definition") or (inner.get("definition") if isinstance(inner, dict) else "")
@@ -490,7 +493,7 @@ def _allow_tools(chat: ChatBody) -> None:
 
 
 def _ignored(chat: ChatBody, honours: frozenset[str]) -> list[str]:
-    """Set what parameters of other servers say, where there is something to set; return those without effect."""
+    """Apply parameters of other servers where there is an equivalent; return those without effect."""
     ignored = [name for name in IGNORED if getattr(chat, name) is not None]
     effort = chat.reasoning.get("effort") if isinstance(chat.reasoning, dict) else None
     if effort in EFFORTS and chat.reasoning_effort is None and "reasoning_effort" in honours:
@@ -509,7 +512,7 @@ def _ignored(chat: ChatBody, honours: frozenset[str]) -> list[str]:
 
 
 def _options(chat: ChatBody, honours: frozenset[str], safe: Mapping[str, str]) -> dict[str, Any]:
-    """The options for the model. Unsupported ones are refused, unless they have their default value."""
+    """Return the options for the model. Unsupported ones are refused, unless they have their default value."""
     if chat.max_completion_tokens is not None:
         if chat.max_tokens not in (None, chat.max_completion_tokens):
             problem = "max_tokens: differs from max_completion_tokens, its newer name; send one of them"
@@ -539,7 +542,7 @@ def _options(chat: ChatBody, honours: frozenset[str], safe: Mapping[str, str]) -
 
 
 def _safe_names(chat: ChatBody) -> dict[str, str]:
-    """Names for the tools whose own some models' servers refuse: dotted ones and long ones."""
+    """Return replacements for tool names that some model servers refuse: dotted and long ones."""
     used = [tool.function.name for tool in chat.tools or () if tool.function is not None]
     called = (one.tool_calls or () for one in chat.messages if isinstance(one, AssistantMessage))
     used += [call.function.name for calls in called for call in calls if call.function is not None]
@@ -556,7 +559,7 @@ def _safe_names(chat: ChatBody) -> dict[str, str]:
 
 
 def _tools(chat: ChatBody, safe: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The client's tools. A `tool_choice` must be one of them."""
+    """Return the client's tools. A `tool_choice` must be one of them."""
     tools, names = [], set()
     for at, tool in enumerate(chat.tools or ()):
         function, where = tool.function, f"tools[{at}].{tool.type}"
@@ -579,9 +582,9 @@ def _tools(chat: ChatBody, safe: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _check_depth(schema: Any, where: str) -> None:
-    """Refuse a schema that the JSON encoder could not write when called from deeper in the stack."""
+    """Refuse a schema that the JSON encoder could not encode when called from deeper in the stack."""
     encoded = encode_json(schema)
-    if encoded.count(b"{") + encoded.count(b"[") <= MAX_SCHEMA_DEPTH:  # cheap, and enough for most schemas
+    if encoded.count(b"{") + encoded.count(b"[") <= MAX_SCHEMA_DEPTH:  # cheap, and sufficient for most schemas
         return
     level = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -606,19 +609,23 @@ def _split(messages: list[AnyMessage]) -> tuple[list[SystemMessage | DeveloperMe
 
 
 class History:
-    """Converts the messages of a request into a valid conversation for a provider.
+    """Converts the messages of a request to a valid conversation for a provider.
 
-    `first` is the index of the first message in the request and `places` the names of all of them, for error messages.
+    `first` is the index of the first message in the request, and `places` are the names of all messages, for errors.
+    If the server has `kept` the history, a request may begin with the results of calls that are only there.
     """
 
-    def __init__(self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, first: int = 0, places: Sequence[str] = (), safe: Mapping[str, str] | None = None, kept: bool = False
+    ) -> None:
         self._at = first
-        self._pictures: list[dict[str, Any]] = []  # of the results of a message's calls
-        self._safe = safe or {}  # the names of tools that have another one for the model
+        self._pictures: list[dict[str, Any]] = []  # from the results of a message's calls
+        self._safe = safe or {}  # tools with a different name for the model
         self._places = places
+        self._kept = kept
         self._calls = 0  # the index of the message whose calls are open
         self._waiting: dict[str, ToolCall] = {}  # calls without a result, by the client's id
-        self._renamed: dict[str, str] = {}  # their ids in the conversation, which differ when a client reuses one
+        self._renamed: dict[str, str] = {}  # their ids in the conversation, which differ if a client reuses one
         self._ids: set[str] = set()
         self._seen: dict[str, int] = {}  # how often each id was reused
 
@@ -643,7 +650,7 @@ class History:
         return self._places[at] if self._places else f"messages[{at}]"
 
     def _shown_pictures(self) -> list[Message]:
-        """The pictures of results. A model's API takes only text there, so they follow as the user's."""
+        """Return the images of tool results. A tool message can only hold text, so they follow in a user message."""
         pictures, self._pictures = self._pictures, []
         return [{"role": "user", "content": pictures}] if pictures else []
 
@@ -715,12 +722,14 @@ class History:
         self._renamed[call.id] = id
         assert call.function is not None
         arguments = call.function.arguments
-        if not isinstance(parse_arguments(arguments), dict):  # servers refuse anything but an object
+        if not isinstance(parse_arguments(arguments), dict):  # servers reject anything but an object
             arguments = encode_json({"text": arguments}).decode() if arguments.strip() else "{}"
         name = self._safe.get(call.function.name, call.function.name)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _result(self, message: ToolMessage) -> Message:
+        if self._kept and not self._ids:
+            return self._result_of("", message.tool_call_id, message)
         call = self._waiting.pop(message.tool_call_id, None)
         if call is None:
             where, id = self._place(self._at), one_line(message.tool_call_id, 80)
@@ -728,8 +737,11 @@ class History:
                 f"{where}.tool_call_id: {id!r} is not an open call of the preceding assistant message",
                 f"{where}.tool_call_id",
             )
-        id = self._renamed.pop(message.tool_call_id)
-        name = message.name or (call.function.name if call.function is not None else "")
+        called = call.function.name if call.function is not None else ""
+        return self._result_of(called, self._renamed.pop(message.tool_call_id), message)
+
+    def _result_of(self, called: str, id: str, message: ToolMessage) -> Message:
+        name = message.name or called
         name = self._safe.get(name, name)
         content = self._content(message.content)
         if isinstance(content, list):
@@ -771,7 +783,7 @@ def _check_image(url: str, where: str) -> None:
         raise bad_request(f"{where}: an image may have at most {MAX_IMAGE_BYTES} bytes", where)
     try:
         binascii.a2b_base64(data, strict_mode=True)
-    except ValueError:  # also when it is not ASCII
+    except ValueError:  # also raised for non-ASCII data
         raise bad_request(f"{where}: the data is not base64", where) from None
 
 
@@ -779,7 +791,7 @@ def _check_image(url: str, where: str) -> None:
 
 
 def parse_body(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
-    """Parse a body as the decoder's type; an ApiError names the place of what is wrong."""
+    """Parse a body as the decoder's type; an ApiError names the place of the error."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -793,7 +805,7 @@ def parse_body(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
 
 
 def convert_at(value: Any, type: type[B], where: str) -> B:
-    """Convert a part of a body that was parsed before; an ApiError names the place in the body."""
+    """Convert a part of a parsed body; an ApiError names its place in the body."""
     try:
         return msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -802,16 +814,16 @@ def convert_at(value: Any, type: type[B], where: str) -> B:
 
 
 def unknown_keys(body: bytes, known: type[Struct]) -> list[str]:
-    """The parameters of a body that its type does not have."""
+    """Return the parameters of a body that its type does not have."""
     try:
         keys = _keys.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # it was read with replaced characters
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # it was parsed with replaced characters
         return []
     return [named_in_header(name) for name in keys if name not in known.__struct_fields__]
 
 
 def named_in_header(name: str) -> str:
-    """A name as it may stand in a header."""
+    """Return a name in a form allowed in a header."""
     return "".join(c for c in name[:64] if c.isascii() and c.isprintable() and c not in '"\\')
 
 
@@ -847,7 +859,7 @@ def _no_json(error: Exception) -> ApiError:
 
 
 def _refusal(text: str) -> ApiError:
-    """Turn a validation error of msgspec into one that names the parameter."""
+    """Convert a validation error of msgspec to one that names the parameter."""
     found = _at.fullmatch(text)
     what, path = (found["what"], found["path"].partition("[...]")[0]) if found else (text, "")
     if unknown := _unknown.fullmatch(what):

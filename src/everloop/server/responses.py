@@ -1,4 +1,4 @@
-"""Responses in OpenAI's format: their types, from which the OpenAPI document is made, and their encoding."""
+"""Responses in OpenAI's format: their types, from which the OpenAPI document is generated, and their encoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import ApiError
 from .requests import INPUT
 
 DONE = b"data: [DONE]\n\n"
-# Characters that end a line for clients which split a stream with str.splitlines; JSON escapes the others anyway.
+# Line terminators for clients that split a stream with str.splitlines; JSON escapes all others anyway.
 _LINE_ENDS = [(mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\x85\u2028\u2029"]
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -211,7 +211,7 @@ def choice(
     custom: Container[str] = (),
     logprobs: Sequence[Mapping[str, Any]] = (),
 ) -> Choice:
-    """One whole answer."""
+    """Return one complete answer."""
     made: list[AnsweredCall | AnsweredCustomCall] = [
         AnsweredCustomCall(clean(call.id), AnsweredCustom(clean(call.name), custom_input(call)))
         if call.name in custom
@@ -233,7 +233,7 @@ def logprobs_of(tokens: Sequence[Mapping[str, Any]]) -> Logprobs | None:
 def completion(
     id: str, created: int, model: str, choices: Sequence[Choice], usage: Mapping[str, int] | None = None
 ) -> bytes:
-    """Encode whole answers. They have no `usage` when the model reported none."""
+    """Encode complete answers. They have no `usage` if the model reported none."""
     for index, one in enumerate(choices):
         one.index = index
     answer = Completion(clean(id), created, clean(model), [*choices])
@@ -243,14 +243,16 @@ def completion(
 
 
 class Chunks:
-    """Encodes the events of one streamed answer, or of one of several in a stream. What all of them share is encoded
-    once."""
+    """Encodes the events of one streamed answer, or of one of several in a stream.
+
+    The part common to all of them is encoded once.
+    """
 
     def __init__(self, id: str, created: int, model: str, include_usage: bool = False, index: int = 0) -> None:
         self.include_usage = include_usage
         facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
         self._head = b"data: " + one_line(encode_json(facts)[:-1]) + b',"choices":['
-        # As in OpenAI's API: with include_usage, all chunks but the last have a null.
+        # As in OpenAI's API: with include_usage, all chunks but the last have null.
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._delta = self._head + b'{"index":%d,"delta":{' % index
         self._text = self._delta + b'"content":'
@@ -258,7 +260,7 @@ class Chunks:
         self._rest = b'},"finish_reason":null}' + self._end
 
     def role(self) -> bytes:
-        """The first chunk."""
+        """Return the first chunk."""
         return self._delta + b'"role":"assistant","content":""' + self._rest
 
     def text(self, text: str, id: bytes = b"") -> bytes:
@@ -268,7 +270,7 @@ class Chunks:
         return self._reasoning + json_string(text) + self._rest
 
     def calls(self, calls: Sequence[Call], custom: Container[str] = ()) -> bytes:
-        """Calls for the client, in two chunks each: some clients concatenate the id and the name of all chunks."""
+        """Return calls for the client, two chunks each: some clients concatenate the id and the name of all chunks."""
         encoded: list[bytes] = []
         for index, call in enumerate(calls):
             kind, value = ("custom", "input") if call.name in custom else ("function", "arguments")
@@ -281,30 +283,33 @@ class Chunks:
         return b"".join(encoded)
 
     def logprobs(self, tokens: Sequence[Mapping[str, Any]]) -> bytes:
-        """The log probabilities of the whole answer, in one chunk behind it."""
+        """Return the log probabilities of the whole answer, in one chunk after it."""
         if not tokens:
             return b""
         written = one_line(encode_json(logprobs_of(tokens)))
         return self._delta + b'},"logprobs":' + written + b',"finish_reason":null}' + self._end
 
     def finish(self, reason: str) -> bytes:
-        """The last chunk of the answer itself."""
+        """Return the last chunk of the answer itself."""
         return self._delta + b'},"finish_reason":"' + reason.encode() + b'"}' + self._end
 
     def usage(self, tokens: Mapping[str, int]) -> bytes:
-        """The chunk before the end, with include_usage."""
+        """Return the chunk before the end, with include_usage."""
         return self._head + b'],"usage":' + encode_json(usage_of(tokens)) + b"}\n\n"
 
     def done(self) -> bytes:
         return DONE
 
     def comment(self, text: str, alone: bool = True) -> bytes:
-        """A line that clients skip. In a stream with event ids it must not stand `alone`: some clients take the empty
-        line after it for an event without data, and fail."""
+        """Return a line that clients skip.
+
+        In a stream with event ids it must not stand `alone`: some clients take the empty line after it for an event
+        without data, and fail.
+        """
         return event_comment(text) if alone else event_comment(text)[:-1]
 
     def error(self, error: ApiError) -> bytes:
-        """An error after the response has started, when it is too late for a status."""
+        """Return an error after the response has started, when it is too late for a status."""
         return b"data: " + one_line(encode(error.body())) + b"\n\n"
 
 
@@ -321,7 +326,7 @@ def health() -> bytes:
 
 
 def custom_input(call: Call) -> str:
-    """The text that a custom tool is called with."""
+    """Return the text that a custom tool is called with."""
     given = call.arguments.get(INPUT)
     return clean(given) if isinstance(given, str) else _arguments(call)
 
@@ -340,12 +345,12 @@ def json_string(text: str) -> bytes:
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """A server-sent event of an API whose events have names."""
+    """Return a server-sent event for APIs with named events."""
     return b"event: " + name.encode() + b"\ndata: " + one_line(data) + b"\n\n"
 
 
 def event_comment(text: str) -> bytes:
-    """A line between events that clients skip."""
+    """Return a comment between events, which clients skip."""
     return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
 
 

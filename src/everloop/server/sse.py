@@ -1,20 +1,70 @@
-"""A streamed answer on its way to an HTTP client: a turn's events go in, server-sent events come out."""
+"""Streamed answers for HTTP clients: converts a turn's events to server-sent events.
+
+The `id` of each event says how far the client has read; a client that reconnects sends it back as `Last-Event-ID`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import events
 from ..messages import encode_json
 from ..providers.openai import encode
-from ..text_cursor import Position, TextCursor
-from .resume import Place
+from ..text_cursor import Position, TextCursor, checksum
+from .errors import bad_request
+
+LAST_EVENT_ID = "Last-Event-ID"
+_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9a-f]{8}))?", re.ASCII)
+
+
+class Place:
+    """The current position of a stream being written."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.chars = 0
+        self.sum = 0
+
+    def resume(self, position: Position) -> None:
+        """Resume at a client's position."""
+        self.seq, self.chars, self.sum = position.seq, position.chars, position.sum or 0
+
+    def add(self, seq: int, text: str) -> None:
+        if seq != self.seq:
+            self.restart()
+            self.seq = seq
+        self.chars += len(text)
+        self.sum = checksum(text, self.sum)
+
+    def restart(self) -> None:
+        """Start the round's text over."""
+        self.chars = self.sum = 0
+
+    def line(self) -> bytes:
+        """Return the `id` line of the next event. A command is not in the log, so its events have none."""
+        return b"" if not self.seq else b"id: %d.%d.%08x\n" % (self.seq, self.chars, self.sum)
+
+
+def position_of(headers: Mapping[str, str]) -> Position | None:
+    """Return the position that a client resumes from, if any."""
+    given = headers.get(LAST_EVENT_ID)
+    if given is None:
+        return None
+    found = _POSITION.fullmatch(given)
+    if found is None:
+        raise bad_request(
+            f"{LAST_EVENT_ID}: is not a position in a stream; send the id of the last event that was read",
+            LAST_EVENT_ID,
+        )
+    return Position(int(found[1]), int(found[2]), int(found[3], 16) if found[3] else None)
+
 
 LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
-MANY = 2048  # parts that wait for a client; more are joined, so that a slow one costs no more than the text
+MANY = 2048  # parts queued for a client; beyond that they are joined, so that a slow client costs no more than the text
 RESTARTED = "\n\n[The answer was interrupted and starts again.]\n\n"
 
 Kind = Literal["text", "reasoning", "comment"]
@@ -25,7 +75,7 @@ Begin = Callable[[], Awaitable[Write]]  # starts a response, once
 
 
 class Part(NamedTuple):
-    """Something that waits to be written, and the `id` line with the position after it."""
+    """A part that waits to be written, and the `id` line with the position after it."""
 
     kind: Kind
     text: str
@@ -33,10 +83,10 @@ class Part(NamedTuple):
 
 
 class Encoder(Protocol):
-    """How an API writes what a stream is made of."""
+    """How an API encodes the parts of a stream."""
 
     def text(self, text: str, id: bytes = b"") -> bytes:
-        """Write a text; `id` is the line with the position after it, which belongs to the event that has the text."""
+        """Encode a text; `id` is the line with the position after it, and belongs to the event with the text."""
 
     def reasoning(self, text: str) -> bytes: ...
 
@@ -44,16 +94,16 @@ class Encoder(Protocol):
 
 
 class AnswerStream:
-    """The bytes of one streamed answer. `show` is told the turn's events; `write_to` writes them to a response.
+    """The bytes of one streamed answer. `show` receives the turn's events; `write_to` writes them to a response.
 
-    In a `resumable` stream each text carries its position, and a client that reconnects with a `position` is sent what
+    In a `resumable` stream, each text carries its position, and a client that reconnects with a `position` gets what
     follows it.
     """
 
     def __init__(
         self, chunks: Encoder, ping_seconds: float, resumable: bool = False, position: Position | None = None
     ) -> None:
-        self.said = False  # whether some text of the running round was shown
+        self.said = False  # some text of the running round was shown
         self._chunks = chunks
         self._ping_seconds = ping_seconds
         self._waiting: list[Part] = []
@@ -61,14 +111,14 @@ class AnswerStream:
         self._timer: asyncio.TimerHandle | None = None
         self._written_at = 0.0
         self._gap = False  # there was text before the tools that ran
-        self._again = False  # the client has text of another turn than this one
+        self._again = False  # the client has text of another turn
         self._over = False
         self._place = Place() if resumable else None
         self._known = position  # the client has everything up to here
-        self._cursor = TextCursor(position)  # in the round that the position is in
+        self._cursor = TextCursor(position)  # positioned in the round of that position
 
     def show(self, seq: int, event: events.Event) -> None:
-        """Take an event of the round that began after this entry of the log."""
+        """Take an event of the round that began after log entry `seq`."""
         if self._known is not None and seq > self._known.seq:
             self._leave_known(self._known)
         match event:
@@ -96,15 +146,15 @@ class AnswerStream:
                 self._put("reasoning", text)
 
     def begin_again(self) -> None:
-        """The client resumed a stopped turn; a new one follows."""
+        """Start over: the client resumed a stopped turn, and a new one follows."""
         self._again, self._known = True, None
 
     def unsaid(self, text: str) -> bytes:
-        """Encode text that no event has brought."""
+        """Encode text that no event has delivered."""
         return self._chunks.text(f"\n\n{text}" if self._gap or self.said else text) if text else b""
 
     def end(self, run: asyncio.Future[Any]) -> None:
-        """The turn has ended. Its result, or its error, is read from the future."""
+        """Finish the stream at the end of the turn. Its result, or its error, is read from the future."""
         if not run.cancelled():
             run.exception()
         self._over = True
@@ -113,8 +163,11 @@ class AnswerStream:
             self._timer.cancel()
 
     async def write_to(self, begin: Begin, start: bytes) -> bytes:
-        """Write the answer as it comes; during a long silence, pings. `begin` is called when there is something to say,
-        and `start` precedes it. Return the start if it was not written."""
+        """Write the answer as it streams, with pings during long silences.
+
+        `begin` is called once there is something to write, and `start` precedes it. Return the start if it was not
+        written.
+        """
         write: Write | None = None
         clock = asyncio.get_running_loop().time
         self._written_at = clock()
@@ -126,7 +179,7 @@ class AnswerStream:
                 continue
             waiting, self._waiting = self._waiting, []
             written: list[bytes] = []
-            # In a resumable stream adjacent texts are joined: it needs fewer positions.
+            # In a resumable stream, adjacent texts are joined, which needs fewer positions.
             for kind, text, id in waiting if self._place is None else _joined(waiting):
                 if kind == "text":
                     written.append(self._chunks.text(text, id))
@@ -145,18 +198,18 @@ class AnswerStream:
     # ------------------------------------------------------------------------------------------ what is new
 
     def _unseen(self, known: Position, seq: int, text: str) -> str:
-        """What a client that has everything up to `known` has not seen of a text."""
+        """Return the part of a text that a client with everything up to `known` has not seen."""
         if seq < known.seq:
             return ""
         new = self._cursor.feed(text)
-        if new is None:  # a round that ran again after a crash may say something else
+        if new is None:  # a round that ran again after a crash may differ
             new = f"{RESTARTED}{self._cursor.restart()}"
         if not self._cursor.is_behind:
             self._known = None
         return new
 
     def _leave_known(self, known: Position) -> None:
-        """The round that the client's position is in has ended before that position."""
+        """Handle a round that ended before the client's position in it."""
         self._known, whole = None, self._cursor.text
         if known.chars and not known.is_all_of(whole):
             self._put("text", f"{RESTARTED}{whole}")
@@ -169,7 +222,7 @@ class AnswerStream:
             self._put("text", RESTARTED)
 
     def _is_known(self, seq: int) -> bool:
-        """Whether the client has seen the events of this round. It saw what comes before a text with the text."""
+        """Return whether the client has seen the events of this round. Events that precede a text were seen with it."""
         known = self._known
         return known is not None and (seq < known.seq or (seq == known.seq and known.chars > 0))
 
@@ -184,7 +237,7 @@ class AnswerStream:
         self._wake()
 
     def _id(self) -> bytes:
-        """The `id` line of a text that is put now."""
+        """Return the `id` line of a text that is queued now."""
         return self._place.line() if self._place is not None else b""
 
     def _wake(self) -> None:
@@ -193,20 +246,23 @@ class AnswerStream:
         self._more.set()
 
     def _ping(self) -> None:
-        """Put a ping if nothing was written for too long. One timer, seldom rescheduled, costs a text nothing."""
+        """Queue a ping if nothing was written for too long.
+
+        A single timer, rarely rescheduled, adds no cost per text.
+        """
         if self._over:
             return
         loop = asyncio.get_running_loop()
         due = self._written_at + self._ping_seconds
         if due <= loop.time():
-            if not self._waiting:  # else the client is slow
+            if not self._waiting:  # otherwise the client is slow
                 self._put("comment", "ping")
             due = loop.time() + self._ping_seconds
         self._timer = loop.call_at(due, self._ping)
 
 
 def _joined(waiting: list[Part]) -> list[Part]:
-    """The same in fewer parts: between two comments one of reasoning and one of text."""
+    """Return the same in fewer parts: between two comments, at most one of reasoning and one of text."""
     found: list[Part] = []
     for is_comment, group in groupby(waiting, lambda part: part.kind == "comment"):
         parts = list(group)

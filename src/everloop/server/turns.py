@@ -1,6 +1,6 @@
 """Requests of all APIs: each becomes a turn of the agent, and is answered whole or as a stream.
 
-An API is a function that reads a body into a `ChatRequest`, and a `Wire` that writes the answer.
+An API consists of a function that parses a body into a `ChatRequest`, and a `Wire` that writes the answer.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..runtime.owners import OWN, Owners
 from ..store.base import Store
+from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.registry import marked
 from .agent_choice import agent_of, model_of
 from .errors import ApiError, bad_request, failure_of, internal_error, too_many_requests, unavailable
 from .guard import OWNER, TOKEN
 from .requests import ChatRequest
-from .resume import HEADER as LAST_ID
-from .resume import Position, position_of
-from .sse import AnswerStream, Begin, Encoder, Write
+from .sse import LAST_EVENT_ID, AnswerStream, Begin, Encoder, Write, position_of
 
 log = logging.getLogger(__name__)
 CHANNEL = "api"
 SESSION = "X-Session"
 KEY = "Idempotency-Key"
 MAX_KEY_LENGTH = 200
-LARGE = 100_000  # bytes of a body that is parsed in a thread
+LARGE = 100_000  # bytes of a body above which it is parsed in a thread
 RATE, RATE_SECONDS = "requests", 60.0
-FINISH_REASONS = frozenset({"length", "content_filter"})  # of the model's API, which the client gets, too
+# finish reasons of the model's API that are passed on to the client
+FINISH_REASONS = frozenset({"length", "content_filter"})
 
 
 class Known(NamedTuple):
-    """What is known of a request that can be repeated."""
+    """What is known about a repeatable request."""
 
-    id: str | None = None  # of its message; None for a request that cannot be repeated
-    repeated: bool = False  # an earlier request has or gets the answer: no model is called for this one
+    id: str | None = None  # id of its message; None if the request cannot be repeated
+    repeated: bool = False  # an earlier request has or gets the answer: no model call is made for this one
     stopped: bool = False  # the client resumed a stopped turn; a new one starts
 
 
 @dataclass(slots=True, frozen=True)
 class Thread:
-    """A stored session that a request continues or begins, other than by its header."""
+    """A stored session that a request continues or starts, other than through its header."""
 
     session: str
     begins: bool  # the request brings the history
@@ -77,20 +77,20 @@ class Asked:
     created: int
     known: Known
     position: Position | None = None  # where the client resumes the answer
-    commands: bool = True  # a text such as /stop is a command
-    # It may answer a question of the agent. A command with network can send requests, too, but it has no token.
+    commands: bool = True  # text such as /stop is a command
+    # It may answer a question of the agent. A command with network access can send requests, too, but it has no token.
     answers: bool = False
-    background: bool = False  # the turn goes on when the client leaves
+    background: bool = False  # the turn continues after the client disconnects
 
     @property
     def is_model_only(self) -> bool:
-        """Whether it is answered without the agent's tools."""
+        """Return whether it is answered without the agent's tools."""
         request = self.message.request
         return request is not None and bool(request.model_only or request.tools or request.answer_only)
 
     @property
     def is_counted(self) -> bool:
-        """Whether it counts against the rate limit. Repeated requests and session commands do not."""
+        """Return whether it counts against the rate limit. Repeated requests and session commands do not."""
         request = self.message.request
         command = (
             request is not None and request.kept and self.commands and kind_of(self.message) not in ("message", "reply")
@@ -101,19 +101,19 @@ class Asked:
 class Wire(Encoder, Protocol):
     """How an API writes one answer."""
 
-    content_type: str  # of a stream
+    content_type: str  # for streams
 
     def start(self) -> bytes:
-        """What a stream begins with."""
+        """Return the first bytes of a stream."""
 
     def end(self, outcome: Outcome) -> bytes:
-        """What a stream ends with: calls for the client, the reason, the tokens."""
+        """Return the last bytes of a stream: calls for the client, the finish reason, the usage."""
 
     def error(self, error: ApiError) -> bytes:
-        """What a stream ends with when the answer fails after it has begun."""
+        """Return the last bytes of a stream whose answer fails after it has started."""
 
     def whole(self, outcome: Outcome) -> bytes:
-        """The answer as one body."""
+        """Return the answer as a single body."""
 
 
 B = TypeVar("B")
@@ -122,16 +122,16 @@ MakeWire = Callable[["Asked"], Wire]
 
 
 class RateLimit:
-    """Limits the requests of an owner per minute, over all server processes of a store.
+    """Limits the requests per minute of an owner, over all server processes of a store.
 
-    Each accepted request costs one write; without a limit nothing is written. An owner at the limit is remembered until
-    the minute is over, so that a flood of requests costs the store nothing.
+    Each accepted request costs one write; without a limit nothing is written. An owner at the limit is cached until the
+    minute is over, so that a flood of requests costs the store nothing.
     """
 
     def __init__(self, store: Store, per_minute: int) -> None:
         self._store = store
         self._most = per_minute
-        self._blocked: dict[str, float] = {}  # by owner: until when
+        self._blocked: dict[str, float] = {}  # by owner: when the block ends
 
     async def check(self, owner: str) -> None:
         """Count a request, or refuse it."""
@@ -170,7 +170,7 @@ class Turns:
         self.stopping = False  # the server is shutting down: unfinished turns stay open on disk
 
     async def answer(self, request: web.Request, read: Read, wire: MakeWire, prefix: str) -> web.StreamResponse:
-        """Answer a request whose body `read` understands. The answer's id begins with the prefix."""
+        """Answer a request whose body `read` parses. The answer's id starts with the prefix."""
         asked = await self.ask(request, await self.read(request, read), new_id(prefix))
         return await self.respond(request, asked, wire)
 
@@ -178,13 +178,13 @@ class Turns:
         """Run the turn and write its answer."""
         if asked.is_counted:
             await self._count(asked)
+        writer = wire(asked)
         if asked.chat.stream:
-            return await self._stream(request, asked, wire(asked))
-        outcome = await self._run(asked)
-        return json_response(wire(asked).whole(outcome), asked.chat)
+            return await self._stream(request, asked, writer)
+        return json_response(writer.whole(await self._run(asked)), asked.chat)
 
     async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
-        """Run several turns at once. The first that fails stops the others."""
+        """Run several turns at once. The first failure cancels the others."""
         for one in asked:
             await self._count(one)
         runs = [asyncio.ensure_future(self._run(one)) for one in asked]
@@ -196,24 +196,24 @@ class Turns:
             await asyncio.gather(*runs, return_exceptions=True)
 
     async def enqueue(self, asked: Asked) -> None:
-        """Take a request that runs in the background."""
+        """Enqueue a request that runs in the background."""
         await self._count(asked)
         try:
             await asked.agent.requests.enqueue(asked.message)
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot keep its log") from error
+            raise unavailable("the server cannot write its log") from error
 
     async def read(self, request: web.Request, read: Callable[[bytes], B]) -> B:
         body = await request.read()
         return await in_thread(partial(read, body)) if len(body) > LARGE else read(body)
 
     async def agent(self, request: web.Request) -> AgentLoop:
-        """The agent of the request's owner."""
+        """Return the agent of the request's owner."""
         return await self._owners.agent(request[OWNER])
 
     async def ask(self, request: web.Request, chat: ChatRequest, id: str, thread: Thread | None = None) -> Asked:
-        """The message that a request is, for the agent of its owner."""
+        """Convert a request to a message for its owner's agent."""
         agent = await self.agent(request)
         header, position = session_of(request.headers), position_of(request.headers)
         session = thread.session if thread is not None else header
@@ -221,7 +221,9 @@ class Turns:
         said, parts, before = said_in(chat.messages, kept=has_history)
         known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
         if position is not None and not (known.id and chat.stream):
-            raise bad_request(f"{LAST_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_ID)
+            raise bad_request(
+                f"{LAST_EVENT_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_EVENT_ID
+            )
         token, model = request[TOKEN], model_of(chat.model)
         chosen = agent_of(chat, request.headers, token.agent if token is not None else "", self._agent)
         message = InboundMessage(
@@ -281,10 +283,10 @@ class Turns:
         key, owner = checked_key(request.headers, KEY), request[OWNER]
         if key is None or session is None:
             return Known()
-        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # with the length, because both may contain colons
+        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # the length is included because both may contain colons
         number, place = 1, ""
         while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
-            if earlier.said != said:  # the client would get the answer to another message
+            if earlier.said != said:  # otherwise the client would get the answer to a different message
                 raise bad_request(f"{KEY}: was used for another message in this session", KEY, "idempotency_key_reused")
             if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
                 place = id
@@ -292,11 +294,14 @@ class Turns:
                 break
             number += 1
         if position is not None and not place:
-            raise bad_request(f"{LAST_ID}: the answer to this request has no such position", LAST_ID)
+            raise bad_request(f"{LAST_EVENT_ID}: the answer to this request has no such position", LAST_EVENT_ID)
         return Known(id, earlier is not None, bool(place) and place != id)
 
     async def _stream(self, request: web.Request, asked: Asked, wire: Wire) -> web.StreamResponse:
-        """Nothing is sent before there is something to say: until then an error still has its own status."""
+        """Stream an answer.
+
+        Nothing is sent until there is something to say, so that an error can still have its own status.
+        """
         stream = AnswerStream(wire, self._ping_seconds, asked.known.id is not None, asked.position)
         if asked.known.stopped:
             stream.begin_again()
@@ -327,9 +332,9 @@ class Turns:
         wires: Sequence[Wire],
         end: Callable[[Sequence[Outcome]], bytes],
     ) -> web.StreamResponse:
-        """Stream the answers of several turns that run at once, each as it comes. One that fails stops the others.
+        """Stream the answers of several concurrent turns as they arrive. One that fails stops the others.
 
-        As for one answer, nothing is sent before there is something to say.
+        As with a single answer, nothing is sent until there is something to say.
         """
         for one in asked:
             await self._count(one)
@@ -352,7 +357,7 @@ class Turns:
         return response
 
     async def _write(self, asked: Asked, wire: Wire, begin: Begin) -> Outcome:
-        """Run one of several turns and write its answer, from its start to its end."""
+        """Run one of several turns and write its answer from start to end."""
         stream = AnswerStream(wire, self._ping_seconds)
         run = asyncio.ensure_future(self._run(asked, stream))
         run.add_done_callback(stream.end)
@@ -365,11 +370,15 @@ class Turns:
             run.cancel()
 
     async def _run(self, asked: Asked, stream: AnswerStream | None = None) -> Outcome:
-        """What came of the turn; an ApiError if it has no answer. Cancelled, the client is gone."""
+        """Run the turn and return its outcome; raise an ApiError if it has no answer.
+
+        Cancellation means that the client disconnected.
+        """
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
         try:
             outcome = await asked.agent.requests.run(message, show, asked.commands, asked.answers)
-            while outcome.left and asked.known.id:  # who asked before was just leaving, and this one is there
+            # the earlier client was just disconnecting, while this one is connected
+            while outcome.left and asked.known.id:
                 await self._count(asked)
                 message = replace(message, id=_next(message.id or ""))
                 if stream is not None:
@@ -383,7 +392,7 @@ class Turns:
             raise
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable(f"the server cannot keep its log{f': {error}' if own else ''}") from error
+            raise unavailable(f"the server cannot write its log{f': {error}' if own else ''}") from error
         except Exception as error:
             log.exception("request %s failed", asked.id)
             raise internal_error(asked.id) from error
@@ -396,7 +405,7 @@ class Turns:
 
 
 def checked_key(headers: Mapping[str, str], header: str) -> str | None:
-    """The key in a header, if there is one."""
+    """Return the key in a header, if there is one."""
     key = headers.get(header)
     if key is not None and (not key.strip() or len(key) > MAX_KEY_LENGTH or not key.isprintable()):
         raise bad_request(f"{header}: must be 1 to {MAX_KEY_LENGTH} printable characters", header)
@@ -404,7 +413,7 @@ def checked_key(headers: Mapping[str, str], header: str) -> str | None:
 
 
 def session_of(headers: Mapping[str, str]) -> str | None:
-    """The session that the request continues; None for a request that brings its whole history."""
+    """Return the session that the request continues; None for a request that brings its whole history."""
     key = checked_key(headers, SESSION)
     if key is not None and key.partition(":")[0] in INSIDE:
         raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
@@ -412,7 +421,7 @@ def session_of(headers: Mapping[str, str]) -> str | None:
 
 
 def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict[str, Any]] | None, list[Message]]:
-    """(the user's message, its parts if it is more than text, the messages before it) of a request.
+    """Return (the user's message, its parts if it is more than text, the messages before it) of a request.
 
     A stored session has the history: only the last message of the request counts, and results of the client's tools.
     """
@@ -426,8 +435,10 @@ def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict
 
 
 def _results(messages: Sequence[Message]) -> list[Message]:
-    """The trailing tool results as one user message: in the log, their calls have ended. It is marked as untrusted,
-    because nothing in it was said by the user."""
+    """Return the trailing tool results as one user message, because in the log their calls have ended.
+
+    It is marked as untrusted, because nothing in it was said by the user.
+    """
     start = len(messages)
     while start and messages[start - 1]["role"] == "tool":
         start -= 1
@@ -436,7 +447,8 @@ def _results(messages: Sequence[Message]) -> list[Message]:
     called = messages[start - 1].get("tool_calls") or () if start else ()
     names = {call["id"]: call["function"]["name"] for call in called}
     texts = [
-        f"[Result of {names.get(one['tool_call_id'], 'a tool')}]\n{text_of(one['content'])}" for one in messages[start:]
+        f"[Result of {names.get(one['tool_call_id']) or one.get('name') or 'a tool'}]\n{text_of(one['content'])}"
+        for one in messages[start:]
     ]
     return [{"role": "user", "content": marked("\n\n".join(texts), "the client's tools")}]
 
@@ -445,14 +457,17 @@ def _results(messages: Sequence[Message]) -> list[Message]:
 
 
 def finish_of(outcome: Outcome) -> str:
-    """Why an answer ended, in OpenAI's words. A turn that reached a limit says so in its text, and it is "stop"."""
+    """Return why an answer ended, in OpenAI's terms.
+
+    A turn that reached a limit says so in its text, and returns "stop".
+    """
     if outcome.reason == "handed":
         return "tool_calls"
     return outcome.finish_reason if outcome.reason == "answer" and outcome.finish_reason in FINISH_REASONS else "stop"
 
 
 def _renamed(outcome: Outcome, names: Mapping[str, str]) -> Outcome:
-    """The outcome with the client's own names of its tools."""
+    """Return the outcome with the client's own names for its tools."""
     if not names or not outcome.calls:
         return outcome
     entries = [
@@ -472,13 +487,13 @@ def _next(id: str) -> str:
 
 
 def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
-    """What ends a stream: words that were not streamed, then what the API ends it with."""
+    """Return the end of a stream: text that was not streamed, then the API's last bytes."""
     said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
     return said + wire.end(outcome)
 
 
 def _beginning(response: web.StreamResponse, request: web.Request) -> Begin:
-    """What starts the response, for one answer or for several that are written at once."""
+    """Return a function that starts the response, for one answer or for several that are written concurrently."""
     starting = asyncio.Lock()
 
     async def begin() -> Write:
@@ -499,5 +514,5 @@ def json_response(body: bytes, chat: ChatRequest | None = None) -> web.Response:
 
 
 def _warning(chat: ChatRequest) -> dict[str, str]:
-    """The header that names the parameters without effect."""
+    """Return the header that names the parameters without effect."""
     return {"Warning": f'299 everloop "no effect: {", ".join(chat.ignored)}"'} if chat.ignored else {}

@@ -23,7 +23,8 @@ TYPES = {
     ".webmanifest": "application/manifest+json",
 }
 WORKER = "/web/offline.js"
-# Nothing is ever set as HTML, as the browser enforces: the only Trusted Types policy returns the service worker's path.
+# Nothing is ever set as HTML; the browser enforces that: the only Trusted Types policy returns the service worker's
+# path.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -48,7 +49,7 @@ HEADERS = {
     "Vary": "Accept-Encoding",
 }
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/|//[^\n]*)[ \t]*$", re.MULTILINE)
-SMALL = 500  # bytes that are not worth compressing
+SMALL = 500  # bytes below which compression is not worthwhile
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +62,7 @@ class File:
 
 @cache
 def files() -> Mapping[str, File]:
-    """All files of the page by path, `/` being the page itself. Reads the disk: call it before requests come."""
+    """Return all files of the page by path; `/` is the page itself. Reads from disk: call it before requests arrive."""
     found: dict[str, File] = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in TYPES:
@@ -76,12 +77,12 @@ def files() -> Mapping[str, File]:
 
 
 def without_comments(source: str) -> str:
-    """Our own JavaScript without the comments that have lines of their own, with all lines at their places."""
+    """Return our own JavaScript without comments on lines of their own, preserving line numbers."""
     return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), source)
 
 
 def is_file(path: str) -> bool:
-    """Whether this is the address of the page or of one of its files, which need no login."""
+    """Return whether this is the path of the page or of one of its files, which need no login."""
     return path == "/" or path.startswith("/web/")
 
 

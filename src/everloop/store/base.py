@@ -1,13 +1,13 @@
-"""The store port: log, inbox, outbox, leases and timers, whatever database is behind it.
+"""The store port: log, inbox, outbox, leases and timers, independent of the database.
 
-The conformance suite in `tests/store` defines what each call promises; it runs against every store.
+The conformance suite in `tests/store` defines the contract of each method; it runs against every store.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -19,7 +19,7 @@ from .overview import Replication as Replication
 from .peers import ANY, EventRelay, Notice, Peer
 
 T = TypeVar("T")
-SILENCE_SECONDS = 1800.0  # after which the model is told the time again
+SILENCE_SECONDS = 1800.0  # after a silence this long, the model is told the time again
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,30 +32,30 @@ class Incoming:
     kind: Kind = "message"
     done: bool = False
     turn: str | None = None  # the turn that took it
-    first_seq: int | None = None  # where that turn's entries begin
+    first_seq: int | None = None  # position of that turn's first entry
 
 
 @dataclass(slots=True, frozen=True)
 class Outgoing:
-    """A row of the outbox; `message.repeat` is set when it may have been sent before."""
+    """A row of the outbox; `message.repeat` is set if it may have been sent before."""
 
     id: int
     message: OutboundMessage
     turn: str | None
-    term: int | None = None  # of the worker's lease when it was taken, where leases can end
+    term: int | None = None  # the term of the worker's lease when it took the row, for stores whose leases expire
 
 
 @dataclass(slots=True, frozen=True)
 class SentPart:
-    """A part of a message that its network has taken."""
+    """A part of a message that its network has accepted."""
 
-    id: str  # that the network gave it
-    end: int  # where the part ends in the message's text
+    id: str  # assigned by the network
+    end: int  # offset of the part's end in the message's text
 
 
 @dataclass(slots=True, frozen=True)
 class Delivery:
-    """How far the delivery of an outbox row is."""
+    """The delivery progress of an outbox row."""
 
     at: float  # when the message was written
     parts: tuple[SentPart, ...]
@@ -78,7 +78,7 @@ class DeadLetter:
 
 @dataclass(slots=True, frozen=True)
 class Spent:
-    """Tokens and money that were used, and what they count for: a turn, a day."""
+    """Tokens and money used in one scope: a turn, a day."""
 
     scope: str
     tokens: int
@@ -89,7 +89,7 @@ class Spent:
 class Claim:
     """A session held under a lease, with the turn to run in it.
 
-    Every write carries the fence; the database refuses it once another worker has a higher one.
+    Every write carries the fencing token; the database refuses it once another worker has a higher one.
     """
 
     owner: str
@@ -98,23 +98,25 @@ class Claim:
     fence: int
     turn: str
     history_from: int  # the conversation starts after this position
-    next_seq: int  # where the next entry goes
-    first_seq: int  # where the turn's entries begin
+    next_seq: int  # position of the next entry
+    first_seq: int  # position of the turn's first entry
     inbox: list[int] = field(default_factory=list)  # rows that this turn answers
-    message: InboundMessage = field(init=False)  # what opened the turn
+    message: InboundMessage = field(init=False)  # the message that opened the turn
     command: bool = False  # the message is a command for the session, not a turn
-    entries: list[Entry] = field(default_factory=list)  # what the turn's log holds already
+    entries: list[Entry] = field(default_factory=list)  # the turn's existing log entries
     resumed: bool = False
-    accepted: int | None = None  # the inbox row of the message handed to `begin`
-    compacted: int = 0  # the position of the entry that says what of the conversation is left out
-    began: float = 0.0  # when the conversation began
-    idle_since: float = 0.0  # when the session last did something
+    accepted: int | None = None  # the inbox row of the message passed to `begin`
+    compacted: int = 0  # position of the latest compaction
+    began: float = 0.0  # start of the conversation
+    idle_since: float = 0.0  # the session's last activity
     spent: list[Spent] = field(default_factory=list)  # written with the next entries
-    unflushed: list[Any] = field(default_factory=list)  # steps that a store may have to write again, in its own form
+    unflushed: list[Any] = field(default_factory=list)  # steps that a store may have to rewrite, in its own format
 
     def time_to_tell(self, now: float) -> str:
-        """The time in words if the conversation has been silent for a while; "" otherwise, and for a new one, which is
-        told when it began."""
+        """Return the time in words if the conversation has been silent for a while; "" otherwise.
+
+        A new conversation also gets "", because its prompt includes the time at which it began.
+        """
         fresh = self.first_seq == self.history_from + 1
         return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
 
@@ -130,16 +132,16 @@ class SessionInfo:
     updated_at: float
     open_turn: str | None
     worker: str | None
-    compacted: int = 0  # the position of the entry that says what of the conversation is left out
+    compacted: int = 0  # position of the latest compaction
     parked: bool = False  # the open turn waits for a person's answer
-    title: str = ""  # given by a person or a model; "" for a session that is known by its first words
-    named_by: str = ""  # the model that was asked for that title
-    naming_usage: dict[str, int] = field(default_factory=dict)  # the tokens of all model calls for titles
-    archived_at: int = 0  # the number of its entries when a person archived it; 0 for one that was not
+    title: str = ""  # set by a person or a model; "" if the session is shown by its first words
+    named_by: str = ""  # the model that was asked for the title
+    naming_usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls for titles
+    archived_at: int = 0  # number of entries when a person archived it; 0 if it was not
 
     @property
     def archived(self) -> bool:
-        """Whether a person has archived it, and nothing has happened in it since."""
+        """Return whether a person archived it, and nothing has happened in it since."""
         return 0 < self.archived_at == self.entries
 
 
@@ -155,8 +157,8 @@ class Naming:
 class Removed:
     """What was deleted with a session."""
 
-    keys: tuple[str, ...]  # of the session, and of its sub-agents
-    entries: int = 0  # of their logs
+    keys: tuple[str, ...]  # of the session and its sub-agents
+    entries: int = 0  # in their logs
     turns: int = 0
     messages: int = 0  # in their inboxes and outboxes
 
@@ -171,7 +173,7 @@ class Removed:
 
 @dataclass(slots=True, frozen=True)
 class Pruned:
-    """One step of removing old requests: the sessions that were removed, and where the next step begins."""
+    """The result of one pruning step: the removed sessions, and the position of the next step."""
 
     removed: tuple[tuple[str, str], ...]  # (owner, key)
     position: int | None  # None at the end
@@ -187,28 +189,37 @@ class TurnInfo:
     started_at: float
     ended_at: float | None
     reason: str | None
+    flushed: float = 0.0  # seconds spent on flushes in the writes that closed or parked it
+
+
+@dataclass(slots=True, frozen=True)
+class RequestText:
+    """A text from requests to a model, as JSON. With a key, it belongs to that session only."""
+
+    data: str
+    key: str = ""
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """A message of the past, as found by a search."""
+    """A past message found by a search."""
 
     session: str  # its key
     turn: str | None
     at: float
     role: Literal["user", "assistant"]
     text: str
-    untrusted: bool  # the model had read untrusted text when it said this
+    untrusted: bool  # the model had read untrusted text before it said this
     seq: int
 
 
 @dataclass(slots=True, frozen=True)
 class FileMark:
-    """A file content that the agent wrote, and whether its session was tainted then."""
+    """A file content that the agent wrote, and whether its session was tainted at the time."""
 
     digest: str  # SHA-256, in hexadecimal
     tainted: bool
-    path: str  # where it was written last
+    path: str  # where it was last written
 
 
 @dataclass(slots=True, frozen=True)
@@ -221,7 +232,7 @@ class Timer:
 
 @dataclass(slots=True, frozen=True)
 class Token:
-    """What is kept of a bearer token, which is not the token itself."""
+    """The stored record of a bearer token, which does not include the token itself."""
 
     id: str
     name: str
@@ -235,16 +246,18 @@ class Token:
 
 @dataclass(slots=True, frozen=True)
 class Finished:
-    """The result of ending a turn: its rows in the outbox, and whether the session has more to do."""
+    """The result of ending a turn: its outbox rows, and whether the session has more to do."""
 
     outbox: list[int]
     more: bool
-    announced: bool = False  # the processes that send were notified of the rows
+    announced: bool = False  # the sending processes were notified of the rows
 
 
 class Busy(Exception):
-    """The session is held by another living worker, or locked by a write (then `worker` is ""). The message is in the
-    inbox."""
+    """The session is held by another live worker, or locked by a write (`worker` is "" then).
+
+    The message is in the inbox.
+    """
 
     def __init__(self, worker: str, accepted: int | None) -> None:
         super().__init__(f"the session is held by {worker or 'another write'}")
@@ -253,7 +266,7 @@ class Busy(Exception):
 
 
 class Waiting(Exception):
-    """The session's turn waits for a person's answer. The message is in the inbox, behind it."""
+    """The session's turn waits for a person's answer. The message is in the inbox, behind that turn."""
 
     def __init__(self, accepted: int | None) -> None:
         super().__init__("the session waits for a person's answer")
@@ -261,75 +274,80 @@ class Waiting(Exception):
 
 
 class Store(Protocol):
-    """Everything that Everloop keeps. A write returns when it is on disk."""
+    """The database. A write returns once it is on disk."""
 
     # inbox
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        """Put a message into the inbox of its session. A message whose id is known is not accepted again.
+        """Put a message into the inbox of its session. A message with a known id is not accepted again.
 
-        A message of the kind "reply" is stored as "urgent" if a question is open in the session, else as "message".
+        A message of kind "reply" is stored as "urgent" if the session has an open question, and as "message" otherwise.
         """
         ...
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        """(owner, session key) of all sessions, of one owner if given, with waiting messages or an interrupted turn
-        that no other living worker holds."""
+        """Return (owner, session key) of all sessions with pending messages or an interrupted turn that no other live
+        worker holds.
+
+        With `owner`, only that owner's sessions.
+        """
         ...
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
-        """The rows of a session that no turn has taken yet, oldest first, without urgent ones."""
+        """Return the session's rows that no turn has taken yet, oldest first, without urgent ones."""
         ...
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        """Urgent rows of sessions, of one owner if given, that this worker holds or no other does."""
+        """Return urgent rows of sessions, of one owner if given, that this worker or no other worker holds."""
         ...
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
-        """`ready` and `urgent` at once, for these sessions or for all."""
+        """Return `ready` and `urgent` together, for these sessions or for all."""
         ...
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
-        """The owner's messages from this channel that wait or whose turn has not ended, oldest first."""
+        """Return the owner's messages from this channel that are pending or whose turn has not ended, oldest first."""
         ...
 
     async def incoming(self, id: int) -> Incoming: ...
 
     async def over(self, ids: Sequence[int]) -> list[int]:
-        """Which of these rows are done, or were taken by a turn that waits for a person's answer."""
+        """Return those of these rows that are done, or that a parked turn has taken."""
         ...
 
     async def find(self, owner: str, message_id: str) -> Incoming | None:
-        """The owner's message with this id, unless it is hidden."""
+        """Return the owner's message with this id, unless it is hidden."""
         ...
 
     async def turn_of(self, owner: str, message_id: str) -> tuple[int, int] | None:
-        """The session of the message with this id, and the first entry of the turn that it opened. What was said is
-        not read: it may be very long."""
+        """Return the session of the message with this id, and the first entry of the turn that it opened.
+
+        The message itself, which may be very long, is not read.
+        """
         ...
 
     async def hide(self, owner: str, message_id: str) -> bool:
-        """Let the owner's message be found no more; its log stays. Return whether it was there."""
+        """Hide the owner's message from `find`; its log is kept. Return whether it existed."""
         ...
 
     # turns
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        """Take the session's lease and its next work: an interrupted turn first, then the oldest waiting message.
+        """Take the session's lease and its next work: an interrupted turn first, then the oldest pending message.
 
-        `message` is put into the inbox in the same transaction. None when there is nothing to do; `Busy` when
-        another living worker has the session, `Waiting` when its turn is parked.
+        `message` is put into the inbox in the same transaction. Return None if there is nothing to do; raise `Busy` if
+        another live worker holds the session, and `Waiting` if its turn is parked.
         """
         ...
 
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
     ) -> Written[None]:
-        """Append to the turn's log under the claim's fence; `took` are inbox rows that the entries hold.
+        """Append to the turn's log under the claim's fencing token; `took` are the inbox rows that the entries contain.
 
-        Without `flush` the entries survive the death of the process, and a power loss only from the next flush on.
+        Without `flush`, the entries survive the death of the process, but a power loss only after the next flush.
         """
         ...
 
@@ -342,10 +360,11 @@ class Store(Protocol):
         took: Sequence[int] = (),
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
-        """In one transaction: the log's tail, the turn's end, inbox rows done, outbox rows, the lease given back.
+        """End the turn and release the lease, in one transaction.
 
-        `sender` is the worker that sends the outgoing messages right away; `incoming` are messages that the turn's end
-        puts into the inboxes of the sessions that they name.
+        It writes the log's tail, marks the inbox rows as done and adds the outbox rows. `sender` is the worker that
+        will send the outgoing messages right away; `incoming` are messages that the turn's end puts into the inboxes of
+        other sessions.
         """
         ...
 
@@ -357,7 +376,7 @@ class Store(Protocol):
         sender: str | None = None,
         took: Sequence[int] = (),
     ) -> Written[Finished]:
-        """In one transaction: the log's tail, the question in the outbox, the turn parked, the lease given back."""
+        """In one transaction, write the log's tail and the question, park the turn and release the lease."""
         ...
 
     async def decide(
@@ -372,15 +391,15 @@ class Store(Protocol):
     ) -> tuple[int, CallsAsked | None] | None:
         """Answer the question of a session's parked turn, which can then be resumed like an interrupted one.
 
-        Return the inbox row that opened the turn, and the question; None when none is parked. `allowed=None` answers
-        nothing and only wakes the turn, to be stopped. A message (`word`) answers one question, however often it comes,
-        and none that was asked after it; unless it answers one it is not put into the inbox. With `always`, what the
-        question offers to grant is granted to the session in the same transaction.
+        Return the inbox row that opened the turn, and the question; None if no turn is parked. `allowed=None` answers
+        nothing and only wakes the turn so that it can be stopped. A message (`word`) answers one question, however
+        often it is delivered, and none that was asked after it; unless it answers one, it is not put into the inbox.
+        With `always`, the grants that the question offers are given to the session in the same transaction.
         """
         ...
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        """Put a message of a running turn into the outbox, once for each key; None when the key is known."""
+        """Put a message of a running turn into the outbox, once per idempotency key; None if the key is known."""
         ...
 
     async def release(self, claim: Claim) -> None:
@@ -388,13 +407,13 @@ class Store(Protocol):
         ...
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
-        """Release all leases of a worker that stops, of one owner if given; its turns stay open."""
+        """Release all leases of a worker that is stopping, of one owner if given; its turns stay open."""
         ...
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        """Mark an urgent row (or a message that is not in the inbox yet) as done, with its answer."""
+        """Mark an urgent row (or a message that is not in the inbox yet) as done, together with its answer."""
         ...
 
     # outbox
@@ -405,72 +424,83 @@ class Store(Protocol):
         chat: tuple[str, str] | None = None,
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
-        """Take messages to send that no living worker is sending, oldest first: of one chat or of some channels, if
-        given. A row that cannot be decoded is set aside, and the others are taken all the same."""
+        """Take messages that no live worker is sending, oldest first: of one chat or of some channels, if given.
+
+        A row that cannot be decoded is set aside and does not block the others.
+        """
         ...
 
     async def keep_outgoing(self, row: Outgoing, worker: str) -> bool:
-        """Keep a message that the worker has taken and is about to send; False when another worker has taken it over,
-        because the lease had ended meanwhile. The database is asked only if that can have happened."""
+        """Renew the claim on a message that the worker has taken and is about to send.
+
+        Return False if another worker has taken it over because the lease expired. The database is only queried if that
+        may have happened.
+        """
         ...
 
     async def sent(self, ids: Sequence[int]) -> None: ...
 
     # channels
     async def hold(self, name: str, worker: str) -> bool:
-        """Take a lease by its name, or keep it; False while another living worker has it."""
+        """Take or renew a named lease; False while another live worker holds it."""
         ...
 
     async def unhold(self, name: str, worker: str) -> None:
-        """Give the lease back, if the worker has it."""
+        """Release a named lease, if the worker holds it."""
         ...
 
     async def holders(self) -> dict[str, str]:
-        """The living workers that hold leases, by the names of the leases."""
+        """Return the live workers that hold named leases, by lease name."""
         ...
 
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]: ...
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        """Rows that the worker has taken and is not sending yet: if it dies, they do not count as possible repeats."""
+        """Mark rows that the worker has taken but not started to send: if it dies, they do not count as possible
+        repeats."""
         ...
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
-        """Leave the rows of a channel that the worker has taken to the next one."""
+        """Release the rows of a channel that the worker has taken."""
         ...
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
-        """Record the parts of a row that the network has taken. Unless the row is `sent`, the next part counts as
-        begun. False when another worker has the row."""
+        """Record the parts of a row that the network has accepted.
+
+        Unless the row is `sent`, the next part counts as started. Return False if another worker has the row.
+        """
         ...
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        """Make a row a dead letter, which is not sent. False when another worker has the row."""
+        """Make a row a dead letter, which is not sent. Return False if another worker has the row."""
         ...
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]: ...
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
-        """Let dead letters be sent, from their first part that was not. Return those that there were."""
+        """Resend dead letters, from their first unsent part. Return the ids that existed."""
         ...
 
     async def channel_state(self, channel: str) -> dict[str, str]:
-        """What a channel keeps: its cursor, pairings and status, by key."""
+        """Return a channel's stored state (cursor, pairings and status) by key."""
         ...
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
-        """Keep a value under its key; None removes it."""
+        """Store a value under its key; None removes it."""
         ...
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
-        """Write all of these values or none of them. False when the value of `expected` is another one now."""
+        """Write all of these values, or none if the value of `expected` has changed.
+
+        Return whether they were written.
+        """
         ...
 
     # reading
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]: ...
 
     async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
-        """The entries of the turn that begins there."""
+        """Return the entries of the turn that starts at this position."""
         ...
 
     async def session(self, owner: str, key: str) -> SessionInfo | None: ...
@@ -480,44 +510,77 @@ class Store(Protocol):
     async def turns(
         self, owner: str, *, session: int | None = None, prefix: str = "", limit: int = 100
     ) -> list[TurnInfo]:
-        """The newest turns, newest first."""
+        """Return the latest turns, newest first."""
+        ...
+
+    # requests
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        """Store texts of an owner's requests by hash, unless they are already stored.
+
+        With a session's key, they are deleted with the session. Like a step of a turn, they are flushed with the next
+        flushed write.
+        """
+        ...
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        """Return those of the owner's texts with these hashes that are stored."""
+        ...
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        """Add to the time that turns spent on flushes when they were closed or parked, by the inbox rows that opened
+        them.
+
+        It is not flushed: a power loss may undo it.
+        """
         ...
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
-        """Search the messages of all sessions of an owner, best first. A query is words without syntax."""
+        """Search the messages of all sessions of an owner, best match first. A query is plain words, without syntax."""
         ...
 
     # outside of turns
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        """Append entries outside of a turn; `Busy` while a living worker runs one."""
+        """Append entries outside of a turn; raise `Busy` while a live worker runs one."""
         ...
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        """Append a compaction outside of a turn. False when the session is busy or has changed since it was made."""
+        """Append a compaction outside of a turn.
+
+        Return False if the session is busy or has changed since it was made.
+        """
         ...
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        """A new session whose log is the first `until` entries of another."""
+        """Create a session whose log is the first `until` entries of another one."""
         ...
 
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
-        """Give a session a title; "" takes it away. With `naming` a model made it: its usage is kept in any case, and
-        its title only if no person or model gave one to this conversation. Return whether the title was set."""
+        """Set a session's title; "" removes it. Return whether it was set.
+
+        With `naming`, a model wrote it: its usage is recorded in any case, but the title is only set if neither a
+        person nor a model has titled this conversation.
+        """
         ...
 
     async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        """Archive a session, until something happens in it, or bring it back. Return whether it is there."""
+        """Archive a session until something happens in it, or unarchive it. Return whether it exists."""
         ...
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        """Delete a session and its sub-agents' sessions, with all that is kept of them: logs, messages, search index,
-        grants, titles. None if there is no such session; `Busy` while a living worker runs a turn of one of them, or
-        sends a message."""
+        """Delete a session and its sub-agents' sessions with everything stored for them: logs, messages, search index,
+        grants, titles.
+
+        Return None if there is no such session; raise `Busy` while a live worker runs a turn of one of them, or sends a
+        message.
+        """
         ...
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        """Look at some of the sessions from a position on, and delete those of API requests without a session, and of
-        their sub-agents, in which nothing has happened since this time and nothing is left to do."""
+        """Examine some sessions from a position on, and delete old ones of sessionless API requests and of their
+        sub-agents.
+
+        They are deleted if nothing has happened in them since `before` and nothing is left to do.
+        """
         ...
 
     # budgets
@@ -526,13 +589,16 @@ class Store(Protocol):
         ...
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
-        """(tokens, cost) that the owner has used, by scope."""
+        """Return (tokens, cost) that the owner has used, by scope."""
         ...
 
     # rates
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        """Count one event and return 0.0, unless `most` were counted in the current window by all processes together;
-        then return the seconds until it ends. A window of `seconds` begins with the first event counted in it."""
+        """Count one event of a fixed-window rate limit, shared by all processes.
+
+        Return 0.0 if it was counted; if `most` events were already counted in the current window, return the seconds
+        until the window ends. A window of `seconds` starts with the first event counted in it.
+        """
         ...
 
     # timers
@@ -541,30 +607,30 @@ class Store(Protocol):
     async def cancel_timer(self, owner: str, id: str) -> bool: ...
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
-        """All timers, of one owner if given, or the first so many: the next one due first."""
+        """Return all timers, of one owner if given, or the first `limit`, in the order in which they are due."""
         ...
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        """Put the timer's message into the inbox and move the timer on; False when another worker has done so."""
+        """Put the timer's message into the inbox and advance the timer; False if another worker has done so."""
         ...
 
     # tokens
     async def add_token(
         self, name: str, owner: str, hash: str, rights: Iterable[str] = ("use",), agent: str = ""
     ) -> Token:
-        """Keep a token by its hash; an `EverloopError` when a valid one has the name."""
+        """Store a token by its hash; raise an `EverloopError` if a valid token has the name."""
         ...
 
     async def tokens_exist(self) -> bool:
-        """Whether there is a token, or was one: revoked tokens count."""
+        """Return whether any token exists or existed: revoked tokens count."""
         ...
 
     async def token(self, hash: str) -> Token | None:
-        """The token with this hash; None once it is revoked."""
+        """Return the token with this hash; None if it is unknown or revoked."""
         ...
 
     async def tokens(self, owner: str | None = None) -> list[Token]:
-        """All tokens, revoked ones too, the oldest first; of one owner, if given."""
+        """Return all tokens, including revoked ones, oldest first; of one owner, if given."""
         ...
 
     async def token_used(self, id: str, at: float) -> None:
@@ -572,24 +638,24 @@ class Store(Protocol):
         ...
 
     async def revoke_token(self, id: str) -> bool:
-        """Revoke a token; False when there is no valid one with this id."""
+        """Revoke a token; False if there is no valid one with this id."""
         ...
 
     # trust
     async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
-        """Record file contents that the agent writes. A content once written in a clean session stays clean."""
+        """Record file contents that the agent writes. Content once written in a clean session stays clean."""
         ...
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
-        """Whether each of these contents is tainted; contents that the agent never wrote are left out."""
+        """Return whether each of these contents is tainted; contents that the agent never wrote are omitted."""
         ...
 
     async def tainted_paths(self, owner: str, limit: int = 1000) -> list[str]:
-        """Where tainted contents were written, the latest first."""
+        """Return the paths where tainted contents were written, latest first."""
         ...
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        """Record what a person allowed for the rest of a session."""
+        """Record a person's grants for the rest of a session."""
         ...
 
     async def grants(self, owner: str, key: str) -> frozenset[str]: ...
@@ -602,22 +668,24 @@ class Store(Protocol):
         ...
 
     async def workers(self) -> list[tuple[str, str]]:
-        """(worker, address) of all living ones that have joined."""
+        """Return (worker, address) of all live workers that have joined."""
         ...
 
     async def session_holders(self) -> list[str]:
-        """All living workers that may hold sessions, whether they have joined or not."""
+        """Return all live workers that may hold sessions, whether they have joined or not."""
         ...
 
     async def leave(self, worker: str) -> None: ...
 
     async def is_alive(self, worker: str) -> bool:
-        """Whether a worker still holds its leases."""
+        """Return whether a worker still holds its leases."""
         ...
 
     def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> Peer:
-        """A worker's membership among the others. With `takes_work`, it gets notices of any session's work, but need
-        not get those of messages to send."""
+        """Return a worker's membership among the others.
+
+        With `takes_work`, it gets notices of work in any session, but may miss those of messages to send.
+        """
         ...
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
@@ -629,32 +697,34 @@ class Store(Protocol):
 
     @property
     def standby_wait(self) -> float:
-        """Seconds that a write has been waiting for a synchronous standby of the database; 0 when none does."""
+        """How many seconds a write has been waiting for a synchronous standby of the database; 0 if none is waiting."""
         ...
 
     async def standbys(self) -> Replication | None:
-        """What the database's server says of its standbys; None for a store without a server."""
+        """Return the replication state reported by the database server; None for a store without a server."""
         ...
 
     async def overview(self) -> Overview:
-        """The work of all owners: what is done by which worker, what waits, and what no worker does. Its cost depends
-        on the amount of open work."""
+        """Return an overview of all owners' work: what each worker does, what is pending, and what no worker does.
+
+        Its cost depends on the amount of open work.
+        """
         ...
 
     def aside(self, work: Callable[[], T]) -> Written[T]:
-        """Run short file work off the event loop, in the same wake-up as the writes around it."""
+        """Run short file I/O off the event loop, sharing one wake-up with the writes around it."""
         ...
 
     async def check_writable(self) -> None:
-        """Commit a small write without effect; a `StoreError` when writing does not work."""
+        """Commit a small write without effect; raise a `StoreError` if writing does not work."""
         ...
 
     def files(self) -> Sequence[Path]:
-        """The files of the store on this machine, which no tool may touch."""
+        """Return the store's files on this machine, which no tool may touch."""
         ...
 
     def hurry(self) -> None:
-        """Stop waiting for a server that is away: the process is ending."""
+        """Stop waiting for an unreachable server, because the process is shutting down."""
         ...
 
     async def close(self) -> None: ...
@@ -663,12 +733,12 @@ class Store(Protocol):
     def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int: ...
 
     def read_now(self, owner: str, key: str) -> list[Logged]:
-        """The current conversation of a session."""
+        """Return the current conversation of a session."""
         ...
 
 
 def new_turn_id() -> str:
-    """A unique id that sorts by time: microseconds, increasing within a process, and random bits."""
+    """Return a unique id that sorts by time: microseconds, increasing within a process, and random bits."""
     global _last_turn
     _last_turn = max(time.time_ns() // 1000, _last_turn + 1)
     return f"{_last_turn:013x}{os.urandom(3).hex()}"

@@ -1,7 +1,8 @@
-"""What a session does next, decided from its rows: pure functions that both stores call inside their transactions.
+"""Decisions about sessions, their log, inbox and outbox: pure functions that both stores call inside their
+transactions.
 
-A store reads rows, asks here what follows from them, and writes that. So SQLite and PostgreSQL differ in their SQL and
-in nothing else.
+A store reads rows, asks these functions what follows from them, and writes the result. So SQLite and PostgreSQL differ
+in their SQL and in nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..bus import InboundMessage, Kind
+from ..bus import InboundMessage, Kind, OutboundMessage
 from ..errors import StaleLease, StoreError
 from ..log import (
     CallEnded,
@@ -32,7 +33,7 @@ from ..log import (
     kind_of,
     open_turn,
 )
-from .base import Busy, Claim, Incoming, Waiting, new_turn_id
+from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Waiting, new_turn_id
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ _USUAL = tuple(
     if field.name not in _ALWAYS
 )
 _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
+_decode_outbound = msgspec.json.Decoder(OutboundMessage).decode
+_decode_parts = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 
 # ---------------------------------------------------------------------------------------------- beginning
@@ -52,19 +55,19 @@ _decode_inbound = msgspec.json.Decoder(InboundMessage).decode
 
 @dataclass(slots=True, frozen=True)
 class SessionState:
-    """Everything that decides what a session does next."""
+    """Everything that determines what a session does next."""
 
-    is_held: bool  # by another worker that is alive
+    is_held: bool  # by another live worker
     now: float
     id: int
-    holder: str | None  # the worker that has the lease
+    holder: str | None  # the worker that holds the lease
     fence: int
     history_from: int
     compacted: int
     idle_since: float
-    began: float | None  # when the conversation began
+    began: float | None  # start of the conversation
     next_seq: int
-    open_turn: str | None  # a turn that was interrupted
+    open_turn: str | None  # an interrupted turn
     waiting: int | None  # the oldest message that no turn has taken
     is_parked: bool
 
@@ -74,14 +77,14 @@ class SessionState:
         return made
 
     def new_turn(self, kind: Kind) -> str | None:
-        """The turn that a message opens as it comes in: only if nothing is before it."""
+        """Return the id of the turn that a message opens on arrival, if nothing precedes it."""
         is_busy = self.is_held or self.is_parked or self.open_turn is not None or self.waiting is not None
         return None if is_busy or kind != "message" else new_turn_id()
 
 
 @dataclass(slots=True)
 class Held:
-    """Another living worker has the session; the message is in the inbox."""
+    """Another live worker holds the session; the message is in the inbox."""
 
     worker: str
     accepted: int | None
@@ -99,11 +102,11 @@ class Resume(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Begin the turn of the claim's message."""
+    """Start the turn of the claim's message."""
 
 
 class Take(NamedTuple):
-    """Take a message of the inbox."""
+    """Take a message from the inbox."""
 
     row: int
 
@@ -112,14 +115,14 @@ Work = Held | Parked | Resume | Open | Take | None
 
 
 def accepted(claim: Claim, message: InboundMessage, row: Incoming, new_turn: str | None) -> None:
-    """The claim's message is in the inbox. It was there before if it has an id that is known."""
+    """Note that the claim's message is in the inbox; it was there before if its id is known."""
     claim.accepted = row.id
     if new_turn is not None and row.turn == new_turn:
         claim.turn, claim.inbox, claim.message = new_turn, [row.id], message
 
 
 def next_work(state: SessionState, claim: Claim, row: Incoming | None = None) -> Work:
-    """What a claim is for: an interrupted turn before the oldest message; None when there is nothing to do."""
+    """Return the next work of a claim: an interrupted turn before the oldest message; None if there is none."""
     if state.is_held:
         return Held(state.holder or "", claim.accepted)
     if state.is_parked:
@@ -147,8 +150,10 @@ def resumed(claim: Claim, turn: str, inbox: Sequence[Sequence[Any]]) -> Damaged 
 
 
 def took(claim: Claim, row: int, data: str | bytes, kind: str) -> Damaged | None:
-    """Fill in a waiting message. It opens a turn unless it is a command, which is answered by the write that marks it
-    done."""
+    """Fill in a pending message.
+
+    It opens a turn unless it is a command, which is answered by the write that marks it done.
+    """
     message = _message(row, data)
     if isinstance(message, Damaged):
         return message
@@ -159,8 +164,11 @@ def took(claim: Claim, row: int, data: str | bytes, kind: str) -> Damaged | None
 
 
 def abandoned(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that end an interrupted turn whose message is damaged: with it went who asked for what and within
-    which limits, so the turn must not continue. Every call has a result afterwards."""
+    """Return the entries that end an interrupted turn whose message is damaged.
+
+    Without the message, its sender and limits are unknown, so the turn must not continue. Every call has a result
+    afterwards.
+    """
     calls = {call.id: call.name for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls}
     for entry in entries:
         if isinstance(entry, CallEnded):
@@ -171,7 +179,8 @@ def abandoned(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def first_entry(claim: Claim, now: float) -> LogRows | None:
-    """The entry that opens the claim's turn; None where the loop must read attachments first, and writes it itself."""
+    """Return the entry that opens the claim's turn; None if the loop must read attachments first, and writes the entry
+    itself."""
     if not claim.message.plain:
         return None
     at = claim.began if claim.next_seq == claim.history_from + 1 else now
@@ -183,14 +192,14 @@ def first_entry(claim: Claim, now: float) -> LogRows | None:
 
 
 class Begun(NamedTuple):
-    """The result of a begin: what there is to do, and the rows that were set aside on the way to it."""
+    """The result of `begin`: the work to do, and the rows that were set aside on the way."""
 
     work: Claim | Held | Parked | None
     damaged: Sequence[Damaged] = ()
 
 
 def begun(result: Claim | Held | Parked | None) -> Claim | None:
-    """The claim, or what the caller of `begin` is told instead."""
+    """Return the claim, or raise for the caller of `begin` why there is none."""
     if isinstance(result, Held):
         raise Busy(result.worker, result.accepted)
     if isinstance(result, Parked):
@@ -216,12 +225,12 @@ def incomplete(claim: Claim, last: int) -> StoreError:
 
 
 class LogRows(NamedTuple):
-    """Entries on their way into a log."""
+    """Entries to be written to a log."""
 
     seqs: list[int]
     kinds: list[str]
     data: list[bytes]
-    at: float | None  # None for now
+    at: float | None  # None for the current time
 
     @property
     def texts(self) -> list[str]:
@@ -232,8 +241,8 @@ class LogRows(NamedTuple):
 
 
 def rows_of(claim: Claim, entries: Sequence[Entry]) -> LogRows:
-    """The rows of these entries, at the claim's next positions."""
-    # Every prompt tells when the conversation began, so that time must be the same from its first entry on.
+    """Return the rows of these entries, at the claim's next positions."""
+    # Every prompt includes the start of the conversation, so that time must not change after the first entry.
     began = claim.began if claim.next_seq == claim.history_from + 1 else None
     first, claim.next_seq = claim.next_seq, claim.next_seq + len(entries)
     return rows_from(first, entries, began)
@@ -241,16 +250,16 @@ def rows_of(claim: Claim, entries: Sequence[Entry]) -> LogRows:
 
 def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> LogRows:
     seqs = list(range(first, first + len(entries)))
-    return LogRows(seqs, [kind_of(entry) for entry in entries], [entry_bytes(entry) for entry in entries], at)
+    return LogRows(seqs, list(map(kind_of, entries)), list(map(entry_bytes, entries)), at)
 
 
 def page_marks(rows: LogRows) -> Iterator[tuple[str, int]]:
-    """(kind, position) of the entries that change what of the log is shown: "new" and "compacted"."""
+    """Return (kind, position) of the entries that change which part of the log is shown: "new" and "compacted"."""
     return ((kind, seq) for seq, kind, _ in rows.each() if kind in ("new", "compacted"))
 
 
 def logged(session: int, rows: Iterable[Sequence[Any]]) -> Iterator[Logged]:
-    """Entries from rows (seq, turn, at, data)."""
+    """Decode entries from rows (seq, turn, at, data)."""
     for seq, turn, at, data in rows:
         try:
             entry = decode_entry(data)
@@ -266,18 +275,18 @@ def end_reason(entries: Sequence[Entry]) -> str | None:
 
 
 def builds_on(entry: Compacted, history_from: int, compacted: int) -> bool:
-    """Whether a compaction still fits what is shown of the session."""
+    """Return whether a compaction still applies to what is shown of the session."""
     return entry.until >= history_from and entry.follows == compacted
 
 
-INTERRUPTED = "a turn that was cut off and goes on at the next start"  # holds a session that no worker holds
+INTERRUPTED = "an interrupted turn that resumes at the next start"  # "holds" a session that no worker holds
 
 
 # ---------------------------------------------------------------------------------------------- messages
 
 
 class Damaged(NamedTuple):
-    """A row of the inbox that cannot be decoded. It is set aside, so that it stops no other message."""
+    """An inbox row that cannot be decoded. It is set aside, so that it does not block other messages."""
 
     id: int
     why: str
@@ -291,7 +300,7 @@ def _message(id: int, data: str | bytes) -> InboundMessage | Damaged:
 
 
 def incoming(row: Sequence[Any], instead: InboundMessage | None = None) -> Incoming:
-    """A message from a row of INBOX_COLUMNS; `instead` stands in for one that cannot be decoded."""
+    """Decode a message from a row of INBOX_COLUMNS; `instead` replaces one that cannot be decoded."""
     message = _message(row[0], row[2])
     if isinstance(message, Damaged):
         if instead is None:
@@ -306,7 +315,7 @@ def _incoming(row: Sequence[Any], message: InboundMessage) -> Incoming:
 
 
 def readable(rows: Iterable[Sequence[Any]]) -> tuple[list[Incoming], list[Damaged]]:
-    """The messages of rows of INBOX_COLUMNS, and the rows that cannot be decoded."""
+    """Return the messages of rows of INBOX_COLUMNS, and the rows that cannot be decoded."""
     found: list[Incoming] = []
     damaged: list[Damaged] = []
     for row in rows:
@@ -331,13 +340,16 @@ def log_damaged(rows: Iterable[Damaged]) -> None:
 
 
 def inbox_kind(kind: Kind, has_question: bool) -> Kind:
-    """A reply answers the session's question if there is one, and is an ordinary message otherwise."""
+    """Return the stored kind: a reply answers the session's question if there is one, and is an ordinary message
+    otherwise."""
     return kind if kind != "reply" else "urgent" if has_question else "message"
 
 
 def inbox_data(message: InboundMessage, opens: object) -> str:
-    """A message as the inbox keeps it: without what is as usual, and without what an API client sent once it has opened
-    a turn, which is in the log then."""
+    """Encode a message for the inbox, without default values.
+
+    If the message has opened a turn, the API client's request is omitted as well, because it is in the log.
+    """
     kept = message if opens is None else message.opened()
     data = {name: getattr(kept, name) for name in _ALWAYS}
     for name, usual in _USUAL:
@@ -347,7 +359,7 @@ def inbox_data(message: InboundMessage, opens: object) -> str:
 
 
 def timer_data(data: str) -> dict[str, Any]:
-    """What a timer holds; nothing for a damaged one, which must not keep the others from firing."""
+    """Decode a timer's data; empty if it is damaged, because a damaged timer must not keep the others from firing."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -355,7 +367,7 @@ def timer_data(data: str) -> dict[str, Any]:
 
 
 def usage_of(data: str) -> dict[str, int]:
-    """The tokens of a model call as a session keeps them; none for a damaged text."""
+    """Decode a session's stored token counts; empty if they are damaged."""
     try:
         return msgspec.json.decode(data, type=dict[str, int]) if data else {}
     except msgspec.MsgspecError:
@@ -363,9 +375,100 @@ def usage_of(data: str) -> dict[str, int]:
 
 
 def added_usage(data: str, more: dict[str, int]) -> str:
-    """The tokens that a session keeps, and those of one more call."""
+    """Add the tokens of another call to a session's stored token counts."""
     total = usage_of(data)
     return encode({name: total.get(name, 0) + more.get(name, 0) for name in total | more}).decode()
+
+
+# ---------------------------------------------------------------------------------------------- the outbox
+
+
+class Outbound(NamedTuple):
+    """An encoded outgoing message with its columns."""
+
+    data: str
+    channel: str
+    chat_id: str
+
+
+class Address(NamedTuple):
+    """The channel and chat of a row that an older version wrote without them."""
+
+    id: int
+    channel: str
+    chat_id: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """The rows that a worker took from the outbox."""
+
+    rows: list[Outgoing] = field(default_factory=list)
+    damaged: list[tuple[int, str]] = field(default_factory=list)  # row and reason, to be set aside
+
+    def log_damaged(self) -> None:
+        """Warn of each damaged row, once: it is not read again."""
+        for id, why in self.damaged:
+            log.warning(
+                "outbox row %d cannot be decoded (%s) and was set aside; the other messages are sent. Once repaired, "
+                "it is sent after UPDATE outbox SET damaged = NULL WHERE id = %d",
+                id,
+                why,
+                id,
+            )
+
+
+def encoded_outgoing(messages: Iterable[OutboundMessage]) -> list[Outbound]:
+    return [
+        Outbound(encode(message).decode(), outbox_column(message.channel), outbox_column(message.chat_id))
+        for message in messages
+    ]
+
+
+def outbox_column(text: str) -> str:
+    """Return a channel or chat id as stored in its column: PostgreSQL cannot store NUL."""
+    return text.replace("\0", "\ufffd")
+
+
+def missing_addresses(rows: Iterable[Sequence[Any]], taken: Taken) -> list[Address]:
+    """Return the addresses of rows (id, data) that have none yet."""
+    found = []
+    for id, data in rows:
+        if (message := _outbound(id, data, taken)) is not None:
+            found.append(Address(id, outbox_column(message.channel), outbox_column(message.chat_id)))
+    return found
+
+
+def take_outgoing(rows: Iterable[Sequence[Any]], limit: int, taken: Taken) -> None:
+    """Decode rows (id, data, turn, tries) up to a limit."""
+    for id, data, turn, tries in rows:
+        if len(taken.rows) >= limit:
+            return
+        if (message := _outbound(id, data, taken)) is not None:
+            message.repeat = message.repeat or tries > 0
+            taken.rows.append(Outgoing(id, message, turn))
+
+
+def _outbound(id: int, data: str, taken: Taken) -> OutboundMessage | None:
+    try:
+        return _decode_outbound(data)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        taken.damaged.append((id, str(error)))
+        return None
+
+
+def encoded_parts(parts: Iterable[SentPart]) -> str:
+    return encode([(outbox_column(part.id), part.end) for part in parts]).decode()
+
+
+def delivery(at: float, parts: str | None) -> Delivery:
+    return Delivery(at, tuple(SentPart(*part) for part in _decode_parts(parts)) if parts else ())
+
+
+def dead_letter(row: Sequence[Any]) -> DeadLetter:
+    """Decode a dead letter from a row (id, at, channel, chat, reason, data)."""
+    id, at, channel, chat_id, reason, data = row
+    return DeadLetter(id, at, channel, chat_id, reason, _decode_outbound(data).content)
 
 
 # ---------------------------------------------------------------------------------------------- questions
@@ -376,16 +479,16 @@ class Decision(NamedTuple):
 
     asked: CallsAsked | None
     rows: LogRows | None = None  # the answer, unless the turn is only woken to be stopped
-    granted: Sequence[str] = ()  # what is granted for the rest of the session
+    granted: Sequence[str] = ()  # grants for the rest of the session
 
 
 def decision(
     log: Iterable[Sequence[Any]], answer: Sequence[Any] | None, allowed: bool | None, by: str, note: str, always: bool
 ) -> Decision | None:
-    """What an answer does to a parked turn with these entries (seq, data, at); None when it answers nothing.
+    """Return the effect of an answer on a parked turn with these entries (seq, data, at); None if it answers nothing.
 
-    `answer` has (state, first_seq, at) of the message that answers. It must have come after the question, and have
-    answered no other: delivered twice, it must not answer a question that the person has not seen.
+    `answer` has (state, first_seq, at) of the answering message. It must have arrived after the question, and must not
+    have answered another one: delivered twice, it must not answer a question that the person has not seen.
     """
     entries = [(seq, decode_entry(data), at) for seq, data, at in log]
     asked, since = next(((entry, at) for _, entry, at in reversed(entries) if isinstance(entry, CallsAsked)), (None, 0))
@@ -409,7 +512,7 @@ class Fork:
     rows: list[tuple[int, str | None, str, str, float]] = field(default_factory=list)  # (seq, turn, kind, data, at)
     history_from: int = 0
     compacted: int = 0
-    message: InboundMessage | None = None  # opens the copy's turn, where one was under way
+    message: InboundMessage | None = None  # opens the copy's turn, if one was in progress
     opens: tuple[str, int] | None = None  # that turn and its first entry
 
 
@@ -428,9 +531,9 @@ def session_exists(key: str) -> StoreError:
 
 
 def fork_of(rows: Sequence[Sequence[Any]], owner: str, new_key: str) -> Fork:
-    """Copy rows (seq, turn, kind, data, at). A turn that was under way is open in the copy.
+    """Copy rows (seq, turn, kind, data, at). A turn that was in progress is open in the copy.
 
-    Calls that a person has allowed and that have not begun are asked for again: the answer was for one run.
+    Calls that a person has approved but that have not started need approval again: the answer was for one run.
     """
     entries = [decode_entry(row[3]) for row in rows]
     under_way = len(open_turn(entries))
@@ -443,7 +546,7 @@ def fork_of(rows: Sequence[Sequence[Any]], owner: str, new_key: str) -> Fork:
             fork.history_from, fork.compacted = seq, 0
         elif isinstance(entry, Compacted):
             fork.compacted = seq
-            if entry.aside:  # the files belong to the other session: the copy shows the results whole
+            if entry.aside:  # the files belong to the other session: the copy shows the full results
                 data = encode_entry(msgspec.structs.replace(entry, aside={}))
         if n not in left_out:
             fork.rows.append((seq, turn if n >= len(rows) - under_way else old_turn, kind, data, at))
@@ -456,7 +559,7 @@ def fork_of(rows: Sequence[Sequence[Any]], owner: str, new_key: str) -> Fork:
 
 
 def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
-    """Where a person has allowed calls that had not begun."""
+    """Return the positions of approvals for calls that had not started."""
     current = entries[len(entries) - under_way :]  # an earlier conversation may have had calls with the same ids
     started = {id for entry in current if isinstance(entry, CallsBegun) for id in entry.ids}
     started |= {entry.id for entry in current if isinstance(entry, CallEnded)}

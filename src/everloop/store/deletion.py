@@ -1,23 +1,30 @@
-"""What both stores decide in the same way when sessions are deleted."""
+"""Deleting sessions: the decisions that both stores share, and background pruning of old API requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ..bus import InboundMessage
+from ..errors import StoreError
+from .base import Store
 
-API = "api:"  # how the keys of API requests' sessions begin, unless a client names another
+log = logging.getLogger(__name__)
+
+API = "api:"  # key prefix of API requests' sessions, unless a client names another one
 SUBAGENT = "sub:"
-STEP_SESSIONS = 500  # sessions that one step of pruning looks at
-STEP_DELETIONS = 25  # sessions that it deletes at most
+STEP_SESSIONS = 500  # sessions examined per pruning step
+STEP_DELETIONS = 25  # maximum deletions per pruning step
 
 
 @dataclass(slots=True, frozen=True)
 class OldRequests:
-    """Sessions that may be pruned, and where to look next; None at the end."""
+    """Sessions that may be pruned, and the next position to examine; None at the end."""
 
     sessions: Sequence[int]
     position: int | None
@@ -36,7 +43,7 @@ _decode_message = msgspec.json.Decoder(InboundMessage).decode
 
 
 def is_stateless(first_entry: str | bytes | None) -> bool:
-    """Whether a session is one API request and no more, by the first entry of its log or by its message."""
+    """Return whether a session is a single sessionless API request, judging by its first log entry or its message."""
     if first_entry is None:
         return False
     try:
@@ -47,7 +54,7 @@ def is_stateless(first_entry: str | bytes | None) -> bool:
 
 
 def parent_of(data: str | bytes | None) -> str:
-    """The key of the session that started a sub-agent, by its task in the inbox; "" if that is unknown."""
+    """Return the key of the session that started a sub-agent, from its task in the inbox; "" if unknown."""
     if data is None:
         return ""
     try:
@@ -58,20 +65,62 @@ def parent_of(data: str | bytes | None) -> str:
 
 
 def family(root: tuple[int, str], subagents: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:
-    """(id, key) of a session and of the sub-agents below it, from (id, key, parent's key) of all sub-agents."""
+    """Return (id, key) of a session and of its descendants, given (id, key, parent's key) of all sub-agents."""
     children: dict[str, list[tuple[int, str]]] = {}
     for id, key, parent in subagents:
         children.setdefault(parent, []).append((id, key))
     found = [root]
-    for _, key in found:  # grows while it is read
+    for _, key in found:  # grows during the iteration
         found += [child for child in children.get(key, ()) if child not in found]
     return found
 
 
 def is_prunable(key: str, first_entry: str | None, message: str | None, exists: Callable[[str], bool]) -> bool:
-    """Whether an old session is a request without a session, or a sub-agent of one that no longer exists; by the first
-    entry of its log and the first message of its inbox."""
+    """Return whether an old session is a sessionless request, or a sub-agent of a session that no longer exists.
+
+    Decided by the first entry of its log and the first message of its inbox.
+    """
     if key.startswith(API):
         return is_stateless(first_entry if first_entry is not None else message)
     parent = parent_of(message)
     return parent.startswith((API, SUBAGENT)) and not exists(parent)
+
+
+# ---------------------------------------------------------------------------------------------- pruning
+
+FIRST_SECONDS = 120.0  # delay after the start of a process, which has other things to do
+EVERY_SECONDS = 3600.0
+PAUSE_SECONDS = 0.5  # between two steps
+
+
+async def prune(
+    store: Store,
+    keep_seconds: float,
+    forget: Callable[[Sequence[tuple[str, str]]], Awaitable[None]],
+    *,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Periodically remove sessionless requests that are older than this.
+
+    It proceeds in small steps, so that no turn waits for it. `forget` is called with (owner, key) of the removed
+    sessions, to remove what is stored for them outside of the store.
+    """
+    await sleep(FIRST_SECONDS)
+    while True:
+        before, position, count = clock() - keep_seconds, 0, 0
+        try:
+            while True:
+                step = await store.prune_requests(before, position)
+                if step.removed:
+                    await forget(step.removed)
+                    count += len(step.removed)
+                if step.position is None:
+                    break
+                position = step.position
+                await sleep(PAUSE_SECONDS)
+        except StoreError as error:
+            log.warning("could not prune old requests, will retry later: %s", error)
+        if count:
+            log.info("removed %d API requests from before %s", count, time.strftime("%Y-%m-%d", time.gmtime(before)))
+        await sleep(EVERY_SECONDS)

@@ -1,8 +1,8 @@
-"""The history checker: reads everything that a store holds, and says where it breaks the promise.
+"""The history checker: reads an entire store, and reports every violation of its invariants.
 
-What is checked needs only the store: every log is whole and could be resumed from at any of its entries, every turn
-ended once with a result for each of its calls, turns of a session do not overlap, a call that a person was asked for
-ran after their word, and the inbox agrees with the log. A turn that is under way is no violation.
+The checks need only the store: every log has no gaps and could be resumed from any of its entries, every turn ended
+once with a result for each of its calls, turns of a session do not overlap, a call that needed approval ran after the
+person's answer, and the inbox agrees with the log. A turn in progress is not a violation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Rows = Callable[[str], Iterable[Sequence[Any]]]  # runs a query
 
 @dataclass(slots=True)
 class Checked:
-    """What was read, and every violation, one line each."""
+    """Counts, and every violation, one line each."""
 
     sessions: int = 0
     turns: int = 0
@@ -48,7 +48,7 @@ class Checked:
 
 
 def check_history(rows: Rows, progress: Callable[[int], None] = lambda sessions: None) -> Checked:
-    """Check a whole store, one session after the other. `rows` must read one moment of it."""
+    """Check a whole store, session by session. `rows` must read a consistent snapshot."""
     found = Checked()
     for id, owner, key in list(rows(SESSIONS)):
         name = f"session {key}" if owner == "me" else f"session {key} of {owner}"
@@ -85,11 +85,11 @@ def _check_session(rows: Rows, id: int, found: Checked) -> Iterator[str]:
             yield from (f"turn {turn} {line}" for line in ended_once(entries))
     for number, state, turn, first_seq, ended_at, opened in messages:
         if turn is not None and turn not in turns and opened:
-            yield f"message {number} opened turn {turn}, of which the log has nothing"
+            yield f"message {number} opened turn {turn}, which has no log entries"
         elif opened and ended_at is not None and state == "done" and not _is_over(turns[turn]):
-            yield f"turn {turn} counts as ended, and its log has no end"
+            yield f"turn {turn} is marked as ended, but its log has no end"
         elif opened and first_seq is not None and first[turn] != first_seq:
-            yield f"turn {turn} does not begin at entry {first_seq}"
+            yield f"turn {turn} does not start at entry {first_seq}"
 
 
 # ---------------------------------------------------------------------------------------------- one log
@@ -102,22 +102,22 @@ def gaps(seqs: Sequence[int]) -> Iterator[str]:
 
 
 def resumable(log: Iterable[tuple[int, Entry]]) -> Iterator[str]:
-    """Wherever the log had been cut off, it would have been one to go on from."""
+    """Check that the log could be resumed from any of its entries."""
     pending: set[str] = set()
     for seq, entry in log:
         match entry:
             case CallEnded(id=id):
                 if id not in pending:
-                    yield f"entry {seq} is a result of no open call"
+                    yield f"entry {seq} is a result without an open call"
                 pending.discard(id)
             case UserSaid() | ModelAnswered() | TurnEnded() if pending:
-                yield f"entry {seq} stands before the results of {sorted(pending)}"
+                yield f"entry {seq} precedes the results of {sorted(pending)}"
         if isinstance(entry, ModelAnswered):
             pending |= {call.id for call in entry.calls}
 
 
 def decided_first(log: Iterable[Entry]) -> Iterator[str]:
-    """What a person was asked for ran after their word, which was taken once."""
+    """Check that calls which needed approval ran after the answer, and that each answer was taken once."""
     asked, decided = Counter[str](), Counter[str]()
     for entry in log:
         match entry:
@@ -126,15 +126,17 @@ def decided_first(log: Iterable[Entry]) -> Iterator[str]:
             case CallsDecided(ids=ids):
                 decided.update(ids)
             case CallsBegun(ids=ids):
-                yield from (f"the call {id} went on before a person's word" for id in ids if asked[id] > decided[id])
+                yield from (
+                    f"the call {id} started before a person approved it" for id in ids if asked[id] > decided[id]
+                )
     if wrong := {id: count for id, count in decided.items() if count > max(asked[id], 1)}:
         yield f"decided more than once: {wrong}"
 
 
 def overlaps(turns: Iterable[str | None]) -> Iterator[str]:
-    """Turns of a session follow each other."""
+    """Check that the turns of a session do not overlap."""
     runs = [turn for turn, _ in itertools.groupby(turn for turn in turns if turn is not None)]
-    yield from (f"turn {turn} is mixed up with another" for turn, count in Counter(runs).items() if count > 1)
+    yield from (f"turn {turn} overlaps with another" for turn, count in Counter(runs).items() if count > 1)
 
 
 def turns_of(log: Iterable[tuple[str | None, Entry]]) -> dict[str, list[Entry]]:
@@ -146,7 +148,7 @@ def turns_of(log: Iterable[tuple[str | None, Entry]]) -> dict[str, list[Entry]]:
 
 
 def ended_once(entries: Sequence[Entry]) -> Iterator[str]:
-    """A turn that is over has one end, which is its last entry, and one result for each call."""
+    """Check that a finished turn has one end, which is its last entry, and one result per call."""
     calls = Counter(call.id for entry in entries if isinstance(entry, ModelAnswered) for call in entry.calls)
     ended = Counter(entry.id for entry in entries if isinstance(entry, CallEnded))
     if calls != ended or any(count > 1 for count in calls.values()):

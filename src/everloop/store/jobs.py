@@ -1,4 +1,4 @@
-"""Work for a store's threads, and how its results get back to the event loop."""
+"""Jobs for a store's threads, and the delivery of their results to the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Write(asyncio.Future[T]):
-    """A future that cannot be cancelled: a task that is cancelled learns of it when the write is done.
+    """A future that cannot be cancelled: a cancelled task sees the cancellation once the write is done.
 
     So a writer always knows what is on disk.
     """
@@ -25,13 +25,13 @@ class Write(asyncio.Future[T]):
     def settle(self, result: T | None, exception: BaseException | None) -> None:
         if exception is not None:
             self.set_exception(exception)
-            self.exception()  # marks it as retrieved: nothing may be waiting for it any more
+            self.exception()  # marks it as retrieved: there may be no waiter left
         else:
             self.set_result(result)  # type: ignore[arg-type]
 
 
 class Job:
-    """A piece of work and its future, which a coroutine (behind its loop's waker) or a thread waits for."""
+    """A job and its future, which a coroutine (through its loop's waker) or a thread awaits."""
 
     __slots__ = ("error", "future", "kind", "result", "waker", "work")
 
@@ -59,7 +59,7 @@ class Job:
 
 
 def settle(jobs: Sequence[Job]) -> None:
-    """Settle the futures of all jobs, with one wake-up for each event loop."""
+    """Settle the futures of all jobs, with one wake-up per event loop."""
     if len(jobs) == 1 and (waker := jobs[0].waker) is not None:
         waker.hand(jobs)
         return
@@ -74,9 +74,9 @@ def settle(jobs: Sequence[Job]) -> None:
 
 
 class Waker(Generic[T]):
-    """Hands items from another thread to `take` in the loop's thread.
+    """Passes items from another thread to `take` in the loop's thread.
 
-    An eventfd of its own costs one system call less for each wake-up than the loop's self-pipe, and a durable turn is
+    A dedicated eventfd saves one system call per wake-up compared with the loop's self-pipe, and a durable turn is
     mostly wake-ups.
     """
 
@@ -84,13 +84,13 @@ class Waker(Generic[T]):
         self._loop = loop
         self._take = take
         self._items: deque[T] = deque()
-        self._lock = threading.Lock()  # the file number may be reused once it is closed
+        self._lock = threading.Lock()  # the file descriptor may be reused once it is closed
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
         if self._fd >= 0:
             loop.add_reader(self._fd, self._woken)
 
     def hand(self, items: Iterable[T]) -> None:
-        """From any thread. Does nothing when the loop is closed."""
+        """Pass on items. Can be called from any thread; does nothing if the loop is closed."""
         self._items.extend(items)
         with self._lock:
             if self._loop.is_closed():
@@ -101,14 +101,14 @@ class Waker(Generic[T]):
                 self._loop.call_soon_threadsafe(self._take_all)
 
     def close(self) -> None:
-        """In the loop's thread, once nothing more is handed over."""
+        """Close the waker. Called in the loop's thread, once nothing more is passed on."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self.forget()
         self._loop.call_soon(self._take_all)  # by the loop itself, never from inside a task
 
     def forget(self) -> None:
-        """From any thread, once the loop is closed."""
+        """Close the file descriptor. Can be called from any thread, once the loop is closed."""
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -131,7 +131,7 @@ class Wakers:
         self._lock = threading.Lock()
 
     def job(self, kind: str, work: Callable[..., T]) -> tuple[Job, Write[T]]:
-        """A job of the running loop, and the future of its result."""
+        """Create a job of the running loop, and the future of its result."""
         loop = asyncio.get_running_loop()
         with self._lock:
             waker = self._by_loop.get(loop)
@@ -143,6 +143,6 @@ class Wakers:
         return Job(kind, work, future, waker), future
 
     def pop(self) -> Waker[Job] | None:
-        """The running loop's waker, to be closed: jobs that come later get another."""
+        """Remove and return the running loop's waker, which is to be closed: later jobs get another one."""
         with self._lock:
             return self._by_loop.pop(asyncio.get_running_loop(), None)

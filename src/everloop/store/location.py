@@ -1,4 +1,4 @@
-"""Where the store is by default: one SQLite file for each workspace, which is found again when the folder moves."""
+"""Locates the store: by default one SQLite file per workspace, which is found again when the folder moves."""
 
 from __future__ import annotations
 
@@ -12,43 +12,76 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 from ..config import Config
 from ..config.sources import DSN, is_dsn
 from ..errors import ConfigError
 from ..text import printable
 
+if TYPE_CHECKING:
+    from .postgres.store import PostgresStore
+    from .sqlite import SQLiteStore
+
 log = logging.getLogger(__name__)
 
 _AT_FDCWD = -100
-# A folder of a lower layer of overlayfs gets another creation time when something is first written to it.
+# A folder in a lower layer of overlayfs gets a new creation time when it is first written to.
 _OVERLAY = 0x794C7630
 _STATX_INO, _STATX_BTIME = 0x100, 0x800
 
 
 def home() -> Path:
-    """The folder of settings and data: `EVERLOOP_HOME`, or `~/.everloop`."""
+    """Return the folder for settings and data: `EVERLOOP_HOME`, or `~/.everloop`."""
     return Path(os.environ.get("EVERLOOP_HOME", "").strip() or "~/.everloop").expanduser()
 
 
 def store_path(workspace: str | Path | None = None) -> Path | DSN:
-    """What `EVERLOOP_STORE` names, else the workspace's own file."""
+    """Return the store named by `EVERLOOP_STORE`, else the workspace's own file."""
     if named := os.environ.get("EVERLOOP_STORE"):
         return checked(named)
     return home() / "everloop.db" if workspace is None else own_path(workspace)
 
 
+@overload
+def store_at(where: DSN, config: Any = None, pool: DSN | None = None) -> PostgresStore: ...
+
+
+@overload
+def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = None) -> SQLiteStore | PostgresStore: ...
+
+
+def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = None) -> SQLiteStore | PostgresStore:
+    """Return the store at a path or a `postgresql://` address.
+
+    Nothing is opened before its first call, and only the module of that store is imported. `pool` is the pooler of a
+    database other than that of the settings, which name their own.
+    """
+    place = checked(where)
+    flush_always = getattr(config, "flush", "needed") == "always"
+    if isinstance(place, DSN):
+        from .postgres.store import LEASE_SECONDS, PostgresStore
+
+        lease = getattr(config, "lease_seconds", LEASE_SECONDS)
+        if getattr(config, "store", None) == place:
+            pool = getattr(config, "store_pool", None)
+        return PostgresStore(place, pool=pool, lease_seconds=lease, flush_always=flush_always)
+    from .sqlite import SQLiteStore
+
+    return SQLiteStore(place.absolute(), flush_always=flush_always)
+
+
 def is_home_workspace(workspace: str | Path, config: Config) -> bool:
-    """Whether it is the user's own workspace: the one in the home, or the one that config.toml names."""
+    """Return whether it is the user's own workspace: the one in the home, or the one configured in config.toml."""
     real = Path(workspace).resolve()
     return real in (config.home_workspace.resolve(), (config.home / "workspace").resolve())
 
 
 def own_path(workspace: str | Path, home_folder: Path | None = None) -> Path:
-    """The store of a workspace, which is outside of it. It looks at the disk: call it in a thread.
+    """Return the path of a workspace's store, which is outside of the workspace. Reads from disk: call it in a thread.
 
-    The agent's own tools could change a store inside the workspace, and one store for all workspaces would mix up the
-    sessions of programs that know nothing of each other.
+    The agent's own tools could modify a store inside the workspace, and a single store for all workspaces would mix the
+    sessions of unrelated programs.
     """
     found = find_own(workspace, home_folder or home())
     if found.earlier is not None:
@@ -62,7 +95,7 @@ class Folder:
     """A folder on disk."""
 
     path: Path  # the real path
-    identity: str  # what it keeps when it moves; "" where the file system does not tell
+    identity: str  # survives moves; "" if the file system does not provide it
     device: int = 0
     exists: bool = True
 
@@ -77,7 +110,7 @@ class Folder:
 
 @dataclass(slots=True, frozen=True)
 class Record:
-    """Which folder a store belongs to, as written beside it."""
+    """The folder that a store belongs to, as recorded next to the store."""
 
     store: Path
     workspace: Path  # where the folder was when the store was last used
@@ -99,30 +132,31 @@ class OwnStore:
 
     path: Path
     folder: Folder
-    new: bool = False  # there is no store yet
-    earlier: Record | None = None  # the store of a folder that is gone and may have become this one: a person must say
+    new: bool = False  # the store does not exist yet
+    # the store of a vanished folder that may be this one's predecessor: a person must decide
+    earlier: Record | None = None
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the folder with the earlier sessions was at this very path."""
+        """Return whether the folder with the earlier sessions was at this very path."""
         return self.earlier is not None and self.earlier.workspace == self.folder.path
 
     @property
     def notice(self) -> str:
-        """One line for where there is no person to ask: which sessions are left alone, and how to continue them."""
+        """A one-line notice for unattended use: which sessions are left alone, and how to continue them."""
         assert self.earlier is not None
         here, there = self.folder.path, self.earlier.workspace
         gone = "the folder that was here before" if self.is_replaced else f"{there}, which is gone,"
         command = f"everloop sessions --adopt {shlex.quote(str(there))} --workspace {shlex.quote(str(here))}"
-        return printable(f"{here} begins without sessions; those of {gone} are kept: `{command}` continues them here")
+        return printable(f"{here} starts without sessions; those of {gone} are kept: `{command}` continues them here")
 
     def claim(self) -> None:
-        """Record that the store belongs to this folder, if there is one."""
+        """Record that the store belongs to this folder, if the folder exists."""
         if self.folder.exists:
             Record(self.path, self.folder.path, self.folder.identity).write()
 
     def adopt(self, earlier: Record) -> OwnStore:
-        """The store of an earlier folder, as this folder's own. What this folder has is kept as the earlier one's."""
+        """Take over the store of an earlier folder. This folder's own store is recorded as the earlier one's."""
         mine = _read_record(_record_of(self.path))
         if mine is not None:
             Record(self.path, earlier.workspace, earlier.identity).write()
@@ -132,16 +166,16 @@ class OwnStore:
 
 
 def find_own(workspace: str | Path, home_folder: Path) -> OwnStore:
-    """Find a workspace's store, or the place for a new one."""
+    """Find a workspace's store, or the path for a new one."""
     return choose(Folder.at(workspace), _records(home_folder / "stores"), home_folder / "stores", Folder.at)
 
 
 def choose(here: Folder, records: Sequence[Record], stores: Path, look: Callable[[Path], Folder]) -> OwnStore:
-    """The store of a folder, by what is recorded of all of them; `look` tells what is at another's path now.
+    """Choose the store of a folder from the records of all stores; `look` returns the folder at another path.
 
-    A folder is known by its inode and the time of its creation, which it keeps when it moves and no copy, clone or
-    file in it can imitate. A path alone says nothing: a folder that was deleted and made again, cloned anew or restored
-    from a backup is another one, and only the user knows whether the sessions of the first are meant to continue.
+    A folder is identified by its inode and creation time, which survive a move and which no copy, clone or file in it
+    can imitate. A path alone is not enough: a folder that was deleted and recreated, cloned again or restored from a
+    backup is a different one, and only the user knows whether it should continue the sessions of the first.
     """
     for record in sorted(records, key=lambda one: one.workspace != here.path):
         if _belongs(record, here, look):
@@ -149,20 +183,20 @@ def choose(here: Folder, records: Sequence[Record], stores: Path, look: Callable
     name = hashlib.sha256(os.fsencode(here.path)).hexdigest()[:16]
     path, taken = stores / f"{name}.db", {record.store for record in records}
     number = 1
-    while path in taken:  # by the folder that was at this path before
+    while path in taken:  # by the folder that was previously at this path
         number += 1
         path = stores / f"{name}-{number}.db"
-    if path.exists():  # made before stores had records
+    if path.exists():  # created before stores had records
         return OwnStore(path, here)
     alike = [record for record in records if record.workspace.name == here.path.name and record.store.exists()]
     lost = [record for record in alike if _is_gone(record, look)]
-    # Of several, the one that was at this path, then the one that was used last.
+    # If there are several, prefer the one that was at this path, then the most recently used one.
     earlier = max(lost, key=lambda one: (one.workspace == here.path, one.store.stat().st_mtime), default=None)
     return OwnStore(path, here, new=True, earlier=earlier)
 
 
 def find_earlier(home_folder: Path, workspace: str | Path, own: OwnStore) -> Record:
-    """The store of a folder that was at `workspace` and is gone; a ConfigError when there is none."""
+    """Return the store of a vanished folder that was at `workspace`; raise a ConfigError if there is none."""
     there = Path(workspace).expanduser().resolve()
     kept = [one for one in _records(home_folder / "stores") if one.store.exists() and one.store != own.path]
     found = [one for one in kept if one.workspace == there]
@@ -175,7 +209,8 @@ def find_earlier(home_folder: Path, workspace: str | Path, own: OwnStore) -> Rec
 
 
 def folder_identity(folder: str | Path) -> str:
-    """What stays the same when a folder moves: its inode and creation time; "" where there is nothing that lasts."""
+    """Return what survives a move of the folder: its inode and creation time; "" if the file system has nothing
+    permanent."""
     buffer = ctypes.create_string_buffer(256)
     library = ctypes.CDLL(None)
     if not hasattr(library, "statx") or library.statfs(os.fsencode(folder), buffer) != 0:
@@ -190,7 +225,7 @@ def folder_identity(folder: str | Path) -> str:
 
 
 def checked(store: str | Path | DSN) -> Path | DSN:
-    """The address as what it is."""
+    """Return the address as a path or a DSN."""
     if isinstance(store, DSN):
         return store
     if isinstance(store, str) and is_dsn(store):
@@ -203,29 +238,29 @@ def _number(buffer: ctypes.Array[ctypes.c_char], start: int, length: int) -> int
 
 
 def _belongs(record: Record, here: Folder, look: Callable[[Path], Folder]) -> bool:
-    """Whether a store is this folder's."""
+    """Return whether a store belongs to this folder."""
     if record.workspace == here.path:
         return _may_be(record, here)
     if not here.identity or record.identity != here.identity:
         return False
     there = look(record.workspace)
-    # A snapshot of a file system has the identities of its original; another mount of the folder is the folder itself.
+    # A file system snapshot has the same identities as its original; another mount of the folder is the folder itself.
     return there.identity != here.identity or there.device == here.device
 
 
 def _is_gone(record: Record, look: Callable[[Path], Folder]) -> bool:
-    """Whether the folder of a record is no longer at its path."""
+    """Return whether the folder of a record is no longer at its path."""
     there = look(record.workspace)
     return not there.exists or not _may_be(record, there)
 
 
 def _may_be(record: Record, folder: Folder) -> bool:
-    """Whether the folder at a record's path can be the recorded one: it is, or there is nothing to tell by."""
+    """Return whether the folder at a record's path can be the recorded one: it is, or one of them has no identity."""
     return not (record.identity and folder.identity) or record.identity == folder.identity
 
 
 def _records(folder: Path) -> list[Record]:
-    """The records of all workspaces, in a fixed order."""
+    """Return the records of all workspaces, in a fixed order."""
     found = (_read_record(path) for path in sorted(folder.glob("*.json")))
     return [record for record in found if record is not None]
 

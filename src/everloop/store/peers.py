@@ -1,11 +1,10 @@
-"""Workers that share a store: their ids, which of them are alive, what they notify each other of, and the relay of turn
-events.
+"""Workers that share a store: their ids, liveness, notifications between them, and the relay of turn events.
 
 A worker on this machine is identified by its process id *and* start time (process ids are reused), and its death is
-seen on its pidfd: neither needs a heartbeat or a poll. A chat or a `run` is a worker, too, though it need not join the
-others: they learn of it with the first session that it takes.
+detected through its pidfd: neither needs heartbeats or polling. A chat or a `run` is a worker, too, but need not join
+the others: they learn about it with the first session that it takes.
 
-Each store has its own transport: SQLite's workers are processes of one machine and use Unix sockets
+Each store has its own transport: SQLite's workers are processes on one machine and use Unix sockets
 (`sqlite/peers.py`), PostgreSQL's use NOTIFY (`postgres/notify.py`, `postgres/event_relay.py`).
 """
 
@@ -25,34 +24,34 @@ _here: set[str] = set()
 
 
 def new_worker() -> str:
-    """A name for a worker of this process: `<machine boot>.<pid namespace>.<pid>.<start time>.<number>`."""
+    """Return an id for a worker of this process: `<machine boot>.<pid namespace>.<pid>.<start time>.<number>`."""
     worker = f"{_PLACE}.{os.getpid()}.{_my_start_time()}.{next(_numbers)}"
     _here.add(worker)
     return worker
 
 
 def retire(worker: str) -> None:
-    """The worker has ended, though its process runs on."""
+    """Mark a worker of this process as ended while the process continues."""
     _here.discard(worker)
 
 
 def alive(worker: str) -> bool:
-    """Whether the worker may still write. One that cannot be checked from here counts as alive."""
+    """Return whether the worker may still write. One that cannot be checked from here counts as alive."""
     boot, namespace, pid, started, _number = worker.split(".")
     if f"{boot}.{namespace}" != _PLACE:
-        return boot == _PLACE.split(".")[0]  # after a restart of the machine, no worker of before is left
+        return boot == _PLACE.split(".")[0]  # after a reboot, no earlier worker is left
     if int(pid) == os.getpid() and started == _my_start_time():
         return worker in _here
     return _start_time(int(pid)) == started
 
 
 def gone(worker: str) -> bool:
-    """Whether the worker is known to have ended. That is never known of one on another machine."""
+    """Return whether the worker is known to have ended. For a worker on another machine, that is never known."""
     return of_this_machine(worker) and not alive(worker)
 
 
 def of_this_machine(worker: str) -> bool:
-    """Whether the worker's process can be checked from here."""
+    """Return whether the worker's process can be checked from here."""
     return worker.startswith(f"{_PLACE}.")
 
 
@@ -76,10 +75,10 @@ class ExitWatcher:
             return
         try:
             fd = os.pidfd_open(process_of(worker))
-        except ProcessLookupError:  # it has ended already
+        except ProcessLookupError:  # it has already ended
             self._exited(worker)
             return
-        except (OSError, AttributeError):  # out of file numbers, or this is not Linux
+        except (OSError, AttributeError):  # out of file descriptors, or not on Linux
             return
         self._watched[worker] = fd
         asyncio.get_running_loop().add_reader(fd, self._ended, worker)
@@ -102,26 +101,26 @@ def _place() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:  # not Linux: one boot, one namespace
+    except OSError:  # not on Linux: one boot, one namespace
         boot, namespace = "local", "0"
     return f"{boot}.{namespace}"
 
 
 def _my_start_time() -> str:
     global _me
-    if _me[0] != os.getpid():  # this is a fork
+    if _me[0] != os.getpid():  # this is a forked process
         _me = (os.getpid(), _start_time(os.getpid()))
     return _me[1]
 
 
 def _start_time(pid: int) -> str:
-    """When the process began, in ticks since boot; "" when there is no such process."""
+    """Return the start time of a process in ticks since boot; "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            # The name, in parentheses, may hold spaces and parentheses of its own.
+            # The name, in parentheses, may itself contain spaces and parentheses.
             fields = stat.read().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]  # a zombie no longer writes
-    except (FileNotFoundError, ProcessLookupError):  # the second: it died between being opened and being read
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError: it died between open and read
         if os.path.isdir("/proc/self"):
             return ""
     try:
@@ -133,7 +132,7 @@ def _start_time(pid: int) -> str:
     return "0"
 
 
-# Read at import, so that nothing is read in an event loop.
+# Read at import, so that nothing is read on an event loop.
 _PLACE = _place()
 _me = (os.getpid(), _start_time(os.getpid()))
 
@@ -141,16 +140,16 @@ _me = (os.getpid(), _start_time(os.getpid()))
 log = logging.getLogger(__name__)
 ANY = "a"  # anything may have changed
 WORK = "w"  # sessions have messages in their inbox
-ENDED = "e"  # messages were answered that another process may wait for
-SENDING = "o"  # there is something in the outbox
+ENDED = "e"  # messages were answered that another process may await
+SENDING = "o"  # the outbox has messages
 TIMERS = "t"  # timers have changed
-# For the peers themselves:
+# Only for the peers themselves:
 JOINED = "j"  # a worker has joined
 HOLDS = "h"  # this worker takes sessions without having joined
 
 
 class Notice(NamedTuple):
-    """What has changed. `ids` are sessions, or inbox rows for `ENDED`; without ids it is not known which."""
+    """A change. `ids` are sessions, or inbox rows for `ENDED`; without ids, it is not known which ones changed."""
 
     what: str = ANY
     to: str = ""  # the worker that should handle it; empty for all
@@ -162,7 +161,7 @@ def encode_notice(what: str, to: str, ids: Iterable[int]) -> str:
 
 
 def decode_notice(text: str) -> Notice:
-    """Read a notice, or a bare kind. An unknown one, from another version for example, can mean anything."""
+    """Decode a notice, or a bare kind. An unknown one, such as from another version, can mean anything."""
     what, _, rest = text.partition(" ")
     to, _, ids = rest.partition(" ")
     known = what in (WORK, ENDED, SENDING, TIMERS)
@@ -173,7 +172,7 @@ def decode_notice(text: str) -> Notice:
 
 
 class Workers(Protocol):
-    """The table of workers, as a store keeps it."""
+    """The store's table of workers."""
 
     async def session_holders(self) -> list[str]: ...
 
@@ -190,7 +189,7 @@ class Peer(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
-        """Register, and get to know the other workers. If that fails, the worker has left again."""
+        """Register, and learn about the other workers. If that fails, the worker leaves again."""
         self._joined = True
         try:
             await self._join()
@@ -203,13 +202,13 @@ class Peer(ABC):
 
     @abstractmethod
     async def drain(self) -> None:
-        """Receive no more notices of work, but all others."""
+        """Stop receiving notices of work, but continue to receive all others."""
 
     @abstractmethod
     async def leave(self) -> None: ...
 
     def watch(self, worker: str) -> None:
-        """Get a notice when this worker's process ends, even if it has not joined."""
+        """Request a notice when this worker's process ends, even if it has not joined."""
         self._exits.watch(worker)
 
     def _exited(self, worker: str) -> None:
@@ -247,11 +246,11 @@ class EventPublisher(Protocol):
     def has_subscribers(self) -> bool: ...
 
     def send(self, data: bytes, address: str | None = None) -> None:
-        """Send one line of JSON to all subscribers, or to one. It may get lost."""
+        """Send one line of JSON to all subscribers, or to one. Delivery is not guaranteed."""
         ...
 
     def before_batch(self, flush: Callable[[], None]) -> None:
-        """Call `flush` once before the next batch is sent, so that it can send everything gathered since as one."""
+        """Call `flush` once before the next batch is sent, so that it can send everything buffered since as one."""
         ...
 
     def close(self) -> None: ...
@@ -261,28 +260,31 @@ class EventSubscription(Protocol):
     """A subscription to the events of a session that runs in another process."""
 
     def request_state(self) -> None:
-        """Ask the publisher for everything that a new subscriber must know."""
+        """Ask the publisher for the state that a new subscriber needs."""
         ...
 
     def close(self) -> None: ...
 
 
 class EventRelay(Protocol):
-    """Carries turn events between the processes of a store. Nothing is kept, and events may get lost."""
+    """Carries turn events between the processes of a store. Nothing is stored, and events may get lost."""
 
     batches: int  # sent by this process
 
     def publish(
         self, owner: str, key: str, on_subscriber: Callable[[str], None], on_message: Callable[[bytes], None]
     ) -> EventPublisher:
-        """Publish a session's events. `on_subscriber` gets the address of each new subscriber, `on_message` what is
-        sent to the session with `send`."""
+        """Publish a session's events.
+
+        `on_subscriber` is called with the address of each new subscriber, `on_message` with messages sent to the
+        session by `send`.
+        """
         ...
 
     def subscribe(self, owner: str, key: str, on_event: Callable[[bytes], None]) -> EventSubscription: ...
 
     def send(self, owner: str, key: str, data: bytes) -> None:
-        """Send a message to the publisher of a session, in whatever process it is."""
+        """Send a message to the publisher of a session, in whichever process it is."""
         ...
 
 
@@ -294,16 +296,16 @@ class NoRelay:
     def publish(
         self, owner: str, key: str, on_subscriber: Callable[[str], None], on_message: Callable[[bytes], None]
     ) -> EventPublisher:
-        return _Unheard()
+        return _NullStream()
 
     def subscribe(self, owner: str, key: str, on_event: Callable[[bytes], None]) -> EventSubscription:
-        return _Unheard()
+        return _NullStream()
 
     def send(self, owner: str, key: str, data: bytes) -> None:
         pass
 
 
-class _Unheard:
+class _NullStream:
     """A publisher without subscribers, and a subscription without a publisher."""
 
     has_subscribers = False

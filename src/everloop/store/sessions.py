@@ -1,4 +1,4 @@
-"""Sessions for programs without an event loop: a thin view on the store's log."""
+"""Sessions for programs without an event loop: a thin view of the store's log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 from ..log import Cleared, Entry, Noted, messages_of
 from ..messages import Message
 from .base import Store
-from .location import store_path
-from .opening import store_at
+from .location import store_at, store_path
 
 
 class Session:
-    """One conversation. `SessionManager.save` writes what was added."""
+    """A conversation. `SessionManager.save` writes what was added."""
 
     def __init__(self, key: str, store: Store, owner: str) -> None:
         self.key = key
@@ -23,7 +22,7 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The whole current conversation, read from the store, with what is not saved yet."""
+        """The whole current conversation, read from the store, including unsaved messages."""
         entries = [logged.entry for logged in self._store.read_now(self._owner, self.key)]
         for entry in self._unsaved:
             entries = [] if isinstance(entry, Cleared) else [*entries, entry]
@@ -33,7 +32,7 @@ class Session:
         self._unsaved.append(Noted({"role": role, "content": content, **extra}))
 
     def get_history(self, max_messages: int | None = None) -> list[Message]:
-        """The newest messages, starting with a user's, so that no call is separated from its result."""
+        """Return the latest messages, starting with a user message, so that no call is separated from its result."""
         messages = self.messages
         if max_messages is None or len(messages) <= max_messages:
             return messages
@@ -49,11 +48,11 @@ class Session:
     def _save(self) -> None:
         if entries := list(self._unsaved):
             self._store.note_now(self._owner, self.key, entries)
-            del self._unsaved[: len(entries)]  # only now: a failed write can be repeated
+            del self._unsaved[: len(entries)]  # only now: a failed write can be retried
 
 
 class SessionManager:
-    """The sessions of one owner. Its calls block until the disk has answered: do not use it in coroutines."""
+    """The sessions of one owner. Its methods block until the write is on disk: do not use it in coroutines."""
 
     def __init__(self, workspace: str | Path | None = None, *, store: Store | None = None, owner: str = "me") -> None:
         self._store = store or store_at(store_path(workspace))
@@ -66,5 +65,5 @@ class SessionManager:
         return self._sessions[key]
 
     def save(self, session: Session) -> None:
-        """Write what was added."""
+        """Write what was added to a session."""
         session._save()

@@ -1,4 +1,4 @@
-"""Bearer tokens: how they are made, stored and checked, and their rights."""
+"""Bearer tokens: creation, storage, validation, and their rights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from ..errors import EverloopError
 from .base import Token
 
-PREFIX = "ev_"  # makes tokens recognisable, also for secret scanners
+PREFIX = "ev_"  # makes tokens recognisable, including to secret scanners
 OWNER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NOTED_EVERY = 3600.0  # seconds; a write for each request would make it wait for the disk
+NOTED_EVERY = 3600.0  # seconds; a write per request would make it wait for the disk
 
 USE, ADMIN = "use", "admin"
 RIGHTS = frozenset({USE, ADMIN})
@@ -25,14 +25,14 @@ EXIST = "SELECT EXISTS (SELECT 1 FROM token)"
 
 
 def new_token() -> str:
-    """Make a secret of 256 random bits."""
+    """Return a new secret with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> str:
-    """The hash under which a token is stored and looked up.
+    """Return the hash under which a token is stored and looked up.
 
-    A slow hash protects passwords that can be guessed; 256 random bits cannot be, and a fast hash can be computed for
+    A slow hash protects guessable passwords; 256 random bits cannot be guessed, and a fast hash can be computed for
     every request. The timing of a lookup reveals nothing: a similar hash belongs to an entirely different token.
     """
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
@@ -74,11 +74,11 @@ def name_taken(name: str) -> EverloopError:
 
 
 def joined_rights(rights: Iterable[str]) -> str:
-    """The rights of a token as they are stored; `token_of` reads them back."""
+    """Encode the rights of a token for storage; `token_of` decodes them."""
     return ",".join(sorted(rights))
 
 
 def token_of(row: Sequence[Any]) -> Token:
-    """A token from a row of COLUMNS."""
+    """Build a token from a row of COLUMNS."""
     id, name, owner, created_at, last_used_at, revoked_at, rights, agent = row
     return Token(id, name, owner, created_at, last_used_at, revoked_at, frozenset(rights.split(",")), agent)

@@ -1,4 +1,4 @@
-"""Doubles for tests: a model that follows a script, and real HTTP servers that speak the model APIs."""
+"""Test doubles: a scripted model, and real HTTP servers that speak the model APIs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FakeOpenAI":  # the servers alone need more than the standard library
+    if name == "FakeOpenAI":  # only the servers need more than the standard library
         from .openai_server import FakeOpenAI
 
         return FakeOpenAI

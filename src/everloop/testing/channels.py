@@ -1,9 +1,9 @@
-"""The conformance kit of channels: kills the process at every write, and checks that nothing is lost or doubled.
+"""A conformance kit for channels: kills the process at every write, and checks that nothing is lost or duplicated.
 
-A test describes its network by a `Network`, and `conform` does the rest: it runs the channel with an agent that answers
-every message, in a process of its own which is killed with SIGKILL and started again. Between accepting a message and
-acknowledging it, and between sending a part and marking it, there is always a write, before and after which it is
-killed.
+A test describes its network as a `Network`, and `conform` does the rest: it runs the channel with an agent that answers
+every message, in a separate process that is killed with SIGKILL and restarted. Between accepting a message and
+acknowledging it, and between sending a part and marking it as sent, there is always a write, and the process is killed
+before and after it.
 """
 
 from __future__ import annotations
@@ -36,27 +36,30 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.sqlite import SQLiteStore
 from ..store.sqlite.writer import SYNCHRONOUS
-from ..tools.outgoing import OutgoingFiles
+from ..tools.message import OutgoingFiles
 
-PATIENCE = 60.0  # seconds in which a process must have done its work
-AT_ONCE = 2  # scenes that run side by side
-SETTLE_SECONDS = 2.0  # in which a network without ids delivers what it still has
-LONG = "long"  # a message with this word gets an answer of several parts
-FILE = "file"  # and one with this word two files before its answer
+PATIENCE = 60.0  # time limit for a process to finish its work
+AT_ONCE = 2  # scenes that run concurrently
+SETTLE_SECONDS = 2.0  # grace period for a network without ids to deliver what it still has
+LONG = "long"  # a message with this word gets an answer in several parts
+FILE = "file"  # a message with this word gets two files before its answer
 FILES = {"beans.csv": b"name,metres\nbean,2\n", "peas.csv": b"name,metres\npea,1\n"}
 
 
 class Network(Protocol):
-    """What the kit needs to know of a network. With a method `id_of` it says which id a chat of the test has there."""
+    """What the kit needs to know about a network.
+
+    An optional method `id_of` maps a chat of the test to its id on the network.
+    """
 
     settings: dict[str, Any]  # the [channels.NAME] table, with `name` and with `allow` or `groups`
 
     async def say(self, chat: str, text: str) -> None:
-        """A person writes in a chat; return when the network need not be told again."""
+        """Post a person's message in a chat; return when the network no longer needs to be told again."""
         ...
 
     def heard(self, chat: str) -> list[str]:
-        """The texts that have come to a chat, in their order, as a person sees them; a file as `shown_file` has it."""
+        """Return the texts received in a chat, in order, as a person sees them; a file as formatted by `shown_file`."""
         ...
 
     async def disturb(self) -> None:
@@ -69,11 +72,11 @@ NewNetwork = Callable[[], AbstractAsyncContextManager[Network]]
 
 @dataclass(slots=True)
 class Report:
-    """What was seen. `problems` says in words what went wrong."""
+    """The results. `problems` describes what went wrong."""
 
     messages: int = 0
     kills: int = 0
-    marked: int = 0  # parts that came again, and said so
+    marked: int = 0  # duplicate parts that were marked as repeats
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
@@ -86,9 +89,9 @@ class Report:
 async def conform(
     new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), step: int = 1, files: bool = False
 ) -> Report:
-    """Kill a channel before and after every write of a short conversation, each time with a network of its own.
+    """Kill a channel before and after every write of a short conversation, each time with a fresh network.
 
-    With a `step`, it is killed only at each so many of these places. With `files`, the agent also sends two files.
+    With `step`, it is only killed at every `step`-th of these points. With `files`, the agent also sends two files.
     """
     said = [(chats[0], f"first {LONG}"), (chats[-1], f"second {FILE if files else ''}".strip())]
     report = Report()
@@ -109,7 +112,7 @@ async def conform(
 
 
 async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: int, kills: int, seed: int = 0) -> Report:
-    """Many messages in many chats, while the process is killed again and again at random writes."""
+    """Send many messages in many chats, while the process is killed repeatedly at random writes."""
     chance = random.Random(seed)
     said = [(chat, f"message {number} {LONG if chance.random() < 0.1 else ''}".strip())
             for number in range(each) for chat in chats]  # fmt: skip
@@ -122,7 +125,7 @@ async def storm(new: NewNetwork, folder: Path, *, chats: Sequence[str], each: in
 async def take_over(
     new: NewNetwork, folder: Path, *, chats: Sequence[str] = ("1", "2"), forker: Forker | None = None
 ) -> Report:
-    """Two workers of one account: kill the one that polls, and see the other go on."""
+    """Run two workers of one account: kill the one that polls, and check that the other takes over."""
     if forker is None:
         async with Forker() as forker:
             return await take_over(new, folder, chats=chats, forker=forker)
@@ -134,7 +137,7 @@ async def take_over(
 
 
 class Scene:
-    """A network, a store and a process that is killed at some writes."""
+    """A network, a store, and a process that is killed at some writes."""
 
     def __init__(
         self,
@@ -146,33 +149,34 @@ class Scene:
         *,
         paced: bool = False,
     ) -> None:
-        """`paced`: what a network without ids would lose, because no process is there, is not said until one is."""
+        """With `paced`, messages that a network without ids would lose for lack of a process are held back until one
+        runs."""
         self._paced = paced
-        self._shares: list[asyncio.Event] = []  # of what is said: each is said when its event is set
+        self._shares: list[asyncio.Event] = []  # batches of messages: each is posted when its event is set
         self._patience = patience + len(said) / 5
         self._forker = forker
         self._new = new
         self._folder = folder
         self._said = [(chat, f"{folder.name} {text}") for chat, text in said]
         self.commits = 0
-        self._may_lose = False  # a process was killed, and the network has no ids to tell what it had
-        self._settled = 0.0  # when nothing more is to be expected
+        self._may_lose = False  # a process was killed, and the network has no ids to tell what it had received
+        self._settled = 0.0  # when no further message can be expected
 
     async def run(self, dies: Sequence[tuple[int, str]]) -> Report:
-        """Let people write and kill the process at these writes, one after the other; then let it finish."""
+        """Post the messages and kill the process at each of these writes in turn; then let it finish."""
         await asyncio.to_thread(self._folder.mkdir, parents=True)
         report = Report(len(self._said))
         async with self._new() as network:
             if self._paced and not make_can(network.settings).ids:
                 self._shares = [asyncio.Event() for _ in range(len(dies) + 1)]
-                dies = [(2 + number % 20, when) for number, when in dies]  # early, while its share comes in
+                dies = [(2 + number % 20, when) for number, when in dies]  # early, while its batch arrives
             talk = asyncio.create_task(self._talk(network))
             try:
                 for number, die_at in enumerate(dies):
                     started_at = time.time()
                     child = await self._start(network, die_at)
                     await self._say_share(number, child, started_at)
-                    if await self._until(child, talk):  # everything was done before the write came
+                    if await self._until(child, talk):  # everything was done before the write was reached
                         await child.stop()
                     elif child.status == -signal.SIGKILL:
                         report.kills += 1
@@ -216,7 +220,7 @@ class Scene:
                         killed_at = time.time()
                         polling.kill()
                         report.kills += 1
-                        if not make_can(network.settings).ids:  # what is said to a dead process is lost
+                        if not make_can(network.settings).ids:  # a message posted to a dead process is lost
                             await self._connects(waiting, killed_at)
                 if await asyncio.to_thread(self._holder) != waiting.pid:
                     report.problems.append(f"{self._folder.name}: the second process has not taken over")
@@ -227,17 +231,17 @@ class Scene:
         return report
 
     async def _say_share(self, number: int, child: Child, since: float) -> None:
-        """Let people say what is to be said while this process runs."""
+        """Post the batch of messages for this process."""
         if self._shares:
             await self._connects(child, since)
             self._shares[number].set()
 
     async def _holds(self, child: Child) -> bool:
-        """Wait until a process polls; return False if it has ended before."""
+        """Wait until a process polls; return False if it ends before that."""
         return await self._until_true(child, lambda: self._holder() == child.pid)
 
     async def _connects(self, child: Child, since: float) -> bool:
-        """Wait until a process is connected to the network, after this time; return False if it has ended before."""
+        """Wait until a process connects to the network after this time; return False if it ends before that."""
         return await self._until_true(child, lambda: self._holder() == child.pid and self._works_since() > since)
 
     async def _until_true(self, child: Child, check: Callable[[], bool]) -> bool:
@@ -249,7 +253,7 @@ class Scene:
         return False
 
     def _works_since(self) -> float:
-        """When the channel has said that it works; 0 if it does not."""
+        """Return when the channel reported that it works; 0 if it has not."""
         with closing(sqlite3.connect(self._folder / "store.db")) as db, contextlib.suppress(sqlite3.OperationalError):
             for (value,) in db.execute("SELECT value FROM channel_state WHERE key = ?", (STATUS,)):
                 status = json.loads(value)
@@ -257,7 +261,7 @@ class Scene:
         return 0.0
 
     def _holder(self) -> int:
-        """The process that holds the lease; 0 if none does."""
+        """Return the process that holds the lease; 0 if there is none."""
         with closing(sqlite3.connect(self._folder / "store.db")) as db, contextlib.suppress(sqlite3.OperationalError):
             found = db.execute("SELECT worker FROM channel_lease WHERE name LIKE 'channel:%'").fetchall()
             return int(found[0][0].split(".")[2]) if found else 0
@@ -280,7 +284,10 @@ class Scene:
                 await network.say(chat, text)
 
     async def _until(self, child: Child, talk: asyncio.Task[None]) -> bool:
-        """Wait until all is said and answered, or until the process has ended. Return whether all is done."""
+        """Wait until every message is posted and answered, or the process has ended.
+
+        Return whether everything is done.
+        """
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             if child.ended.is_set():
@@ -294,7 +301,7 @@ class Scene:
         open_rows = [message for message, state in inbox if state != "done"]
         raise AssertionError(
             f"{self._folder.name}: not done within {self._patience:g} s: {len(inbox)} of {len(self._said)} messages "
-            f"were taken, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
+            f"were accepted, {len(open_rows)} are not answered ({open_rows[:3]}), {len(outbox)} not sent ({outbox[:3]})"
         )
 
     def _is_quiet(self) -> bool:
@@ -303,7 +310,7 @@ class Scene:
         return is_complete and all(state == "done" for _, state in inbox) and not outbox
 
     def _state(self) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
-        """The messages in the inbox with their states, and what is in the outbox."""
+        """Return the inbox messages with their states, and the contents of the outbox."""
         path = self._folder / "store.db"
         if not path.exists():
             return [], []
@@ -314,7 +321,7 @@ class Scene:
         return [], []
 
     async def _settle(self, network: Network, report: Report) -> None:
-        """Check what people have heard, who may be a moment behind the network."""
+        """Check what people have received; the network may lag a moment behind."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             checked = Report()
@@ -332,7 +339,7 @@ class Scene:
         id_of: Callable[[str], str] = getattr(network, "id_of", str)
         for chat, text in self._said:
             if (count := times[id_of(chat), text]) != 1 and not (count == 0 and self._may_lose):
-                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was taken {count} times")
+                report.problems.append(f"{self._folder.name}: {text!r} in {chat} was accepted {count} times")
         for chat in dict.fromkeys(chat for chat, _ in self._said):
             taken = [text for where, text in messages if where == id_of(chat)]
             wanted = [part for text in taken for part in parts_of(text, can)]
@@ -348,7 +355,7 @@ class Scene:
             elif marked and can.repeats != "key":
                 report.marked += 1
             else:
-                report.problems.append(f"{self._folder.name}: {plain[:60]!r} came twice to {chat}, unmarked")
+                report.problems.append(f"{self._folder.name}: {plain[:60]!r} was sent to {chat} twice without a mark")
         if seen != wanted:
             lost = [text[:40] for text in wanted if text not in seen]
             what = f"lost {lost}" if lost else f"in another order: {[text[:40] for text in seen]}"
@@ -356,7 +363,7 @@ class Scene:
 
 
 def answer_to(text: str, can: Can) -> str:
-    """What the kit's agent answers."""
+    """Return the answer of the kit's agent."""
     if LONG not in text.split():
         return f"re: {text}"
     size = max(can.text // 2, 8)
@@ -365,7 +372,7 @@ def answer_to(text: str, can: Can) -> str:
 
 
 def parts_of(text: str, can: Can) -> list[str]:
-    """The parts of that answer as people see them."""
+    """Return the parts of that answer as people see them."""
     answer = answer_to(text, can)
     parts = [render(piece.text, can.form).strip() for piece in split(answer, can)]
     if FILE not in text.split():
@@ -377,7 +384,7 @@ def parts_of(text: str, can: Can) -> list[str]:
 
 
 def shown_file(name: str, caption: str = "") -> str:
-    """How `Network.heard` tells of a file with its caption, which is the mark of a repeat."""
+    """Return the text that `Network.heard` must return for a file, with its caption, which marks a repeat."""
     return f"{caption} [file {name}]".strip()
 
 
@@ -386,7 +393,7 @@ def make_can(settings: dict[str, Any]) -> Can:
 
 
 def config_of(settings: dict[str, Any]) -> ChannelConfig:
-    """The settings of a channel from the keys of its table."""
+    """Build the settings of a channel from the keys of its table."""
     known = {one.name for one in fields(ChannelConfig)} - {"options"}
     own: dict[str, Any]
     own = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if key in known}
@@ -456,7 +463,7 @@ class Child:
         self.status = 0
 
     def read_commits(self) -> int:
-        """How often it wrote; 0 when it was stopped before it had begun."""
+        """Return its number of commits; 0 if it was stopped before it started."""
         path = self._folder / "commits"
         return int(path.read_text()) if path.exists() else 0
 
@@ -533,8 +540,8 @@ class Forker:
 
 
 def main() -> None:
-    """Fork what is asked for on standard input, and tell of pids and exit statuses on standard output."""
-    # What a process has written stays when it is killed, whether or not the disk has it yet.
+    """Fork processes on request from standard input, and report pids and exit statuses on standard output."""
+    # What a process has written survives its death, whether or not it is on disk yet.
     SYNCHRONOUS.update(dict.fromkeys(SYNCHRONOUS, "OFF"))
 
     def tell(*news: Any) -> None:
@@ -544,9 +551,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: _reap(children, tell))
     while line := _read_line():
         name, settings, folder, die_at = json.loads(line)
-        with contextlib.suppress(Exception):  # the child says what is wrong
+        with contextlib.suppress(Exception):  # the child reports the error
             make_channel(config_of(settings))  # imports what the children need
-        # The parent must know the child before it hears of its end.
+        # The parent must know about the child before it is notified of its end.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         if (pid := os.fork()) == 0:
             _become(settings, Path(folder), die_at)
@@ -571,7 +578,7 @@ def _reap(children: set[int], tell: Callable[..., None]) -> None:
     for pid in list(children):
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # a signal came meanwhile, and its handler has told of this one
+        except ChildProcessError:  # a signal handler ran in between and has already reported this one
             continue
         if ended:
             children.discard(pid)

@@ -1,4 +1,4 @@
-"""The contract a conversation must keep for OpenAI's API to take it."""
+"""The contract that a conversation must fulfil for OpenAI's API."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PARTS = {
 
 
 def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list[str]:
-    """What is wrong with the messages of a request, one line each; empty when nothing is.
+    """Return the problems of a request's messages, one line each; empty if they are valid.
 
     Stricter than some servers: call ids are unique in the whole conversation, and every call has exactly one result
-    right after the message it stands in. `strict` also wants the roles as the strictest chat templates do: the system
-    prompt alone and first, then the user, and never two messages of the assistant in a row.
+    right after its message. `strict` also requires roles as the strictest chat templates do: the system prompt alone
+    and first, then the user, and never two assistant messages in a row.
     """
     if not isinstance(messages, list) or not messages:
         return ["messages: must be a list with at least one message"]
     problems: list[str] = _check_roles(messages) if strict else []
     seen: set[str] = set()
-    waiting: dict[str, int] = {}  # ids of calls without a result, and where they stand
+    waiting: dict[str, int] = {}  # ids of calls without a result, and their positions
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         role = message.get("role") if isinstance(message, dict) else None
@@ -39,21 +39,21 @@ def check_conversation(messages: Sequence[Any], *, strict: bool = False) -> list
         if role == "tool":
             id = message.get("tool_call_id")
             if not isinstance(id, str) or waiting.pop(id, None) is None:
-                problems.append(f"{where}: result for {id!r}, which is no call that waits for one here")
+                problems.append(f"{where}: result for {id!r}, which is not an open call")
             continue
         problems += [f"messages[{place}]: call {id!r} has no result" for id, place in waiting.items()]
         waiting = {}
         if role == "assistant" and message.get("tool_calls") is not None:
             ids, wrong = _check_calls(message["tool_calls"])
             problems += [f"{where}: {problem}" for problem in wrong]
-            problems += [f"{where}: call id {id!r} stands in the conversation twice" for id in ids if id in seen]
+            problems += [f"{where}: call id {id!r} occurs in the conversation twice" for id in ids if id in seen]
             seen.update(ids)
             waiting = dict.fromkeys(ids, at)
     return problems + [f"messages[{place}]: call {id!r} has no result" for id, place in waiting.items()]
 
 
 def _check_roles(messages: Sequence[Any]) -> list[str]:
-    """What is wrong with the order of the roles. A user may say several things in a row."""
+    """Return the problems in the order of roles. Consecutive user messages are allowed."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     before: dict[Any, set[Any]] = {
         "system": set(),
@@ -62,7 +62,7 @@ def _check_roles(messages: Sequence[Any]) -> list[str]:
         "tool": {"assistant", "tool"},
     }
     return [
-        f"messages[{at}]: a message of {role!r} cannot follow one of {last!r}"
+        f"messages[{at}]: a {role!r} message cannot follow {last!r}"
         for at, (last, role) in enumerate(zip([None, *roles], roles, strict=False))
         if last not in before.get(role, ()) and not (at == 0 and role in ("system", "user"))
     ]
@@ -89,12 +89,12 @@ def _check_part(role: str, part: Any) -> str | None:
     if kind == "image_url":
         value = value.get("url") if isinstance(value, dict) else None
     if kind in ("text", "refusal", "image_url") and not isinstance(value, str):
-        return f"a part of type {kind} must hold a string"
+        return f"a part of type {kind} must contain a string"
     return None
 
 
 def _check_calls(calls: Any) -> tuple[list[str], list[str]]:
-    """The ids of a message's calls, and what is wrong with these."""
+    """Return the ids of a message's calls, and the problems of the calls."""
     if not isinstance(calls, list) or not calls:
         return [], ["tool_calls must be a list with at least one call"]
     ids: list[str] = []
@@ -108,12 +108,12 @@ def _check_calls(calls: Any) -> tuple[list[str], list[str]]:
             wrong.append(f"call id {id!r} is not a string")
             continue
         if id in ids:
-            wrong.append(f"call id {id!r} stands in one message twice")
+            wrong.append(f"call id {id!r} occurs in one message twice")
         ids.append(id)
         if call.get("type") != "function":
             wrong.append(f"call {id}: type {call.get('type')!r} is not 'function'")
         if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-            wrong.append(f"call {id}: {name!r} is not a tool's name")
+            wrong.append(f"call {id}: {name!r} is not a valid tool name")
         if not isinstance(arguments, str) or not _is_object(arguments):
             wrong.append(f"call {id}: arguments must be a JSON object in a string, not {arguments!r:.100}")
     return ids, wrong

@@ -1,10 +1,11 @@
-"""A real HTTP server that speaks OpenAI's API and says what it is told: by queued replies, or by the model's name.
+"""A real HTTP server that speaks OpenAI's API and returns scripted answers: queued replies, or a script in the model's
+name.
 
-The model's name can be the script: `tools-RxP` makes R rounds of P calls at once and then answers `done:<marker>`,
-the marker being the one of the last user message that has a `mark:<id>`. Options follow, each after a dash:
-`d<ms>` before the first byte, `t<ms>` between two tokens, `n<count>` tokens in the answer, `f<name>` the tool
-(default echo). A call's arguments are {"text": "<marker>/<round>/<index>"}, counted from 0. Where a turn stands is
-read from its messages alone, so the server may be asked by many at once, and killed and started again.
+The model's name can be the script: `tools-RxP` makes R rounds of P concurrent calls and then answers `done:<marker>`,
+where the marker comes from the last user message that contains `mark:<id>`. Options follow, each after a dash: `d<ms>`
+before the first byte, `t<ms>` between two tokens, `n<count>` tokens in the answer, `f<name>` the tool (default echo). A
+call's arguments are {"text": "<marker>/<round>/<index>"}, counted from 0. The state of a turn is read from its messages
+alone, so the server can handle concurrent requests, and be killed and restarted.
 
     python -m everloop.testing.openai_server --port 0
 """
@@ -28,13 +29,14 @@ __all__ = ["FakeOpenAI", "Reply", "Seen"]
 
 
 class FakeOpenAI(FakeServer):
-    """The server: queued replies first, one each request of `/chat/completions`; then the model's name decides."""
+    """The server: each request of `/chat/completions` takes the next queued reply; without one, the model's name
+    decides."""
 
     root = "/v1"
     path = "/v1/chat/completions"
 
-    endpoints = frozenset({"embeddings", "completions"})  # which are answered; others are not found
-    forwarded: list[tuple[str, Any]]  # what came to them
+    endpoints = frozenset({"embeddings", "completions"})  # endpoints that are served; others are not found
+    forwarded: list[tuple[str, Any]]  # requests to them
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         self.forwarded = []
@@ -42,7 +44,7 @@ class FakeOpenAI(FakeServer):
         router.add_post("/v1/completions", self._completions)
 
     async def _embeddings(self, request: web.Request) -> web.Response:
-        """A vector for each text: how long it is, and how many there were before it."""
+        """Return a vector for each text: its length, and its index."""
         body = await self._taken(request, "embeddings")
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         data = [{"index": at, "embedding": [float(len(str(text))), float(at)]} for at, text in enumerate(texts)]
@@ -50,7 +52,7 @@ class FakeOpenAI(FakeServer):
         return as_json({"object": "list", "data": data[::-1], "model": body.get("model"), "usage": usage})
 
     async def _completions(self, request: web.Request) -> web.Response:
-        """Each prompt with three dots behind it."""
+        """Return each prompt followed by three dots."""
         body = await self._taken(request, "completions")
         prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
         choices = [{"index": at, "text": f"{text}...", "finish_reason": "stop"} for at, text in enumerate(prompts)]
@@ -81,7 +83,7 @@ class FakeOpenAI(FakeServer):
         return {"object": "list", "data": [{"id": "tools-1x1", "object": "model", "owned_by": "everloop"}]}
 
     def events(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> list[bytes]:
-        """In the shape that every client takes; the first one is the role's."""
+        """Yield chunks in the format that every client accepts; the first one carries the role."""
         head = {**_head(body), "object": "chat.completion.chunk"}
 
         def event(delta: dict[str, Any], finish: str | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Replies of a fake model server: given by a test, or read from the model's name."""
+"""Replies of a fake model server: queued by a test, or scripted by the model's name."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ SCRIPT = re.compile(r"(?:.*/)?tools-(\d+)x(\d+)((?:-[dtnf]\w+)*)")
 
 @dataclass(slots=True)
 class Reply:
-    """One answer of the server. The fields from `status` on break the contract on purpose."""
+    """One answer of the server. The fields from `status` on deliberately break the contract."""
 
     text: str | None = None
     calls: list[ToolCallRequest] = field(default_factory=list)
     reasoning: str | None = None
     finish_reason: str | None = None
-    tokens: list[str] | None = None  # the text's pieces when streamed; words if not given
+    tokens: list[str] | None = None  # the chunks of a streamed text; words by default
     delay: float = 0.0  # seconds before the first byte
     token_delay: float = 0.0
     status: int = 200
-    body: Any = None  # sent as it is (bytes) or as JSON
+    body: Any = None  # sent verbatim (bytes) or as JSON
     headers: dict[str, str] = field(default_factory=dict)
-    raw: bytes | None = None  # a streamed body, byte by byte as given
-    piece: int = 0  # bytes of `raw` in one write; all at once if 0
+    raw: bytes | None = None  # a streamed body, sent verbatim
+    piece: int = 0  # bytes of `raw` per write; all at once if 0
     cut_after: int | None = None  # chunks after which the connection is cut
-    hang_after: int | None = None  # chunks after which nothing comes for `hang` seconds
+    hang_after: int | None = None  # chunks after which the server stalls for `hang` seconds
     hang: float = 0.0
 
 
 def read_state(messages: Sequence[Any]) -> tuple[str, int]:
-    """The marker of the turn that is open, and how many rounds of it are done."""
+    """Return the marker of the open turn, and the number of its completed rounds."""
     rounds, since_user = 0, -1
     for message in reversed(messages):
         if not isinstance(message, dict):
@@ -51,7 +51,7 @@ def read_state(messages: Sequence[Any]) -> tuple[str, int]:
 
 
 def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, round: int) -> Reply:
-    """What a model whose name is a script says at this point of the turn; `offered` are the tools' schemas."""
+    """Return the scripted answer of a model at this point of the turn; `offered` are the tools' schemas."""
     script = SCRIPT.fullmatch(name)
     if script is None:
         raise LookupError(f"the model {name!r} does not exist: queue a reply, or name a script like tools-2x1")
@@ -64,7 +64,7 @@ def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, r
         return reply
     tool = options.get("f", "echo")
     if tool not in offered:
-        raise ValueError(f"the model wants to call {tool}, and is offered only {', '.join(offered)}")
+        raise ValueError(f"the model wants to call {tool}, but is only offered {', '.join(offered)}")
     reply.calls = [
         ToolCallRequest(f"call_{marker}_{place}_{i}", tool, _arguments(offered[tool], f"{marker}/{round}/{i}"))
         for i in range(width)
@@ -73,12 +73,12 @@ def follow_script(name: str, offered: dict[str, Any], place: int, marker: str, r
 
 
 def written(reply: Reply, tokens: list[str]) -> int:
-    """How many tokens an answer has."""
+    """Return the number of tokens in an answer."""
     return len(tokens) + 8 * len(reply.calls)
 
 
 def _arguments(schema: dict[str, Any], tag: str) -> dict[str, str]:
-    """The tag under `text`, or under every required name of a tool that has no `text`."""
+    """Put the tag into `text`, or into every required argument of a tool without a `text`."""
     known, required = schema.get("properties") or {}, schema.get("required") or ()
     if "text" in known or not (known or required):
         return {"text": tag}

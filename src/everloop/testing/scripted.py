@@ -1,4 +1,4 @@
-"""A model that says what a test tells it to."""
+"""A scripted model for tests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ids = itertools.count(1)
 
 
 def call(name: str, /, **arguments: Any) -> ToolCallRequest:
-    """A tool call with an id of its own."""
+    """Return a tool call with a unique id."""
     return ToolCallRequest(f"call_{next(_ids)}", name, arguments)
 
 
 @dataclass(slots=True)
 class Request:
-    """What the model was asked, copied at that moment."""
+    """A request to the model, copied at that moment."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -39,8 +39,9 @@ class ChatOnlyProvider(LLMProvider):
     """A scripted model without `stream`.
 
     Each request takes the next of `steps`: a text, tool calls, a whole LLMResponse, an exception to raise, or a
-    function of (messages, tools) that gives any of these. `repeat_last` says the last one for ever; `delay` is the
-    seconds before each answer. A request that breaks the conversation's contract fails, unless `check` is off.
+    function of (messages, tools) that returns any of these. `repeat_last` repeats the last one forever; `delay` is the
+    number of seconds before each answer. A request that breaks the conversation's contract fails, unless `check` is
+    off.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class ChatOnlyProvider(LLMProvider):
             if inspect.isawaitable(step):
                 step = await step
         response = _response(step)
-        if place >= len(self.steps):  # said again: calls need ids of their own
+        if place >= len(self.steps):  # a repeated step: its calls need new ids
             for repeated in response.tool_calls:
                 repeated.id = f"call_{next(_ids)}"
         return response
 
 
 class ScriptedProvider(ChatOnlyProvider):
-    """A scripted model that also streams, word by word; `token_delay` is the seconds between two words."""
+    """A scripted model that also streams, word by word; `token_delay` is the number of seconds between two words."""
 
     def __init__(self, steps: Iterable[Step] = (), *, token_delay: float = 0.0, **options: Any) -> None:
         super().__init__(steps, **options)
@@ -128,7 +129,7 @@ class ScriptedProvider(ChatOnlyProvider):
 
 
 def words(text: str | None) -> list[str]:
-    """The text in pieces of a word and the space after it."""
+    """Split the text into words, each with its trailing space."""
     return re.findall(r"\s*\S+\s?|\s+", text or "")
 
 

@@ -1,4 +1,4 @@
-"""What the fake model servers have in common: queued replies, models whose names are scripts, and broken networks."""
+"""The base of the fake model servers: queued replies, scripts in model names, and broken networks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_REQUEST = 1 << 28
 
 @dataclass(slots=True)
 class Seen:
-    """One request as the server saw it."""
+    """One request as received by the server."""
 
     time: float
     model: str
@@ -35,20 +35,20 @@ class Seen:
     round: int
     problems: list[str]
     body: dict[str, Any] | None = None
-    raw: bytes = b""  # the same as it came
+    raw: bytes = b""  # the body, verbatim
     headers: dict[str, str] = field(default_factory=dict)
-    gone: bool = False  # the client closed the connection before the answer's end
+    gone: bool = False  # the client closed the connection before the end of the answer
 
 
 class FakeServer:
-    """A real HTTP server on a free port of loopback, as an async context manager; `base_url` is set while it runs.
+    """A real HTTP server on a free loopback port, as an async context manager; `base_url` is set while it runs.
 
-    Queued replies go first, one each request; then the model's name decides. `requests` is every request there was;
-    one that breaks the API's contract gets a 400 that names the problem. A subclass knows one API.
+    Each request takes the next queued reply; without one, the model's name decides. `requests` lists every request
+    received; one that breaks the API's contract gets a 400 that names the problem. A subclass implements one API.
     """
 
-    root = ""  # what stands before the path in the base URL
-    path = ""  # where requests go
+    root = ""  # path prefix in the base URL
+    path = ""  # path of requests
 
     def __init__(self, *, port: int = 0, keep_bodies: bool = True) -> None:
         self.requests: list[Seen] = []
@@ -59,44 +59,44 @@ class FakeServer:
         self._runner: web.AppRunner | None = None
         self._clients: set[Any] = set()
 
-    # what a subclass says
+    # implemented by subclasses
 
     def check(self, body: dict[str, Any]) -> list[str]:
-        """What is wrong with a request, one line each."""
+        """Return the problems of a request, one line each."""
         raise NotImplementedError
 
     def plain(self, body: dict[str, Any]) -> list[Any]:
-        """The messages in OpenAI's shape, as far as it matters for where the turn stands."""
+        """Return the messages in OpenAI's format, as far as needed to determine the state of the turn."""
         raise NotImplementedError
 
     def offered(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The schema of each tool's arguments."""
+        """Return the argument schema of each tool."""
         raise NotImplementedError
 
     def error(self, message: str, status: int = 400, code: str | None = None) -> Any:
-        """An error's body."""
+        """Return the body of an error."""
         raise NotImplementedError
 
     def events(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> list[bytes]:
-        """An answer as a stream, cut into chunks; the first one says only that it begins."""
+        """Return an answer as a stream of chunks; the first one only marks the start."""
         raise NotImplementedError
 
     def whole(self, reply: Reply, tokens: list[str], body: dict[str, Any], size: int) -> Any:
-        """The same answer as one body."""
+        """Return the same answer as a single body."""
         raise NotImplementedError
 
     def models(self) -> Any:
-        """The list of models."""
+        """Return the list of models."""
         raise NotImplementedError
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Add further paths of the API."""
 
     def refuse(self, request: web.Request) -> web.Response | None:
-        """The answer to a request that is refused before it is read."""
+        """Return the response to a request that is refused before it is parsed."""
         return None
 
-    # what a test says
+    # scripting by tests
 
     def reply(self, text: str, **options: Any) -> None:
         """Answer the next request with a text; `options` are further fields of `Reply`."""
@@ -106,17 +106,17 @@ class FakeServer:
         self.replies.append(Reply(calls=list(calls), **options))
 
     def fail(self, status: int, body: Any = None, headers: dict[str, str] | None = None) -> None:
-        """Refuse the next request; `body` is a text for the API's error shape, bytes or JSON to send as it is."""
+        """Refuse the next request; `body` is a text for the API's error format, or bytes or JSON to send verbatim."""
         if body is None or isinstance(body, str):
             body = self.error(body or "the server was told to fail", status)
         self.replies.append(Reply(status=status, body=body, headers=headers or {}))
 
     def cut(self, after_chunks: int, text: str = "cut in the middle of it", **options: Any) -> None:
-        """Break the connection after so many chunks of the answer (the role's chunk is not counted)."""
+        """Break the connection after this many chunks of the answer (not counting the role's chunk)."""
         self.replies.append(Reply(text, cut_after=after_chunks, **options))
 
     def hang(self, seconds: float, after_chunks: int = 0, text: str = "late", **options: Any) -> None:
-        """Say nothing for so long, before the answer or after so many chunks of it."""
+        """Stall for this long, before the answer or after this many chunks of it."""
         if not after_chunks:
             self.replies.append(Reply(text, delay=seconds, **options))
         else:
@@ -134,15 +134,15 @@ class FakeServer:
 
     @property
     def connections(self) -> int:
-        """How many connections requests have come over."""
+        """The number of connections that requests have used."""
         return len(self._clients)
 
     @property
     def invalid(self) -> int:
-        """How many requests had a conversation that breaks the contract."""
+        """The number of requests whose conversation broke the contract."""
         return sum(1 for request in self.requests if request.problems)
 
-    # how it runs
+    # serving
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=MAX_REQUEST)
@@ -218,13 +218,13 @@ class FakeServer:
 
 
 async def _send(request: web.Request, reply: Reply, parts: list[bytes], *, first: int) -> web.StreamResponse:
-    """Write a stream, with whatever breaks it on the way; the first part has this number."""
+    """Write a stream, with any configured breakage; the first part has this number."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reply.headers})
     await response.prepare(request)
     for count, part in enumerate(parts, start=first):
         await response.write(part)
         if count == reply.cut_after:
-            await asyncio.sleep(0.01)  # lets the client see what was written before the end
+            await asyncio.sleep(0.01)  # lets the client receive what was written before
             assert request.transport is not None
             request.transport.abort()
             return response
@@ -260,7 +260,7 @@ def _cut_up(data: bytes, piece: int) -> list[bytes]:
 
 
 async def serve(server: FakeServer, script: str = "") -> None:
-    """Run until the process is told to end; the first line printed is the base URL."""
+    """Run until the process is told to stop; the first line printed is the base URL."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -272,7 +272,7 @@ async def serve(server: FakeServer, script: str = "") -> None:
 
 
 def run(kind: type[FakeServer], name: str, description: str, arguments: Sequence[str] | None = None) -> int:
-    """Such a server as a program."""
+    """Run such a server as a program."""
     parser = argparse.ArgumentParser(prog=f"python -m everloop.testing.{name}", description=description)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
     parser.add_argument("--script", type=Path, help="a file of replies to give first, one JSON object per line")

@@ -56,26 +56,6 @@ class Marks(Protocol):
         ...
 
 
-class MemoryMarks:
-    """Marks that last as long as the process, for agents without a store."""
-
-    def __init__(self) -> None:
-        self._marks: dict[tuple[str, str], Mark] = {}
-
-    async def add(self, owner: str, marks: Sequence[Mark]) -> None:
-        for mark in marks:
-            known = self._marks.get((owner, mark.digest))
-            if known is None or known.tainted:
-                self._marks[owner, mark.digest] = mark
-
-    async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
-        found = {digest: self._marks.get((owner, digest)) for digest in digests}
-        return {digest: mark.tainted for digest, mark in found.items() if mark is not None}
-
-    async def tainted_paths(self, owner: str) -> list[str]:
-        return [mark.path for (who, _), mark in self._marks.items() if who == owner and mark.tainted]
-
-
 async def trust_of(contents: Sequence[str], context: CallContext) -> Trust:
     """How far file contents can be trusted, by the setting `taint`: as far as the worst of them."""
     wanted = {content for content in contents if content != EMPTY}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everloop.messages import Conversation, assistant_message, tool_message, user_message
 from everloop.providers.anthropic import AnthropicProvider
 from everloop.providers.anthropic.request import MARKER, Histories
-from everloop.testing.anthropic_request import blocks_of, check_request
+from everloop.testing.anthropic_server import blocks_of, check_request
 
 from .streams import ECHO
 

@@ -149,10 +149,7 @@ class Shouting:
     def prepare(self, messages: Any, tools: Any) -> dict[str, Any]:
         return {**Plain().prepare(messages, tools), "max_tokens": 5, "_mine": KEPT, "temperature": 0}
 
-    def knows(self, tools: Any) -> bool:
-        return True
-
-    def for_json(self) -> Plain:
+    def for_json(self, form: Any) -> Plain:
         return Plain()
 
     def visible(self, text: str) -> str:
@@ -241,10 +238,7 @@ async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_too
                 asked.append({"role": "user", "content": f"beans.txt says: {results[-1]}\nAnswer in one sentence."})
             return {"messages": [system, *asked], "temperature": 0, **({} if results else {"grammar": rule})}
 
-        def knows(self, tools: Any) -> bool:
-            return True
-
-        def for_json(self) -> OneCall:
+        def for_json(self, form: Any) -> OneCall:
             return self
 
         def visible(self, text: str) -> str:

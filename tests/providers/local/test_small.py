@@ -40,7 +40,7 @@ TOOLS = [
     definition("web_fetch", url=TEXT),
     definition("memory_search", query=TEXT),
     definition("remember", text=TEXT),
-    definition("cron", action=ACTION, message=TEXT, at=TEXT, every=TEXT, cron=TEXT, id=TEXT),
+    definition("cron", action=ACTION, message=TEXT, at=TEXT, every=TEXT, cron=TEXT, id=TEXT, deliver=TEXT),
     definition("spawn", "Give a task to a sub-agent.", task=TEXT),
     definition("weather_forecast", "The forecast of rain and sun for a town.", town=TEXT),
 ]

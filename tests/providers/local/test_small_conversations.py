@@ -11,11 +11,11 @@ import pytest
 from everloop.engine import REFUSED
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
+from everloop.providers.local.small.answers import invented, leak
+from everloop.providers.local.small.conversation import Turn
 from everloop.providers.local.small.examples import all_examples
-from everloop.providers.local.small.grounding import invented, leak
-from everloop.providers.local.small.narrow import NARROW, command_of, narrowed
-from everloop.providers.local.small.turn import Turn
 from everloop.providers.local.small.words import paths_in
+from everloop.tools.narrow import NARROW, command_of, narrowed
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
 
@@ -50,7 +50,7 @@ def sure_call(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def narrow_tools(request: dict[str, Any]) -> set[str]:
-    return {name for name in NARROW if f'"\\"{name}\\""' in request.get("grammar", "")}
+    return {name for name in NARROW if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
 
 
 # ---------------------------------------------------------------------------------------------- what is meant

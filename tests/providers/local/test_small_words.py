@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from everloop.providers.local.small.turn import without_clock
+from everloop.providers.local.small.conversation import without_clock
 
-from .test_small import SHAPING, answered, asked, made, may_be_words, offered, read
+from .test_small import asked, made, may_be_words, offered, read
 from .test_small_calls import call_line, numbered
 
 CHANGING = {"exec", "write_file", "edit_file", "cron", "remember"}
@@ -126,17 +126,6 @@ def test_an_overview_of_the_files_is_not_made_up() -> None:
     request = asked("Give me an overview of the files I have.")
     assert not may_be_words(request)
     assert "list_dir" in offered(request)
-
-
-def test_a_move_to_a_name_that_nobody_gave_is_asked_for_again_with_the_right_one() -> None:
-    request = asked("see.md soll ab jetzt teich.md heißen")
-    again = SHAPING.read(answered('{"tool": "exec", "command": "mv see.md pond.md"}'), request)
-    assert isinstance(again, dict)
-    assert not may_be_words(again)
-    assert offered(again) == {"exec"}
-    assert '"mv see.md teich.md' in call_line(again, "exec").replace("\\", "")
-    right = read('{"tool": "exec", "command": "mv see.md teich.md"}', again)
-    assert right.tool_calls[0].arguments == {"command": "mv see.md teich.md"}
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,14 @@ def test_only_a_small_model_has_a_prompt_of_its_own() -> None:
     [
         ([tool("list_dir"), tool("read_file")], {}, True),
         (None, {}, True),
-        ([tool("get_weather")], {}, False),  # a client's own: there are no examples of it
+        ([tool("get_weather")], {}, True),  # a client's own, of which there are no examples
         ([tool("list_dir")], {"tool_choice": "required"}, False),
         ([tool("list_dir")], {"tool_choice": "none"}, True),
-        ([tool("get_weather")], {"response_format": {"type": "json_object"}}, False),
+        ([tool("get_weather")], {"tool_choice": "required"}, False),
         ([tool("list_dir")], {"response_format": {"type": "text"}}, True),
     ],
 )
-async def test_only_what_the_shaping_knows_is_shaped(tools: Any, options: dict[str, Any], shaped: bool):
+async def test_all_but_a_call_that_must_be_made_is_shaped(tools: Any, options: dict[str, Any], shaped: bool):
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
     assert (await provider.chat(ASKED, tools, options=options)).content
@@ -73,7 +73,7 @@ async def test_an_answer_in_a_form_of_the_callers_own_has_the_short_prompt_and_t
     known = [tool("list_dir"), tool("read_file")]
     long = [{"role": "system", "content": "You help.\n\n---\n\n## Skills\n\n" + "canary-53 " * 5_000}, ASKED[1]]
     answer = await provider.chat(long, known, options={"response_format": FORM})
-    (sent,) = engine.requests
+    sent = engine.requests[-1]
     assert sent["response_format"] == FORM
     assert "grammar" not in sent
     assert "tools" not in sent
@@ -100,6 +100,43 @@ async def test_an_answer_that_is_json_is_no_call_and_is_seen_as_it_comes():
     last = pieces[-1]
     assert isinstance(last, LLMResponse)
     assert (last.content, last.tool_calls) == (engine.text, [])
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tell the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+async def test_a_clients_own_tools_stand_in_the_short_prompt_and_a_call_of_them_is_read():
+    engine = Written('{"tool": "get_weather", "city": "Rome"}')
+    provider = LocalProvider(engine, SmallShaping(), model="m")
+    answer = await provider.chat(ASKED, [WEATHER])
+    (sent,) = engine.requests
+    assert "tools" not in sent
+    assert "get_weather" in sent["grammar"]
+    assert "Tell the weather of a city." in sent["messages"][0]["content"]
+    assert "read_file" not in str(sent["messages"]), "examples of our tools would be taken for offers"
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("get_weather", {"city": "Rome"})]
+
+
+async def test_with_a_clients_own_tools_an_answer_in_a_form_comes_after_the_calls():
+    engine = Written('{"tool": "get_weather", "city": "Rome"}')
+    provider = LocalProvider(engine, SmallShaping(), model="m")
+    called = await provider.chat(ASKED, [WEATHER], options={"response_format": FORM})
+    assert [call.name for call in called.tool_calls] == ["get_weather"]
+    engine.text = "It rains."
+    pieces = [piece async for piece in provider.stream(ASKED, [WEATHER], options={"response_format": FORM})]
+    _, free, formed = engine.requests
+    assert "grammar" in free
+    assert "response_format" not in free
+    assert formed["response_format"] == FORM
+    assert "grammar" not in formed
+    assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["It rains."], "the first try is not shown"
 
 
 async def test_weights_that_are_named_and_not_there_are_one_line(tmp_path: Path):

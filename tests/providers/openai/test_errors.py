@@ -62,6 +62,14 @@ async def test_an_error_body_of_any_shape_is_one_readable_line_without_the_key(s
     assert str(error.value).split(": ", 1)[1] == says
 
 
+async def test_a_word_that_stands_for_no_key_stays_in_an_error(server):
+    provider = OpenAIProvider(server.base_url, "ollama", "some-model")
+    server.fail(500, {"error": "ollama has no such model"})
+    with pytest.raises(ProviderError, match="HTTP 500: ollama has no such model"):
+        await provider.chat(ASK)
+    await provider.close()
+
+
 async def test_an_empty_purse_is_not_worth_waiting_for(server, provider):
     server.fail(429, {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}})
     with pytest.raises(ProviderError) as error:

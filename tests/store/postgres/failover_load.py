@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StoreError
@@ -20,11 +21,15 @@ from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
 
-from .server import Server
-
 SESSIONS = 6
 WORKERS = 3  # coroutines of each store
 BACKLOG = 20  # messages that may wait
+
+
+class Database(Protocol):
+    """What reads a database that is the primary."""
+
+    def sql(self, query: str, *values: object, database: str) -> list[Any]: ...
 
 
 class Load:
@@ -88,14 +93,18 @@ class Load:
         await store.finish(claim, [TurnEnded("answer", text)], [OutboundMessage("test", claim.key, text)])
         self.ended.append(text)
 
-    async def until(self, more: int) -> None:
+    async def until(self, more: int, seconds: float = 60) -> None:
         """Wait until so many more turns have ended."""
         wanted = len(self.ended) + more
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             while len(self.ended) < wanted:
                 await asyncio.sleep(0.01)
 
-    def problems(self, server: Server, database: str) -> list[str]:
+    def measure(self) -> None:
+        """Forget the longest wait so far."""
+        self.longest, self._last = 0.0, time.monotonic()
+
+    def problems(self, server: Database, database: str) -> list[str]:
         """What is lost, doubled or out of order in the store, and everything that the history checker finds."""
 
         def rows(query: str) -> list[tuple[object, ...]]:

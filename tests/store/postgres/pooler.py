@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
-from .proxy import SOCKET
+from .proxy import SOCKET, handled, stop_accepting
 
 Mode = Literal["transaction", "session"]
 GREETED = b"R" + struct.pack("!ii", 8, 0)  # who comes is let in
@@ -44,16 +44,15 @@ class Pooler:
         self._free: list[Lent] = []
         self._all: list[Lent] = []
         self._clients: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                if not self._closed:  # a client may have been accepted just before
-                    await self._serve(reader, writer)
+            # Cancelled by `close`; the loop's own callback would report that as an error.
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await self._serve(reader, writer)
         finally:
             writer.transport.abort()
             self._clients.discard(task)
@@ -97,7 +96,6 @@ class Pooler:
                     return
 
     async def close(self) -> None:
-        self._closed = True
         waits = [task for lent in self._all if (task := lent.passing) is not None]
         for task in (*self._clients, *waits):
             task.cancel()
@@ -105,7 +103,7 @@ class Pooler:
         for lent in self._all:
             lent.writer.transport.abort()
         await asyncio.gather(*(lent.writer.wait_closed() for lent in self._all), return_exceptions=True)
-        await asyncio.sleep(0)  # an aborted connection is closed in the loop's next round
+        await handled()  # an aborted connection is closed in one of the loop's next rounds
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -121,5 +119,5 @@ async def pooling(server: Path, folder: Path, mode: Mode) -> AsyncIterator[None]
     try:
         yield
     finally:
-        listening.close()
+        await stop_accepting(listening)
         await pooler.close()

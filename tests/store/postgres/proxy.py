@@ -82,6 +82,20 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+async def handled() -> None:
+    """Wait until each accepted connection is in the hands of its handler."""
+    for _ in range(8):  # rounds of the loop from the accepted socket to the handler's first step
+        await asyncio.sleep(0)
+
+
+async def stop_accepting(listening: asyncio.Server) -> None:
+    """Close a listener. First stop accepting: asyncio would leave open a connection that it is just accepting."""
+    for accepting in listening.sockets:
+        asyncio.get_running_loop().remove_reader(accepting.fileno())
+    await handled()
+    listening.close()
+
+
 @contextlib.asynccontextmanager
 async def proxied(dsn: str, folder: Path) -> AsyncIterator[tuple[Proxy, str]]:
     """A proxy before the database of this address, and the address that leads through it."""
@@ -92,5 +106,5 @@ async def proxied(dsn: str, folder: Path) -> AsyncIterator[tuple[Proxy, str]]:
     try:
         yield proxy, f"{start}?host={folder}"
     finally:
-        listening.close()
+        await stop_accepting(listening)
         await proxy.close()

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from .proxy import SOCKET
+from .proxy import SOCKET, stop_accepting
 
 
 class Line:
@@ -80,6 +80,6 @@ async def lines(servers: Sequence[Path], database: str) -> AsyncIterator[tuple[l
         yield made, f"postgresql://postgres@{','.join(f'127.0.0.1:{line.port}' for line in made)}/{database}"
     finally:
         for server in listening:
-            server.close()
+            await stop_accepting(server)
         for line in made:
             await line.close()

@@ -26,7 +26,7 @@ from everloop.errors import StoreError
 from everloop.log import Call, CallEnded, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.base import Spent
-from everloop.store.opening import store_at
+from everloop.store.location import store_at
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider, call

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from everloop.bus import InboundMessage
-from everloop.observability.metrics import Meters
-from everloop.observability.metrics_page import Page
+from everloop.observability.metrics import Meters, Page
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import heartbeat
 from everloop.store.postgres.store import PostgresStore
@@ -276,8 +275,11 @@ async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(s
     await store.close()
 
 
-async def test_workers_that_could_not_renew_their_leases_while_there_was_no_primary_keep_them(servers, name, caplog):
+async def test_workers_that_could_not_renew_their_leases_while_there_was_no_primary_keep_them(
+    servers, name, caplog, monkeypatch
+):
     caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(heartbeat, "RETRY_SECONDS", 3.0)  # so that it is not the first to reach the new primary
     lease = 3.0
     stores = [PostgresStore(servers.dsn(name), lease_seconds=lease) for _ in range(2)]
     workers = [new_worker(), "0123456789ab.1.1.1.1"]  # the second one is of another machine, and died with the primary
@@ -287,6 +289,8 @@ async def test_workers_that_could_not_renew_their_leases_while_there_was_no_prim
     await asyncio.to_thread(servers.primary.crash)
     await asyncio.sleep(lease + 0.5)
     await asyncio.to_thread(servers.promote)
+    assert await stores[0].is_alive(workers[1])  # by a process whose own leases could not be renewed
+    assert "failed over" not in caplog.text
     await until(lambda: "failed over" in caplog.text)
     assert await stores[1].is_alive(workers[1])
     await peer.leave()

@@ -58,6 +58,9 @@ async def fill(store: Store, worker: str) -> None:
         await store.append(cut_off, [ModelAnswered("half")])
         await store.release(cut_off)
         await store.set_timer(Timer(owner, "t", 12.5, {"x": [1, None]}))
+        await store.keep_request_texts(owner, "", {"h": '"the prompt"'})
+        await store.keep_request_texts(owner, "test:1", {"g": '"of a task"'})
+        await store.note_flushes({claim.inbox[0]: 0.25})
     await store.add_token("laptop", "anna", hash_of("ev_secret"))
     revoked = await store.add_token("old", "anna", hash_of(new_token()))
     await store.revoke_token(revoked.id)
@@ -74,6 +77,7 @@ async def everything(store: Store) -> dict[str, Any]:
         seen[f"{owner} waiting"] = await store.waiting(owner, "test:1")
         seen[f"{owner} spent"] = await store.spent(owner, ["day"])
         seen[f"{owner} found"] = {found.text for found in await store.search(owner, "beans", 50)}
+        seen[f"{owner} sent"] = await store.request_texts(owner, ["g", "h"])
         seen[f"{owner} known"] = await store.find(owner, "m1")
     return seen
 

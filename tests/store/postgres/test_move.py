@@ -24,13 +24,14 @@ CHAT = "(SELECT key FROM session s WHERE s.id = session)"
 TABLES = {
     "session": "key, fence, history_from, compacted, created_at, updated_at, title",
     "entry": "{chat}, seq, turn, kind, data, at",
-    "inbox": "{chat}, at, message_id, kind, state, data, turn, first_seq, opened",
+    "inbox": "{chat}, at, message_id, kind, state, data, turn, first_seq, opened, flushed",
     "outbox": "{chat}, at, turn, data, tries, sent_at, key, channel, chat_id",
     "timer": "id, due_at, data",
     "spent": "scope, tokens, cost",
     "token": "id, hash, name, created_at, rights",
     "file_mark": "digest, tainted, path",
     "session_grant": "key, name, at",
+    "request_text": "hash, key, data, at",
 }
 # 10,000 turns of four entries each over 50 sessions, without going through the store.
 MANY = """
@@ -84,7 +85,9 @@ async def filled(postgres: Server, dsn: str, worker: str) -> None:
 async def test_everything_of_one_owner_arrives_and_all_others_stay(postgres, database, other, worker, tmp_path):
     await filled(postgres, database, worker)
     mine, theirs = rows(postgres, database, "anna"), rows(postgres, database, "me")
-    assert all(mine[table] for table in ("session", "entry", "inbox", "outbox", "timer", "spent", "token"))
+    assert all(
+        mine[table] for table in ("session", "entry", "inbox", "outbox", "timer", "spent", "token", "request_text")
+    )
     folder = tmp_path / "home" / "owners" / "anna" / "workspace" / "memory"
     await asyncio.to_thread(folder.mkdir, parents=True)
     await asyncio.to_thread((folder / "MEMORY.md").write_text, "likes peas")
@@ -177,7 +180,7 @@ async def test_what_cannot_be_moved_is_one_line(database, other, worker):
             "anna", "test:1", worker, InboundMessage("t", "u", "1", "x", owner="anna").addressed()
         )
         assert claim is not None
-        with pytest.raises(StoreError, match="at work on test:1"):
+        with pytest.raises(StoreError, match="working on test:1"):
             await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other), wait=0.2)
         await store.finish(claim, [TurnEnded("answer", "x")])
     for arguments in (

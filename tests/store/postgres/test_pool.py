@@ -13,7 +13,7 @@ from everloop.config import Config
 from everloop.config.sources import DSN
 from everloop.errors import ConfigError, StoreError
 from everloop.log import ModelAnswered, TurnEnded
-from everloop.store.opening import store_at
+from everloop.store.location import store_at
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.connections import SETTINGS
 from everloop.store.postgres.store import PostgresStore

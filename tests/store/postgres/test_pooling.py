@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import struct
 import tempfile
 from pathlib import Path
@@ -77,6 +79,24 @@ async def test_the_pooler_of_these_tests_does_lend_each_transaction_another_conn
             assert held == then
     held, then = await asyncio.to_thread(processes, database)
     assert held != then
+
+
+async def test_the_pooler_leaves_nothing_open_whenever_its_last_clients_came(recwarn: pytest.WarningsRecorder):
+    """They are closed while they are accepted, greeted, or led to the server."""
+    with tempfile.TemporaryDirectory() as server:
+        listening = await asyncio.start_unix_server(lambda reader, writer: writer.close(), Path(server) / SOCKET)
+        for rounds in range(10):
+            with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as client:
+                async with pooling(Path(server), Path(folder), "session"):
+                    client.connect(str(Path(folder) / SOCKET))
+                    client.send(struct.pack("!ii", 8, 196608))
+                    for _ in range(rounds):
+                        await asyncio.sleep(0)
+                left = [task.get_coro() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                assert [one for one in left if "pooler" in repr(one) or "accept" in repr(one)] == [], rounds
+        listening.close()
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
 
 
 async def test_the_pooler_closes_connections_that_the_server_has_not_answered_yet():

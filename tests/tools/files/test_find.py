@@ -194,6 +194,28 @@ async def test_the_guard_is_asked_for_each_file_that_would_be_shown(desk):
     assert await guarded("find_files", pattern="*.py") == "a.py"
 
 
+async def test_a_name_with_a_line_end_is_one_name_for_the_guard_too(desk, folder):
+    (folder / "a.py").unlink()
+    (folder / "secret\na.py").write_text("hello\n")
+
+    def guard(real: str, writing: bool) -> None:
+        if "secret" in real:
+            raise ToolError("no")
+
+    assert await desk("find_files", pattern="*a.py") == r'"secret\na.py"'
+    assert await desk("grep", pattern="hello", glob="*a.py") == r'"secret\na.py":1:hello'
+    assert r'"secret\na.py"  6 B' in (await desk("list_dir")).split("\n")
+    guarded = desk.with_context(guard=guard)
+    assert await guarded("find_files", pattern="*a.py") == "(no file matches)"
+    assert await guarded("grep", pattern="hello", glob="*a.py") == "(no line matches)"
+
+
+async def test_what_ripgrep_says_of_a_binary_file_is_no_part_of_a_name(desk, folder):
+    (folder / "late").write_bytes(b"hello\n" + b"x\n" * 100_000 + b"\0\n")
+    lines = (await desk("grep", pattern="hello", context=1)).split("\n")
+    assert {"a.py:2:print('hello')", "src/b.py:1:def hello():"} <= set(lines)
+
+
 async def test_protected_folders_are_left_out(desk, folder):
     own = desk.with_context(protected=(folder / "src/deep", folder / "a.py"))
     found = await own("grep", pattern="hello", ignore_case=True)

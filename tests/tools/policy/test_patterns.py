@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.policy.patterns import Fit, fits, fits_command, fits_past_options
+from everloop.tools.policy.policy import Fit, fits, fits_command, fits_past_options
 from everloop.tools.policy.shell_line import TEXT, WORDS
 
 FILLINGS = ["", "a", "b", " ", "ab", "ba", "a b", "b a", "aa", "bb", "a b a", "b b", "ab ab"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.tools.shell import captures, processes
+from everloop.tools.shell import processes
 from everloop.tools.shell.shell import ShellSettings
 from tests.support.commands import until
 
@@ -77,13 +77,13 @@ async def test_a_long_output_keeps_its_two_ends_and_is_saved_whole(one):
 
 
 async def test_a_slow_disk_takes_nothing_from_the_end_of_a_long_output(one, monkeypatch):
-    append = captures.Capture._append
+    append = processes.Capture._append
 
-    def slowly(self: captures.Capture, data: bytes) -> None:
+    def slowly(self: processes.Capture, data: bytes) -> None:
         time.sleep(0.6)  # for each of several pieces
         append(self, data)
 
-    monkeypatch.setattr(captures.Capture, "_append", slowly)
+    monkeypatch.setattr(processes.Capture, "_append", slowly)
     assert (await one("seq 1 200000")).endswith("199999\n200000")
 
 
@@ -121,7 +121,7 @@ async def test_progress_is_shown_while_the_command_runs_and_not_too_often(one, f
     await until(lambda: one.lines[-1] == "line 8")
     (folder / "go2").touch()
     await task
-    assert len(one.lines) <= 2 + (time.monotonic() - began) / captures._PROGRESS_SECONDS
+    assert len(one.lines) <= 2 + (time.monotonic() - began) / processes._PROGRESS_SECONDS
 
 
 async def test_the_last_line_before_a_long_silence_is_shown(one):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everloop.tools.web.addresses import kind_of
+from everloop.tools.web.urls import kind_of
 
 from ...support.cases import each
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from everloop.tools.web.sockets import is_this_machine, sockets_to
+from everloop.tools.web.fetch import is_this_machine, sockets_to
 from tests.support.web_servers import answer, serving
 
 HERE = ip_address("127.0.0.1")

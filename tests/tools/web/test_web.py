@@ -13,8 +13,7 @@ import pytest
 from everloop import Config
 from everloop.tools.base import Plan
 from everloop.tools.web.fetch import MAX_REDIRECTS, SILENCE_SECONDS
-from everloop.tools.web.reader import SECONDS, read_html
-from everloop.tools.web.web import WebSettings
+from everloop.tools.web.web import PAGE_SECONDS, WebSettings, read_html
 from tests.support.places import DOCS
 from tests.support.web_pdf import PDF
 from tests.support.web_servers import Web, answer, redirect, serving
@@ -109,7 +108,7 @@ async def test_what_is_no_text_is_refused_with_its_type_and_size(kind):
 
 async def test_bytes_without_a_type_are_refused():
     async with serving({"/": answer(b"\x7fELF\0\0\0", "")}) as server:
-        assert "no text" in await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
+        assert "not text" in await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
 
 
 async def test_the_address_after_redirects_is_told():
@@ -182,7 +181,7 @@ async def test_many_links_on_a_page_with_a_long_address_do_not_make_a_flood():
 
 
 async def test_a_page_without_the_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("everloop.tools.web.reader.PYTHON", (sys.executable, "-I", "-S"))  # without site-packages
+    monkeypatch.setattr("everloop.tools.web.web.PYTHON", (sys.executable, "-I", "-S"))  # without site-packages
     async with serving({"/": answer(b"<p>x", "text/html")}) as server:
         message = await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
     assert 'pip install "everloop[web]"' in message
@@ -250,5 +249,5 @@ def test_the_limits_of_the_page_are_the_limits():
     assert f"`timeout`, {settings.timeout:g} seconds; {SILENCE_SECONDS:g} seconds of silence" in page
     assert f"| {settings.max_bytes // 1_000_000} MB;" in page
     assert f"| redirects | {MAX_REDIRECTS} |" in page
-    assert f"| {SECONDS * 1.5:g} seconds, in a process" in page
+    assert f"| {PAGE_SECONDS * 1.5:g} seconds, in a process" in page
     assert "| ports | {}, {}, {} and {} |".format(*settings.ports) in page

@@ -52,7 +52,7 @@ class AnthropicProvider(LLMProvider):
         self._secret = api_key
         self._answer_limit = answer_limit
         self._body_limit = 6 * answer_limit + SPARE_BYTES  # \uXXXX: six bytes for one character
-        self._extra = dict(extra or {})
+        self.extra = dict(extra or {})
         self._max_tokens = max_tokens
         self._thinking = thinking
         self._check_settings()
@@ -72,17 +72,22 @@ class AnthropicProvider(LLMProvider):
         body, answer = self._request(messages, tools, model, options, stream=True)
         return self._endpoint.stream(body, answer, self._body_limit)
 
+    def request_body(
+        self, messages: Messages, tools: Tools, model: str, options: Options, extra: Mapping[str, Any]
+    ) -> bytes:
+        return b"".join(self._request(messages, tools, model, options, stream=False, extra=extra)[0])
+
     async def close(self) -> None:
         await self._endpoint.close()
 
     def _check_settings(self) -> None:
-        if taken := RESERVED_FIELDS & self._extra.keys():
+        if taken := RESERVED_FIELDS & self.extra.keys():
             raise ConfigError(f"extra may not have {', '.join(sorted(taken))}: the provider writes that by itself")
         if self._max_tokens is not None and self._max_tokens < 1:
             raise ConfigError(f"max_tokens is {self._max_tokens}: an answer has at least 1")
         if self._thinking is None:
             return
-        if "thinking" in self._extra:
+        if "thinking" in self.extra:
             raise ConfigError("thinking stands in extra too: give one of them")
         if self._thinking < LEAST_THINKING:
             raise ConfigError(f"thinking is {self._thinking} tokens: the API takes {LEAST_THINKING} or more, or None")
@@ -97,6 +102,7 @@ class AnthropicProvider(LLMProvider):
         options: Options,
         *,
         stream: bool,
+        extra: Mapping[str, Any] | None = None,
     ) -> tuple[list[bytes], MessageAnswer]:
         """A request, in parts that are mostly encoded already, and the answer that it will fill.
 
@@ -105,13 +111,14 @@ class AnthropicProvider(LLMProvider):
         model = model or self.default_model
         history = self._histories.encoded(messages)
         names: dict[str, str] = {}
-        fields = {"max_tokens": self._answer_tokens(model)} | self._extra | fields_of(self, options, bool(tools))
+        extra = self.extra if extra is None else extra
+        fields = {"max_tokens": self._answer_tokens(model), **extra} | fields_of(self, options, bool(tools))
         parts = [encode({"model": model} | fields)[:-1]]
         if tools:
             definitions, names = self._encoded_tools(tools)
             parts += b',"tools":', definitions
         elif history.has_calls:
-            parts += b',"tools":', NO_TOOLS, b"" if "tool_choice" in self._extra else NO_CHOICE
+            parts += b',"tools":', NO_TOOLS, b"" if "tool_choice" in extra else NO_CHOICE
         if history.system:
             parts += b',"system":', history.system_json()
         parts += b',"messages":', *history.parts()

@@ -51,11 +51,7 @@ class Shaping(Protocol):
         """
         ...
 
-    def knows(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Whether these tools are its own kind, and not those of a client that it has never seen."""
-        ...
-
-    def for_json(self) -> Shaping:
+    def for_json(self, form: Mapping[str, Any]) -> Shaping:
         """The same for one request whose answer has a form that the caller has set (`response_format`)."""
         ...
 
@@ -80,10 +76,7 @@ class Plain:
             request["tools"] = list(tools)
         return request
 
-    def knows(self, tools: Sequence[dict[str, Any]]) -> bool:
-        return True
-
-    def for_json(self) -> Plain:
+    def for_json(self, form: Mapping[str, Any]) -> Plain:
         return self
 
     def visible(self, text: str) -> str:
@@ -143,7 +136,7 @@ class LocalProvider(LLMProvider):
             )
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
-        shaping = self._shaping_for(tools, chosen)
+        shaping = self._shaping_for(chosen)
         # Beside the event loop: all that was said is looked through, which takes a while where that is much.
         step: dict[str, Any] | LLMResponse = await in_thread(self._request, shaping, messages, tools, chosen)
         if isinstance(step, LLMResponse) and step.content:
@@ -170,15 +163,14 @@ class LocalProvider(LLMProvider):
     async def close(self) -> None:
         await self.engine.close()
 
-    def _shaping_for(self, tools: Tools, chosen: Mapping[str, Any]) -> Shaping:
-        """The shaping where it fits: a call that must be made is the template's matter, and of tools that it has no
-        examples for the shaping knows nothing."""
-        forced = chosen.get("tool_choice", "auto") not in ("auto", "none")
-        if forced or (tools and not self._shaping.knows(tools)):
+    def _shaping_for(self, chosen: Mapping[str, Any]) -> Shaping:
+        """The shaping where it fits: a call that must be made is the template's matter."""
+        if chosen.get("tool_choice", "auto") not in ("auto", "none"):
             return Plain()
         form = chosen.get("response_format")
-        has_form = isinstance(form, Mapping) and form.get("type", "text") != "text"
-        return self._shaping.for_json() if has_form else self._shaping
+        if isinstance(form, Mapping) and form.get("type", "text") != "text":
+            return self._shaping.for_json(form)
+        return self._shaping
 
     def _request(
         self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]

@@ -1,6 +1,6 @@
 /** A session on the screen: the conversation, and questions. */
 import { html, lazy, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
-import { liveMarkdown, markdownOf } from "./markdown.js";
+import { CopyButton, liveMarkdown, markdownOf } from "./markdown.js";
 import { Composer } from "./composer.js";
 import { ToolCard } from "./tools.js";
 import { chunksOf, useWindow } from "./window.js";
@@ -31,7 +31,7 @@ export function Chat({ session }) {
     const element = scroller.current;
     if (!element) return;
     const watcher = new ResizeObserver(() => current.current.restore());
-    for (const child of element.children) watcher.observe(child);
+    for (const one of [element, ...element.children]) watcher.observe(one); // itself: the keyboard of a phone takes room
     return () => watcher.disconnect();
   }, [session]);
 
@@ -62,7 +62,7 @@ export function Chat({ session }) {
         ${session.first.value > 0 && html`<button class="quiet earlier" type="button" onClick=${earlier}>Show earlier messages</button>`}
         ${!session.loaded.value && html`<p class="hint" role="status">${session.isAway.value
           ? "The conversation appears when the server is back. What you write is kept until then." : "Loading…"}</p>`}
-        ${isEmpty && html`<${Welcome} />`}
+        ${isEmpty && html`<${Welcome} session=${session} />`}
         <${Entries} session=${session} entries=${entries} chunks=${chunks} list=${list} isRunning=${isRunning} />
         <${Live} session=${session} isRunning=${isRunning} />
         ${waiting.map((one) => html`<article class="message from-you is-waiting" key=${one.id} aria-label="You, waiting">
@@ -75,11 +75,22 @@ export function Chat({ session }) {
   </section>`;
 }
 
-function Welcome() {
+/** What a first message may be: the words of the button, and how the message begins. */
+const IDEAS = [
+  ["What can you do?", "What can you do?"],
+  ["Look around in the workspace", "What is in this workspace?"],
+  ["Summarise a web page…", "Summarise this page: "],
+  ["Remind me every Monday…", "Every Monday at 9, remind me to "],
+];
+
+/** @param {{session: import("./session.js").Session}} props */
+function Welcome({ session }) {
   return html`<div class="welcome">
     <h2>What shall we do?</h2>
     <p>The agent works in its workspace with files, commands and the web. It asks before it does what your policy guards,
       and everything that happens stays in the log: close the page whenever you like.</p>
+    <ul class="ideas" aria-label="Ideas">${IDEAS.map(([words, begins]) => html`<li key=${words}>
+      <button type="button" onClick=${() => (session.idea.value = begins)}>${words}</button></li>`)}</ul>
   </div>`;
 }
 
@@ -180,6 +191,7 @@ function Answer({ session, entry, results, tools, asked, isOver, end }) {
       isAsked=${asked?.includes(call.id) ?? false} isOver=${isOver} />`)}
     ${!calls.length && html`<p class="meta">${facts(entry)}${entry.turn && html` · <a
       href=${`#/timeline/${encodeURIComponent(session.key)}/${entry.turn}`}>Timeline</a>`}
+      ${entry.content && html`<${CopyButton} text=${entry.content} label="Copy the answer" />`}
       ${end && html`<${Act} label="Fork from here" session=${session} act=${(/** @type {any} */ actions) => actions.fork(session.key, end)} />`}</p>`}
   </article>`;
 }
@@ -228,12 +240,14 @@ function Question({ session, entry }) {
       setSent(false);
     }
   };
+  const [first, ...rest] = /** @type {string[]} */ (entry.question.trim().split("\n"));
   return html`<div class="question" role="group" aria-label="The agent asks">
-    <p class="asks">The agent asks</p>
-    <pre class="words" dir="auto">${entry.question}</pre>
+    <p class="asks" dir="auto">${first}</p>
+    ${rest.length > 0 && html`<pre class="words" tabindex="0" dir="auto">${rest.join("\n").trim().split("\n").map((line) =>
+      html`<span class=${line.startsWith("(") && "aside"}>${`${line}\n`}</span>`)}</pre>`}
     <label class="note"><span>A note for the agent (optional)</span>
       <input type="text" value=${note} onInput=${(/** @type {any} */ event) => setNote(event.target.value)} /></label>
-    <div class="row">
+    <div class="row answers">
       <button class="primary" type="button" disabled=${isSent} onClick=${() => answer({ allow: true })}>Approve</button>
       ${entry.grants?.length > 0 && html`<button type="button" disabled=${isSent}
         onClick=${() => answer({ allow: true, always: true })}>Always in this session</button>`}

@@ -21,6 +21,13 @@ export function Composer({ session, isRunning }) {
     if (value) localStorage.setItem(session.draft, value);
     else localStorage.removeItem(session.draft);
   };
+  const idea = session.idea.value;
+  useEffect(() => {
+    if (!idea) return;
+    change(idea);
+    session.idea.value = "";
+    input.current?.focus();
+  }, [idea]);
   /** Offer what the word before the cursor may become. */
   const suggest = async () => {
     const before = input.current?.value.slice(0, input.current.selectionStart) ?? "";

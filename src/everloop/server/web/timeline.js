@@ -3,6 +3,7 @@ import { html, classes, useEffect, useState } from "./lib.js";
 import { api, sessionPath } from "./api.js";
 import { fork } from "./actions.js";
 import { CopyButton } from "./markdown.js";
+import { failureOf } from "./tools.js";
 import { Waiting, money, number, sessionHash, span, timelineHash, useLoad, when } from "./views.js";
 
 const EVERY = 2000; // milliseconds between two looks at a turn that runs
@@ -15,7 +16,7 @@ const KINDS = /** @type {Record<string, string>} */ ({
 
 /** @typedef {{kind: string, name: string, at: number, seconds: number, offset: number, seq: number | null, status: string,
  *   call: string, first_token: number, input_tokens: number, cached_tokens: number, output_tokens: number,
- *   cost: number | null, arguments: Record<string, any>, text: string, flushed: number}} Step */
+ *   cost: number | null, arguments: Record<string, any>, text: string, flushed: number, flushed_after: number}} Step */
 
 /** @param {{rest: string[]}} props */
 export function View({ rest: [key, wanted, other = ""] }) {
@@ -80,12 +81,15 @@ function Turn({ sessionKey, turn, seconds }) {
       <input type="range" min="1" max=${turn.steps.length} value=${until || turn.steps.length} onInput=${replay}
         aria-valuetext=${`step ${steps.length} of ${turn.steps.length}`} /></label>
       <span class="meta">step ${steps.length} of ${turn.steps.length}</span></p>`}
+    <p class="step scale" aria-hidden="true"><span class="length">0<span>${span(seconds)}</span></span></p>
     <ol class="steps" aria-label="Steps">${steps.map((step, index) => html`
       <li key=${`${step.kind}${step.seq ?? step.call}${step.at}`} class=${classes(`is-${step.kind}`, isBad(step) && "is-bad")}>
         <button type="button" class="step" aria-expanded=${open === index} onClick=${() => setOpen(open === index ? -1 : index)}>
           <span class="kind">${KINDS[step.kind] ?? step.kind}</span>
           <span class="name" dir="auto">${nameOf(step)}</span>
           <${Axis} step=${step} turn=${turn} seconds=${seconds} />
+          <span class="tokens">${step.input_tokens + step.output_tokens ? `${number(step.input_tokens)} → ${number(step.output_tokens)}` : ""}</span>
+          <span class="cost">${money(step.cost)}</span>
           <span class="took">${step.seconds ? span(step.seconds) : ""}</span>
         </button>
         ${open === index && html`<${Details} sessionKey=${sessionKey} step=${step} />`}
@@ -118,6 +122,7 @@ function Axis({ step, turn, seconds }) {
 
 /** @param {{sessionKey: string, step: Step}} props */
 function Details({ sessionKey, step }) {
+  const [isShown, setShown] = useState(false); // the request of a model call
   /** @type {[string, string][]} */
   const facts = [["At", `${when(step.at)}`]];
   if (step.status) facts.push(["Status", step.status]);
@@ -129,31 +134,49 @@ function Details({ sessionKey, step }) {
   }
   if (step.kind === "takeover" && step.name) facts.push(["Worker", step.name]);
   if (step.flushed) facts.push(["Waited for the disk before", span(step.flushed)]);
+  if (step.flushed_after) facts.push(["Waited for the disk after", span(step.flushed_after)]);
   const given = Object.entries(step.arguments);
   return html`<div class="details">
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${given.length > 0 && html`<dl class="arguments">${given.map(([name, value]) => html`
       <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}
-    ${step.text && html`<pre class="shown" tabindex="0" dir="auto">${step.text}</pre>`}
-    ${step.seq !== null && html`<p><button type="button" class="small" onClick=${() => fork(sessionKey, /** @type {number} */ (step.seq))}>Fork from here</button></p>`}
-    ${step.kind === "model" && step.seq !== null && html`<${Sent} sessionKey=${sessionKey} seq=${step.seq} />`}
+    ${step.text && (failureOf(step.text, step.status || "ok") ?? html`<pre class="shown" tabindex="0" dir="auto">${step.text}</pre>`)}
+    ${step.seq !== null && html`<p class="row"><button type="button" class="small" onClick=${() => fork(sessionKey, /** @type {number} */ (step.seq))}>Fork from here</button>
+      ${step.kind === "model" && html`<button type="button" class="small" aria-expanded=${isShown} onClick=${() => setShown(!isShown)}>Show the request</button>`}</p>`}
+    ${isShown && html`<${Sent} sessionKey=${sessionKey} seq=${step.seq} />`}
   </div>`;
 }
 
 /** The request of a model call. @param {{sessionKey: string, seq: number}} props */
 function Sent({ sessionKey, seq }) {
-  const [isShown, setShown] = useState(false);
   const [sent, setSent] = useState(/** @type {any} */ (null));
   const [error, setError] = useState("");
+  const [isRaw, setRaw] = useState(false);
   useEffect(() => {
-    if (!isShown) return;
     api(sessionPath(sessionKey, `requests/${seq}`)).then(setSent, (failed) => setError(String(failed.message)));
-  }, [isShown, sessionKey, seq]);
-  if (!isShown) return html`<p><button type="button" class="small" onClick=${() => setShown(true)}>Show the request</button></p>`;
+  }, [sessionKey, seq]);
   if (!sent) return html`<${Waiting} data=${null} error=${error} />`;
-  const { rebuilt, ...request } = sent;
-  const text = JSON.stringify(request, null, 2);
-  return html`<figure class="code"><figcaption>The request <${CopyButton} text=${text} /></figcaption>
-    <pre class="shown" tabindex="0" dir="ltr">${text}</pre></figure>
-    ${rebuilt.map((/** @type {string} */ words) => html`<p class="hint" key=${words}>${words}</p>`)}`;
+  const { messages = [], tools = [], ...fields } = JSON.parse(sent.body);
+  return html`<figure class="code request">
+    <figcaption>${sent.notes.length ? "The request, rebuilt" : "The request as it was sent"}
+      <span><button type="button" class="quiet small" aria-pressed=${isRaw} onClick=${() => setRaw(!isRaw)}>JSON</button><${CopyButton} text=${sent.body} /></span></figcaption>
+    ${isRaw ? html`<pre class="shown" tabindex="0" dir="ltr">${JSON.stringify(JSON.parse(sent.body), null, 2)}</pre>` : html`<div class="parts">
+      ${messages.map((/** @type {any} */ message, /** @type {number} */ index) => html`<${Part} key=${index} name=${message.role} text=${wordsOf(message)} />`)}
+      ${tools.map((/** @type {any} */ tool) => html`<${Part} key=${tool.function?.name ?? tool.name} name="tool" text=${JSON.stringify(tool.function ?? tool, null, 2)}
+        gist=${tool.function?.name ?? tool.name} />`)}
+      <${Part} name="settings" text=${JSON.stringify(fields, null, 2)} gist=${Object.entries(fields).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ")} /></div>`}
+    </figure>
+    ${sent.notes.map((/** @type {string} */ words) => html`<p class="hint" key=${words}>${words}</p>`)}`;
+}
+
+/** A message or a tool of a request, closed at first. @param {{name: string, text: string, gist?: string}} props */
+function Part({ name, text, gist }) {
+  return html`<details><summary><span class="kind">${name}</span><span class="gist" dir="auto">${gist ?? text.trim().split("\n")[0].slice(0, 200)}</span>
+    <span class="took">${number(text.length)}</span></summary><pre tabindex="0" dir="auto">${text}</pre></details>`;
+}
+
+/** What a message says, with its calls. @param {any} message */
+function wordsOf({ role, content, ...more }) {
+  const text = typeof content === "string" ? content : content ? JSON.stringify(content, null, 2) : "";
+  return [text, Object.keys(more).length ? JSON.stringify(more, null, 2) : ""].filter(Boolean).join("\n\n");
 }

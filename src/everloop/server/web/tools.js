@@ -29,7 +29,7 @@ export function ToolCard({ sessionKey, call, result, tool, isAsked, isOver }) {
     </summary>
     <${Arguments} call=${call} />
     ${result?.images > 0 && html`<${Pictures} sessionKey=${sessionKey} seq=${result.seq} count=${result.images} />`}
-    ${output && !(isEdit(call) && status === "ok") && html`<${Output} text=${output} />`}
+    ${output && !(isEdit(call) && status === "ok") && (failureOf(output, status) ?? html`<${Output} text=${output} />`)}
   </details>`;
 }
 
@@ -59,6 +59,23 @@ function Arguments({ call }) {
     ${command !== undefined && html`<pre class="command" tabindex="0" dir="ltr"><span class="prompt">$ </span>${String(command)}</pre>`}
     ${others.length > 0 && html`<dl class="arguments">${others.map(([name, value]) => html`
       <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}`;
+}
+
+/**
+ * What went wrong with a call, and what the agent was advised; null for a text that is no such error.
+ * @param {string} text
+ * @param {string} status
+ */
+export function failureOf(text, status) {
+  if (status === "ok" || !text.startsWith("{")) return null;
+  try {
+    const { message, advice } = JSON.parse(text);
+    if (typeof message !== "string") return null;
+    return html`<div class="failure"><pre tabindex="0" dir="auto">${message}</pre>
+      ${advice && html`<p class="meta" dir="auto">Advice to the agent: ${advice}</p>`}</div>`;
+  } catch {
+    return null;
+  }
 }
 
 /** @param {{text: string}} props */

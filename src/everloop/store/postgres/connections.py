@@ -1,14 +1,14 @@
-"""Connections to PostgreSQL, and the threads that read and write with them.
+"""Connections to PostgreSQL, and the threads that read and write through them.
 
-The threads are kept instead of psycopg_pool because a write needs more than a connection: all waiting writes of one
-session are one transaction, its statements are pipelined, and after a COMMIT whose answer was lost the thread's own
-mark row tells whether it happened. With an async pool the same work would run on the event loop, between its turns.
+These threads are used instead of psycopg_pool because a write needs more than a connection: all queued writes of one
+session form one transaction, its statements are pipelined, and if the response to a COMMIT is lost, the thread's own
+mark row tells whether it happened. With an async pool, the same work would run on the event loop and delay its turns.
 
-A `LoneWrite` that no other write waits with is one statement without a transaction around it.
+A `LoneWrite` without other queued writes is a single statement without an explicit transaction.
 
-Writes of one session run in order; different sessions run in parallel, and PostgreSQL makes one fsync of their
-commits. A broken connection is replaced. If it broke during a COMMIT, the outcome is looked up before anything is
-written again.
+Writes of one session run in order; different sessions run in parallel, and PostgreSQL combines their commits into one
+fsync. A broken connection is replaced. If it broke during a COMMIT, the outcome is looked up before anything is written
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ...config.sources import DSN
 from ...errors import EverloopError, OwnerMoved, StoreError
 from ..jobs import Job, Wakers, Write, settle
 from . import prepared
-from .lone_writes import LoneWrite, MustTransact
+from .prepared import LoneWrite, MustTransact
 from .replication import TIMELINE
 from .transactions import NOW
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     import psycopg
 
     Connection = psycopg.Connection[tuple[Any, ...]]
-    Result = psycopg.Cursor[tuple[Any, ...]]  # of a statement that may still be on its way
+    Result = psycopg.Cursor[tuple[Any, ...]]  # of a statement that may still be in flight
 
 T = TypeVar("T")
 # "unflushed" writes survive the death of this process. They survive a crash of the database once it has flushed them,
-# which every other write does with all before it: its log is one stream.
+# which every other write does along with everything before it: the WAL is a single stream.
 Kind = Literal["writes", "unflushed", "reads", "aside"]
 CONNECT_SECONDS = 10
-# A client that was frozen inside a transaction must not lock a session's row for longer.
+# A client that freezes inside a transaction must not lock a session's row for longer than this.
 IDLE_SECONDS = 10
 LOCK_SECONDS = 10
 SETTINGS = {
@@ -59,16 +59,17 @@ SETTINGS = {
     "lock_timeout": f"{LOCK_SECONDS}s",
     "client_min_messages": "warning",
     "synchronous_commit": "on",
-    # Statements look up a few rows by their keys: no plan depends on the values, and planning costs more than running.
+    # Statements look up a few rows by key: no plan depends on the values, and planning costs more than running.
     "plan_cache_mode": "force_generic_plan",
-    # A plan that is made while a table is small, or not analyzed yet, would read all of it, and is kept as it grows.
-    # Servers before PostgreSQL 18 count what is off as very expensive, and worth compiling.
+    # A plan made while a table is small or not yet analyzed would read all of it, and is kept as the table grows.
+    # Servers before PostgreSQL 18 rate disabled plan types as very expensive, and so consider JIT compilation
+    # worthwhile.
     "enable_seqscan": "off",
     "jit": "off",
 }
-# A peer that vanishes is noticed within seconds instead of minutes.
+# A vanished peer is detected within seconds instead of minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-# An address of several servers: the primary among them is wanted, and a machine that does not answer is soon given up.
+# For an address with several servers: connect to the primary, and give up quickly on a machine that does not answer.
 FAILOVER = {
     "target_session_attrs": "read-write",
     "connect_timeout": 3,
@@ -78,21 +79,23 @@ FAILOVER = {
     "tcp_user_timeout": 8_000,
 }
 MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
-BATCH = 64  # writes in one transaction
-RETRY_SECONDS = 0.05  # before the second try to connect; then longer and longer
-LONGEST_RETRY = 0.5  # so that work goes on within a second of the end of an outage
-# Each thread has a row, in which every one of its transactions leaves its number, and a lone write also its result. The
-# number only grows, so a transaction whose number was taken by RESOLVE meanwhile can no longer be committed.
-# RESOLVE writes in any case: where a server waits for its synchronous standby, a commit whose wait was cut off can be
-# seen before the standby has it, and would be lost with the server. What RESOLVE commits after it waits for both.
+BATCH = 64  # writes per transaction
+RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
+SLOW_SECONDS = 1.5  # a failed attempt that took this long marks its server as silent: others are tried first
+SILENT_SECONDS = 5.0  # delay before a silent server is tried again
+LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
+# Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
+# number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
+# always writes: if a server waits for its synchronous standby, a commit whose wait was interrupted can be visible
+# before the standby has it, and would be lost with the server. The commit of RESOLVE waits for both.
 INSERT_MARK = f"INSERT INTO lane (id, number, at) VALUES (%s, %s, {NOW}) ON CONFLICT (id) DO NOTHING"
 MARK = f"UPDATE lane SET number = %s, at = {NOW}, result = NULL WHERE id = %s AND number < %s RETURNING id"
 RESOLVE = f"""UPDATE lane SET number = CASE WHEN number < %s THEN %s ELSE number END, at = {NOW}
     WHERE id = %s RETURNING number, result"""
 UNMARKED = "EL001"  # raised by a lone write whose thread's row is gone
-MOVED = "EL002"  # raised for an owner who is in another database now
-READ_ONLY = "25006"  # a standby, or a primary that is one now
-CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be repeated
+MOVED = "EL002"  # raised for an owner who has moved to another database
+READ_ONLY = "25006"  # a standby, or a former primary
+CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be retried
 TRIES = 10
 
 
@@ -100,14 +103,14 @@ TRIES = 10
 
 
 class Unreachable(StoreError):
-    """There is no connection now; there may be one later."""
+    """No connection is possible now; there may be one later."""
 
 
 def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Connection:
-    """Open a connection in autocommit mode, or raise a StoreError in one line.
+    """Open a connection in autocommit mode, or raise a one-line StoreError.
 
-    With a `number`, only that one of the address's servers is tried. One that is `pooled` leads through a pooler, which
-    may run each transaction in another server process: no statement is prepared on it.
+    With a `number`, only that server of the address is tried. A `pooled` connection goes through a pooler, which may
+    run each transaction in a different server process, so no statements are prepared on it.
     """
     try:
         import psycopg
@@ -121,7 +124,7 @@ def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Con
         given = None
     if given is None:
         raise StoreError(
-            f"{dsn} is no address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
+            f"{dsn} is not the address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
             "special characters as in web addresses (@ is %40)"
         )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
@@ -149,7 +152,7 @@ def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Con
 
 
 def _only(given: Mapping[str, Any], number: int) -> dict[str, str]:
-    """The part of an address that names one of its servers. A single port is that of all."""
+    """Return the part of an address that names one of its servers. A single port applies to all of them."""
     found = {}
     for name in ("host", "hostaddr", "port"):
         values = str(given.get(name) or "").split(",")
@@ -161,10 +164,13 @@ def _only(given: Mapping[str, Any], number: int) -> dict[str, str]:
 class Primary:
     """Connects to the primary of several servers.
 
-    A primary that was frozen or cut off does not know of a failover when it comes back: it takes connections, and
-    commits there wait for a standby that it no longer has. Each failover raises the timeline. So a server with an
-    earlier one than the latest that was seen is passed over, and `break_all` is called when a later one is seen: what
-    was connected before may be connected to the old primary.
+    A primary that was frozen or disconnected does not know about a failover when it comes back: it accepts connections,
+    but commits there wait for a standby that it no longer has. Each failover raises the timeline. So a server with an
+    earlier timeline than the latest one seen is skipped, and `break_all` is called when a later one is seen: existing
+    connections may be to the old primary.
+
+    A machine that is lost does not answer at all, and each try costs `connect_timeout`. So a server that was silent is
+    tried by one thread now and then, while the others look at the rest.
     """
 
     def __init__(self, dsn: DSN, break_all: Callable[[], None]) -> None:
@@ -172,24 +178,40 @@ class Primary:
         self._dsn = dsn
         self._latest = ""
         self._lock = threading.Lock()
+        self._try_at: dict[int, float] = {}  # when to retry a silent server
 
     def connect(self) -> Connection:
-        """Open a connection, or raise a StoreError in one line."""
-        connection = connect(self._dsn)
-        number = 0
-        while not self._is_latest(connection):
+        """Open a connection, or raise a one-line StoreError."""
+        failed: Unreachable | None = None
+        for number in self._to_try():
+            began = time.monotonic()
+            try:
+                connection = connect(self._dsn, number=number)
+            except Unreachable as error:
+                if time.monotonic() - began > SLOW_SECONDS:
+                    self._try_at[number] = time.monotonic() + SILENT_SECONDS
+                else:
+                    self._try_at.pop(number, None)
+                failed = failed or error
+                continue
+            self._try_at.pop(number, None)
+            if self._is_latest(connection):
+                return connection
             connection.close()
-            while True:
-                if number == self._dsn.hosts:
-                    raise Unreachable(
-                        f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, "
-                        "and the primary cannot be reached; stop the old one"
-                    )
-                number += 1
-                with contextlib.suppress(Unreachable):
-                    connection = connect(self._dsn, number=number - 1)
-                    break
-        return connection
+            failed = Unreachable(
+                f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, and the "
+                "primary cannot be reached; stop the old one"
+            )
+        assert failed is not None
+        raise failed
+
+    def _to_try(self) -> list[int]:
+        """Return the servers in order, without those that another thread has just found silent."""
+        now = time.monotonic()
+        with self._lock:
+            due = [number for number in range(self._dsn.hosts) if self._try_at.get(number, 0.0) <= now]
+            self._try_at |= {number: now + SILENT_SECONDS for number in due if number in self._try_at}
+        return due or list(range(self._dsn.hosts))
 
     def _is_latest(self, connection: Connection) -> bool:
         timeline = _timeline(connection)
@@ -200,7 +222,7 @@ class Primary:
         return timeline >= latest
 
     def has_changed(self) -> bool:
-        """Look at each server whether one of them is a later primary."""
+        """Check every server, and return whether one of them is a later primary."""
         before = self._latest
         for number in range(self._dsn.hosts):
             with contextlib.suppress(Unreachable), contextlib.closing(connect(self._dsn, number=number)) as connection:
@@ -220,35 +242,35 @@ def _timeline(connection: Connection) -> str:
 
 
 def break_off(connection: Connection) -> None:
-    """Break a connection that another thread may be waiting for: that one gets an error at once."""
+    """Break a connection that another thread may be waiting on: that thread gets an error at once."""
     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:
-        ours.shutdown(socket.SHUT_RDWR)  # unless it is closed already
+        ours.shutdown(socket.SHUT_RDWR)  # unless it is already closed
 
 
 def explain(dsn: DSN, error: Exception) -> Exception:
-    """An error of the database in one line that says what to do."""
+    """Convert a database error to one line that says what to do."""
     if isinstance(error, EverloopError):
         return error
     state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
     if state == MOVED:
-        return OwnerMoved(f"{what}: this one, {dsn}, takes nothing more of theirs")
+        return OwnerMoved(f"{what}: {dsn} no longer accepts their data")
     if state == "53100":
         what = f"the disk of the store {dsn} is full: free some space and try again"
     elif state == READ_ONLY:
         what = f"the store {dsn} is read-only: use the address of the primary server"
     elif state == "42501":
-        what = f"the user of the store {dsn} lacks a right ({what}): give it the rights of the database's owner"
+        what = f"the user of the store {dsn} lacks a privilege ({what}): grant it those of the database's owner"
     elif state == "55P03":
-        what = f"the store {dsn} is locked by another worker's write: it is tried again"
+        what = f"the store {dsn} is locked by another worker's write: it will be retried"
     elif state in ("42P01", "42703"):
-        what = f"the tables of the store {dsn} are not as they were made ({what}): restore a copy"
+        what = f"the tables of the store {dsn} were altered ({what}): restore a copy"
     else:
         what = f"the store {dsn}: {what}"
     return StoreError(f"{what}. What was written before is safe.")
 
 
 def one_line(dsn: DSN, error: Exception) -> str:
-    """The first line of an error, without the password."""
+    """Return the first line of an error, without the password."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = (lines[0] if lines else type(error).__name__).removesuffix(".")
     for secret in passwords(dsn.secret):
@@ -257,7 +279,7 @@ def one_line(dsn: DSN, error: Exception) -> str:
 
 
 def passwords(dsn: str) -> list[str]:
-    """What must not be shown of an address: the password, quoted and unquoted."""
+    """Return the parts of an address that must not be shown: the password, quoted and unquoted."""
     try:
         written = [urlsplit(dsn).password or ""]
     except ValueError:
@@ -270,11 +292,11 @@ def passwords(dsn: str) -> list[str]:
 
 
 class _Again(Exception):
-    """Nothing of a lone write was kept, and it can be run again."""
+    """Nothing of a lone write was committed, and it can be run again."""
 
 
 class ThreadState:
-    """What a thread keeps: its connection, the id of its mark row, and the number of its last transaction."""
+    """The state of a thread: its connection, the id of its mark row, and the number of its last transaction."""
 
     __slots__ = ("connection", "has_row", "name", "number")
 
@@ -293,7 +315,7 @@ class Threads:
         self._run = run
         self._before = before  # these must end first
         self._threads: list[threading.Thread] = []
-        self._idle: list[threading.Lock] = []  # one for each idle thread, the one that worked last at the end
+        self._idle: list[threading.Lock] = []  # one per idle thread, the most recently used one last
         self._ended = False
         self._ready: deque[Hashable] = deque()  # keys with jobs that no thread is running
         self._queues: dict[Hashable, deque[Job]] = {}  # by key, from its first job until it is idle again
@@ -308,7 +330,7 @@ class Threads:
             self._queues[key] = deque([job])
             self._ready.append(key)
             if self._idle:
-                # The thread that worked last: its connection, and the server's end of it, have everything at hand.
+                # The most recently used thread: its connection, and the server's end of it, are warm.
                 self._idle.pop().release()
             elif len(self._threads) < self._size:
                 name = f"everloop-postgres-{len(self._threads) + 1}"
@@ -334,15 +356,15 @@ class Threads:
             self._run(jobs, state)
             with self._lock:
                 if self._queues[key]:
-                    self._ready.append(key)  # taken by this thread, if by no other before
+                    self._ready.append(key)  # taken by this thread, unless another one takes it first
                 else:
                     del self._queues[key]
         if state.connection is not None:
             state.connection.close()
 
     def _taken(self) -> Iterator[tuple[Hashable, list[Job]]]:
-        """The jobs of one key after another: as many of one kind as go into a transaction."""
-        wake = threading.Lock()  # held; whatever releases it has taken it from the idle ones
+        """Yield one key's jobs at a time: as many of one kind as fit into a transaction."""
+        wake = threading.Lock()  # held; whoever releases it has removed it from the idle ones
         wake.acquire()
         while True:
             with self._lock:
@@ -364,10 +386,10 @@ class Threads:
 
 
 class Connections:
-    """Runs jobs on up to `size` connections, in order for each key (a session, for example).
+    """Runs jobs on up to `size` connections, in order per key (a session, for example).
 
-    A write is on disk when its future is done. A job may run more than once; what an earlier try wrote is rolled back.
-    `hook`, for tests, is called with "before" and "after" around every commit.
+    A write is on disk when its future is done. A job may run more than once; writes of an earlier attempt are rolled
+    back. `hook`, for tests, is called with "before" and "after" around every commit.
     """
 
     def __init__(
@@ -384,13 +406,13 @@ class Connections:
         self._size = size
         self._patience = patience
         self._threads: Threads | None = None
-        self._ending: Threads | None = None  # the previous ones, while they finish their jobs
+        self._ending: Threads | None = None  # the previous threads, while they finish their jobs
         self._wakers = Wakers()
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._works = threading.Event()  # a job was done since the last one that found no server
-        self._hurried = self._away = False  # the process is ending; and the server was unreachable since
-        self._reached = False  # the server was reachable before, so it is waited for when it is not
+        self._works = threading.Event()  # a job has succeeded since the last one that found no server
+        self._hurried = self._away = False  # the process is shutting down; and the server has been unreachable since
+        self._reached = False  # the server was reachable before, so an outage is waited out
 
     def submit(self, kind: Kind, work: Callable[..., T], key: Hashable = None) -> Write[T]:
         """Queue a job from a coroutine."""
@@ -399,7 +421,7 @@ class Connections:
         return future
 
     def call(self, kind: Kind, work: Callable[..., T], key: Hashable = None) -> T:
-        """Run a job from plain code and wait for it."""
+        """Run a job from synchronous code and wait for it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._put(Job(kind, work, future, None), key)
         return future.result()
@@ -421,11 +443,11 @@ class Connections:
             waker.close()
 
     def hurry(self) -> None:
-        """Stop waiting for an unreachable server: the process is ending."""
+        """Stop waiting for an unreachable server, because the process is shutting down."""
         self._hurried = True
 
     def break_all(self) -> None:
-        """Break all connections, to a server that does not answer: what waits for it looks for the primary."""
+        """Break all connections to a server that does not answer: their users then look for the primary."""
         for connection in list(self._open):
             break_off(connection)
 
@@ -447,7 +469,7 @@ class Connections:
         settle(jobs)
 
     def _with_connection(self, jobs: list[Job], state: ThreadState) -> None:
-        """Run the jobs, and wait for the server if it is away for a while."""
+        """Run the jobs, waiting out a temporary outage of the server."""
         give_up = time.monotonic() + (self._patience if self._reached else 0)
         pause = RETRY_SECONDS
         while True:
@@ -470,17 +492,17 @@ class Connections:
 
     def _connection(self) -> Connection:
         if self._away:
-            raise Unreachable("the store is away, and the process is to end")
+            raise Unreachable("the store is unreachable, and the process is shutting down")
         try:
             connection = self._connect()
             self._open.add(connection)
             return connection
         except Unreachable:
-            self._away = self._hurried  # in a hurry, there is no second try
+            self._away = self._hurried  # when shutting down, there is no second attempt
             raise
 
     def _wait(self, pause: float) -> None:
-        """Wait before another try; not to the end if the server works for another thread again."""
+        """Wait before a retry, but not longer than until the server works for another thread again."""
         self._works.clear()
         time.sleep(RETRY_SECONDS)
         self._works.wait(pause * random.uniform(0.7, 1.0) - RETRY_SECONDS)
@@ -489,7 +511,7 @@ class Connections:
         return self._hurried or time.monotonic() > give_up
 
     def _may_pass(self, error: Exception, state: ThreadState) -> bool:
-        """Whether the connection or the server failed, rather than the job."""
+        """Return whether the connection or the server failed, rather than the job."""
         if isinstance(error, Unreachable):
             return True
         if state.connection is not None and state.connection.closed:
@@ -511,7 +533,7 @@ class Connections:
                 job.error = error
 
     def _write(self, state: ThreadState, jobs: list[Job], give_up: float) -> None:
-        """Run the jobs as one transaction; if the server refuses it, each in its own."""
+        """Run the jobs as one transaction; if the server refuses it, run each in its own."""
         import psycopg
 
         for tries in range(1, TRIES + 1):
@@ -524,7 +546,7 @@ class Connections:
             except psycopg.Error as error:
                 if self._is_lost(state.connection, error):
                     raise
-                with contextlib.suppress(Exception):  # a broken connection has rolled back already
+                with contextlib.suppress(Exception):  # a broken connection has already rolled back
                     state.connection.execute("ROLLBACK")
                 if error.sqlstate in CONFLICTS and tries < TRIES:
                     time.sleep(0.002 * tries)
@@ -534,13 +556,13 @@ class Connections:
                 else:
                     break
         if len(jobs) == 1:
-            jobs[0].error = StoreError(f"the store has undone a write {TRIES} times: try again later")
+            jobs[0].error = StoreError(f"the store has rolled back a write {TRIES} times: try again later")
             return
         for job in jobs:
             self._with_connection([job], state)
 
     def _write_alone(self, state: ThreadState, jobs: list[Job], give_up: float) -> bool:
-        """Run a job that waits alone without a transaction around it. False when it needs one."""
+        """Run a single queued job without an explicit transaction. Return False if it needs one."""
         import psycopg
 
         job, connection = jobs[0], state.connection
@@ -561,7 +583,7 @@ class Connections:
         return True
 
     def _call(self, state: ThreadState, give_up: float, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run the statement of a lone write with the thread's mark: see `lone_writes.Call`."""
+        """Run the statement of a lone write with the thread's mark: see `prepared.Call`."""
         import psycopg
 
         connection = state.connection
@@ -587,16 +609,17 @@ class Connections:
         return rows
 
     def _insert_mark(self, state: ThreadState) -> None:
-        """Insert the thread's row before a transaction: a lookup can only wait for a row that exists."""
+        """Insert the thread's row before a transaction: a lookup can only wait on a row that exists."""
         if not state.has_row:
             assert state.connection is not None
             state.connection.execute(INSERT_MARK, (state.name, state.number))
             state.has_row = True
 
     def _transact(self, state: ThreadState, jobs: list[Job], give_up: float) -> bool:
-        """Run the jobs and commit them. False when nothing was kept, and they can be run again.
+        """Run the jobs and commit them. Return False if nothing was committed, and they can be run again.
 
-        If the connection breaks during the COMMIT, the server is asked whether it happened: nothing is done twice.
+        If the connection breaks during the COMMIT, the server is asked whether it happened, so that nothing is done
+        twice.
         """
         import psycopg
 
@@ -656,16 +679,17 @@ class Connections:
         return True
 
     def _kept(self, state: ThreadState, give_up: float) -> tuple[Any, ...] | None:
-        """The result of a transaction whose outcome was not received; None when it was not committed, and never will.
+        """Return the result of a transaction whose outcome was not received; None if it was not and never will be
+        committed.
 
-        PostgreSQL's own transaction ids would not do: after a crash they are issued again.
+        PostgreSQL's own transaction ids do not suffice: after a crash they are issued again.
         """
         pause = RETRY_SECONDS
         while True:
             try:
                 connection = state.connection = state.connection or self._connection()
                 values = (state.number, state.number + 1, state.name)
-                row = connection.execute(RESOLVE, values).fetchone()  # waits for its end
+                row = connection.execute(RESOLVE, values).fetchone()  # waits for the transaction to end
                 if row is not None and row[0] == state.number:
                     return row[1:]
                 state.number += 1  # as RESOLVE has left it
@@ -682,8 +706,11 @@ class Connections:
             pause = min(2 * pause, LONGEST_RETRY)
 
     def _is_lost(self, connection: Connection, error: Exception) -> bool:
-        """Whether the connection can no longer be used: after a fatal error, broken inside its pipeline, or to a server
-        that does not take writes any more, while another one is or will be the primary."""
+        """Return whether the connection can no longer be used.
+
+        That is the case after a fatal error, if it broke inside its pipeline, or if its server no longer accepts writes
+        while another one is or will be the primary.
+        """
         diagnosis = getattr(error, "diag", None)
         fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")
         demoted = self.commits > 0 and getattr(error, "sqlstate", None) == READ_ONLY
@@ -705,4 +732,4 @@ def _attempt(job: Job) -> None:
 
 def _unknown(error: Exception | None) -> StoreError:
     why = f" ({error})" if error is not None else ""
-    return StoreError(f"the connection broke during a commit, and it is unknown whether it was kept{why}")
+    return StoreError(f"the connection broke during a commit, and it is unknown whether it took effect{why}")

@@ -1,6 +1,6 @@
-"""Titles of sessions, and the deletion of sessions, in PostgreSQL.
+"""Titles and deletion of sessions in PostgreSQL.
 
-A session that is deleted is locked first. A message that comes in for it waits, and finds no session then.
+A session is locked before it is deleted. A message that arrives for it waits, and then finds no session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner =
 LOCK_ALL = "SELECT id FROM session WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
 HOLDERS = """SELECT worker FROM session WHERE id = ANY(%(ids)s) AND worker IS NOT NULL
     UNION SELECT worker FROM outbox WHERE session = ANY(%(ids)s) AND sent_at IS NULL AND worker IS NOT NULL"""
-# What a fork shares with its source is indexed there only: the next search indexes it in the fork.
+# Entries shared with a fork's source are only indexed there: the next search indexes them in the fork.
 FORKS = """SELECT s.id FROM entry f, session s JOIN entry e ON e.session = s.id AND e.seq = 1
     WHERE f.session = %s AND f.seq = 1 AND s.owner = %s AND s.id <> f.session AND e.at = f.at AND e.data = f.data"""
 COUNTS = """SELECT (SELECT count(*) FROM entry WHERE session = ANY(%(ids)s)),
@@ -39,6 +39,8 @@ DELETE = (
     "DELETE FROM inbox WHERE session = ANY(%s)",
     "DELETE FROM entry WHERE session = ANY(%s)",
     "DELETE FROM session_grant g USING session s WHERE s.id = ANY(%s) AND (g.owner, g.key) = (s.owner, s.key)",
+    """DELETE FROM request_text t USING session s
+        WHERE s.id = ANY(%s) AND t.key <> '' AND (t.owner, t.key) = (s.owner, s.key)""",
     "DELETE FROM session WHERE id = ANY(%s)",
 )
 ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)
@@ -74,7 +76,7 @@ def set_archived(db: Connection, owner: str, key: str, archived: bool) -> bool:
 
 
 def delete(db: Connection, owner: str, key: str, lease: float) -> Removed | Held | None:
-    """Delete a session and the sessions of its sub-agents, unless a living worker is at work there."""
+    """Delete a session and its sub-agents' sessions, unless a live worker is active there."""
     row = db.execute(LOCK, (owner, key)).fetchone()
     if row is None:
         return None
@@ -112,7 +114,7 @@ def _exists(db: Connection, owner: str, key: str) -> bool:
 
 
 def delete_old(db: Connection, sessions: Sequence[int], before: float) -> tuple[tuple[str, str], ...]:
-    """Delete these sessions, except those in which something has happened meanwhile."""
+    """Delete these sessions, except those in which something has happened in the meantime."""
     free = [id for (id,) in db.execute(LOCK_FREE, (list(sessions),)).fetchall()]
     still = db.execute(STILL_OLD, (free, before)).fetchall()
     _delete(db, [id for id, _, _ in still])

@@ -1,11 +1,10 @@
-"""The owner directory: a table in one database that says which database each owner is in.
+"""The owner directory: a table in one database that maps each owner to a database.
 
-An owner without a row is in the database that the settings name as `store`. Addresses are kept without passwords; they
-are used with the directory's own user and password.
+An owner without a row is in the database configured as `store`. Addresses are stored without passwords; they are used
+with the directory's own user and password.
 
-Servers keep what they have read for a few seconds, and are notified of changes. What they have kept may be outdated all
-the same: a database that an owner has left refuses their writes (`moved_owner`), so nothing is ever written to the
-wrong one.
+Servers cache lookups for a few seconds, and are notified of changes. A stale cache is harmless: a database that an
+owner has left refuses their writes (`moved_owner`), so nothing is ever written to the wrong one.
 """
 
 from __future__ import annotations
@@ -35,17 +34,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop_directory"
-KEPT_SECONDS = 5.0  # that what was read is used while notifications come
-UNNOTIFIED_SECONDS = 1.0  # and while none can come
-MOST_KEPT = 10_000  # owners; of more the oldest are forgotten
-PATIENCE = 3.0  # seconds that a lookup waits for a directory that is away
+KEPT_SECONDS = 5.0  # cache lifetime while notifications arrive
+UNNOTIFIED_SECONDS = 1.0  # and while none can arrive
+MOST_KEPT = 10_000  # owners; beyond that the oldest are evicted
+PATIENCE = 3.0  # seconds that a lookup waits for an unreachable directory
 CONNECTIONS = 2
 HELD = f"coalesce(held_until > {NOW}, false)"
 PLACE = f"SELECT store, {HELD} FROM owner_place WHERE owner = %s"
 PLACES = f"SELECT owner, store, {HELD} FROM owner_place ORDER BY owner"
 DATABASES = "SELECT DISTINCT store FROM owner_place ORDER BY store"
+POOL = "SELECT pool FROM database_pool WHERE store = %s"
+POOLS = "SELECT store, pool FROM database_pool ORDER BY store"
+PUT_POOL = """INSERT INTO database_pool (store, pool) VALUES (%s, %s)
+    ON CONFLICT (store) DO UPDATE SET pool = excluded.pool"""
+DELETE_POOL = "DELETE FROM database_pool WHERE store = %s"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
-# A move that was cut off may have left the owner in both databases: its hold is lifted by nothing but its completion.
+# An interrupted move may have left the owner in both databases: only completing it lifts its hold.
 HOLD = f"""INSERT INTO owner_place AS p (owner, store, held_until, changed_at) VALUES (%s, %s, {NOW} + %s, {NOW})
     ON CONFLICT (owner) DO UPDATE SET held_until = greatest(excluded.held_until, p.held_until),
         changed_at = excluded.changed_at"""
@@ -58,7 +62,7 @@ PUT = f"""INSERT INTO owner_place (owner, store, changed_at) VALUES (%s, %s, {NO
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which database an owner is in: None for the one that the settings name. A `held` one is being moved."""
+    """The database of an owner: None for the configured one. An owner is `held` while being moved."""
 
     store: DSN | None
     held: bool = False
@@ -71,13 +75,16 @@ class Directory:
         self.dsn = dsn
         self._migration = Migration(dsn)
         self._connections = Connections(self._connect, partial(explain, dsn), CONNECTIONS, patience)
-        self._kept: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with when it was read
+        self._kept: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with the time of the lookup
         self._watchers: list[Callable[[str | None], None]] = []
         self._listener: _Listener | None = None
 
     async def place(self, owner: str, *, fresh: bool = False) -> Place:
-        """Where an owner is. With `fresh` it is read now; otherwise a few seconds old, or older while the directory is
-        away."""
+        """Return the place of an owner.
+
+        With `fresh`, it is read now; otherwise it may be a few seconds old, or older while the directory is
+        unreachable.
+        """
         if self._listener is None:
             self._listener = _Listener(self._connect, self.dsn, self._on_change)
         kept = self._kept.get(owner)
@@ -91,7 +98,7 @@ class Directory:
         except StoreError as error:
             if kept is None or fresh:
                 raise
-            log.warning("the directory is away, and %s is looked for where they were: %s", owner, error)
+            log.warning("the directory is unreachable, assuming that %s has not moved: %s", owner, error)
             self._keep(owner, kept[0], began)
             return kept[0]
         place = Place(self._address(rows[0][0]), rows[0][1]) if rows else Place(None)
@@ -99,15 +106,24 @@ class Directory:
         return place
 
     async def databases(self) -> list[DSN]:
-        """All databases that owners are in, besides the one that the settings name."""
+        """Return all databases that have owners, apart from the configured one."""
         return [self._address(store) for (store,) in await self._read(DATABASES)]
 
     async def places(self) -> list[tuple[str, DSN, bool]]:
-        """The owners with a row: (owner, database, held)."""
+        """Return (owner, database, held) for the owners with a row."""
         return [(owner, self._address(store), held) for owner, store, held in await self._read(PLACES)]
 
+    async def pool(self, store: DSN) -> DSN | None:
+        """Return the pooler through which servers reach a database; None if they connect to it directly."""
+        rows = await self._read(POOL, store.without_password)
+        return self._address(rows[0][0]) if rows else None
+
+    async def pools(self) -> list[tuple[DSN, DSN]]:
+        """Return (database, pooler) of the databases that are reached through poolers."""
+        return [(self._address(store), self._address(pool)) for store, pool in await self._read(POOLS)]
+
     def watch(self, on_change: Callable[[str | None], None]) -> None:
-        """Call `on_change` in the event loop with each owner whose place has changed; with None when any may have."""
+        """Call `on_change` on the event loop with each owner whose place has changed; with None if any may have."""
         self._watchers.append(on_change)
 
     async def close(self) -> None:
@@ -141,7 +157,7 @@ class Directory:
 
 
 class _Listener:
-    """A thread that is notified of changes. It calls `on_change` in the event loop that made it."""
+    """A thread that is notified of changes. It calls `on_change` on the event loop that created it."""
 
     def __init__(self, connect: Callable[[], Connection], dsn: DSN, on_change: Callable[[str | None], None]) -> None:
         self.listens = False
@@ -170,7 +186,7 @@ class _Listener:
                         for owner in {notice.payload for notice in connection.notifies(timeout=0)}:
                             self._tell(owner)
                         wait_for(KEPT_SECONDS, connection.fileno(), self._stop.fileno())
-                        connection.execute("SELECT 1")  # a connection that broke silently is noticed
+                        connection.execute("SELECT 1")  # detects a connection that broke silently
             except Exception as error:
                 self.listens = False
                 if not is_reported:
@@ -184,7 +200,7 @@ class _Listener:
 
 
 async def places_of(dsn: DSN, own: Path | DSN, owner: str | None) -> list[Path | DSN]:
-    """The database of an owner; without one, all databases. `own` is that of the settings."""
+    """Return the database of an owner, or all databases if no owner is given. `own` is the configured one."""
     directory = Directory(dsn)
     try:
         if owner is not None:
@@ -199,7 +215,7 @@ async def places_of(dsn: DSN, own: Path | DSN, owner: str | None) -> list[Path |
 
 
 class Entry:
-    """One owner's row, for the command that changes it. No two commands change one owner's row at once."""
+    """An owner's row, for a command that changes it. Only one command at a time may change an owner's row."""
 
     def __init__(self, db: Connection, owner: str, dsn: DSN) -> None:
         self._db = db
@@ -207,16 +223,17 @@ class Entry:
         self._dsn = dsn
 
     def place(self) -> str | None:
-        """The address that it names, without a password."""
+        """Return the address in the row, without a password."""
         row = self._db.execute("SELECT store FROM owner_place WHERE owner = %s", (self._owner,)).fetchone()
         return row[0] if row is not None else None
 
     def hold(self, source: DSN, seconds: float) -> None:
-        """Have servers hold the owner's requests back for as long as this takes, at most `seconds`."""
+        """Make servers hold back the owner's requests for the duration of the move, at most `seconds`."""
         self._change(HOLD, self._owner, source.without_password, seconds)
 
     def keep_held(self) -> None:
-        """Hold them until the move is complete, be it by another run: from here on the owner may be in both."""
+        """Hold them until the move is complete, possibly by another run: from here on, the owner may be in both
+        databases."""
         if self._db.execute(KEEP_HELD, (self._owner,)).fetchone() is None:
             raise StoreError("the move took so long that requests are no longer held back: try again")
 
@@ -224,7 +241,7 @@ class Entry:
         self._change(UNHOLD, self._owner)
 
     def put(self, target: DSN) -> None:
-        """The owner is in this database from now on."""
+        """Record that the owner is in this database from now on."""
         self._change(PUT, self._owner, target.without_password)
 
     def _change(self, query: str, *values: object) -> None:
@@ -235,13 +252,13 @@ class Entry:
 
 @contextlib.contextmanager
 def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
-    """Open an owner's row of the directory, to change it."""
+    """Open an owner's row of the directory in order to change it."""
     with closing(connect(dsn)) as db:
         try:
             migrate(db, dsn)
             row = db.execute("SELECT pg_try_advisory_lock(hashtext('everloop directory'), hashtext(%s))", (owner,))
             if row.fetchone() != (True,):
-                raise StoreError(f"another command is moving {owner} just now: wait for its end")
+                raise StoreError(f"another command is currently moving {owner}: wait until it ends")
             yield Entry(db, owner, dsn)
         except StoreError:
             raise
@@ -249,13 +266,28 @@ def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
             raise explain(dsn, error) from error
 
 
+def put_pool(store: DSN, pool: DSN | None, dsn: DSN) -> None:
+    """Make servers reach a database through a pooler, or directly again."""
+    with closing(connect(dsn)) as db:
+        try:
+            migrate(db, dsn)
+            if pool is None:
+                db.execute(DELETE_POOL, (store.without_password,))
+            else:
+                db.execute(PUT_POOL, (store.without_password, pool.without_password))
+        except StoreError:
+            raise
+        except Exception as error:
+            raise explain(dsn, error) from error
+
+
 def check_password(target: DSN, directory: DSN) -> None:
-    """Refuse an address whose user or password servers cannot know: the directory keeps no passwords."""
+    """Refuse an address whose user or password servers cannot know: the directory stores no passwords."""
     from psycopg.conninfo import conninfo_to_dict
 
     known = conninfo_to_dict(DSN(target.without_password).with_password_of(directory).secret)
     if any(known.get(name) != value for name, value in conninfo_to_dict(target.secret).items()):
         raise StoreError(
-            f"servers connect to {target} with the user and the password of the directory, and these are others: use "
+            f"servers connect to {target} with the user and the password of the directory, but these differ: use "
             "the same ones in both"
         )

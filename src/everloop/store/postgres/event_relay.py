@@ -1,7 +1,7 @@
-"""Carries turn events between processes by NOTIFY: each process has a channel, and all of them share one.
+"""Carries turn events between processes by NOTIFY: each process has its own channel, and all of them share another one.
 
-Events for one process within a few hundredths of a second are sent together. Nothing is kept: a subscriber that misses
-events reads the log.
+Events for one process within a few hundredths of a second are sent together. Nothing is stored: a subscriber that
+misses events reads the log.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.04
-RENEW_SECONDS = 10.0  # between two announcements of a subscription
-FORGET_SECONDS = 30.0  # after which a subscription that was not announced again has ended
-TOPICS = 200  # in one announcement
-WAITING_LIMIT = 512_000  # bytes waiting for one address; beyond that the oldest are dropped
-PIECE = 7_800  # bytes: PostgreSQL allows less than 8,000 in one notification
-# Events are not kept, so they need not wait for the disk.
+RENEW_SECONDS = 10.0  # interval between announcements of a subscription
+FORGET_SECONDS = 30.0  # expiry of a subscription that is not announced again
+TOPICS = 200  # per announcement
+WAITING_LIMIT = 512_000  # bytes queued for one address; beyond that the oldest are dropped
+PIECE = 7_800  # bytes: PostgreSQL allows less than 8,000 per notification
+# Events are not stored, so they need not wait for the disk.
 NOTIFY_ALL = """SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, piece)
     FROM unnest(%s::text[]) AS piece"""
 
@@ -51,7 +51,7 @@ class NotifyRelay:
 
     def __init__(self, connections: Connections, heartbeat: Heartbeat, on_broadcast: Callable[[], None]) -> None:
         self.address = heartbeat.address
-        self.batches = 0  # sent, each as one or more NOTIFYs in a transaction
+        self.batches = 0  # number sent, each as one or more NOTIFYs in a transaction
         self._on_broadcast = on_broadcast  # called before a message to all processes
         self._connections = connections
         self._heartbeat = heartbeat
@@ -74,15 +74,18 @@ class NotifyRelay:
     def publish(
         self, owner: str, key: str, on_subscriber: Callable[[str], None], on_message: Callable[[bytes], None]
     ) -> Publisher:
-        """Publish a session's events. `on_subscriber` gets the address of each new subscriber, `on_message` what is
-        sent to the session."""
+        """Publish a session's events.
+
+        `on_subscriber` is called with the address of each new subscriber, `on_message` with messages sent to the
+        session.
+        """
         self.bind()
         made = Publisher(self, topic_of(owner, key), on_subscriber, on_message)
         self._publishers.setdefault(made.topic, []).append(made)
         return made
 
     def subscribe(self, owner: str, key: str, on_event: Callable[[bytes], None]) -> Subscription:
-        """Receive the events of a session that runs in another process."""
+        """Subscribe to the events of a session that runs in another process."""
         self.bind()
         self._heartbeat.start()
         made = Subscription(self, topic_of(owner, key), on_event)
@@ -92,11 +95,11 @@ class NotifyRelay:
         return made
 
     def send(self, owner: str, key: str, data: bytes) -> None:
-        """Send a message to the publisher of a session, in whatever process it is."""
+        """Send a message to the publisher of a session, in whichever process it is."""
         self.broadcast(Message("tell", self.address, [topic_of(owner, key)], data.decode()))
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         for handle in (self._tick, self._renewal):
             if handle is not None:
                 handle.cancel()
@@ -109,7 +112,7 @@ class NotifyRelay:
     # ------------------------------------------------------------------------------------------ sending
 
     def subscribers(self, topic: str) -> Sequence[str]:
-        """The addresses of a session's subscribers in other processes."""
+        """Return the addresses of a session's subscribers in other processes."""
         there = self._subscribers.get(topic)
         if not there:
             return ()
@@ -121,7 +124,7 @@ class NotifyRelay:
         return list(there)
 
     def send_to(self, address: str, topic: str, data: bytes) -> None:
-        """Queue one line for a process, to be sent with others."""
+        """Queue one line for a process, to be sent in a batch."""
         queue = self._queues.get(address)
         if queue is None:
             queue = self._queues[address] = SendQueue(partial(self._notify, f"{CHANNEL}_{address}"), self.address)
@@ -129,7 +132,7 @@ class NotifyRelay:
         self._tick_later()
 
     def before_batch(self, flush: Callable[[], None]) -> None:
-        """Call `flush` once, before the next batches go out."""
+        """Call `flush` once before the next batches are sent."""
         self._flushes.append(flush)
         self._tick_later()
 
@@ -137,11 +140,11 @@ class NotifyRelay:
         self._notify(CHANNEL, [msgspec.json.encode(message).decode()])
 
     def wake(self) -> None:
-        """Have all processes look at the store."""
+        """Make all processes look into the store."""
         self._notify(CHANNEL, [ENDED])
 
     def _tick_later(self) -> None:
-        """The first event after a pause is sent at once, the following ones in batches."""
+        """Schedule the next batch: the first event after a pause is sent at once, the following ones in batches."""
         if self._tick is None:
             loop = asyncio.get_running_loop()
             self._tick = loop.call_at(max(self._ticked_at + BATCH_SECONDS, loop.time()), self._ticks)
@@ -172,7 +175,7 @@ class NotifyRelay:
 
         if channel == CHANNEL:
             self._on_broadcast()
-        # In order for each channel: subscribers must be known before the worker that runs the turn is woken.
+        # In order per channel: subscribers must be known before the worker that runs the turn is woken.
         self._connections.submit("reads", work, ("relay", channel)).add_done_callback(done)
 
     # ------------------------------------------------------------------------------------------ subscriptions
@@ -194,7 +197,7 @@ class NotifyRelay:
             self.broadcast(Message(what, self.address, topics[start : start + TOPICS]))
 
     def closed(self, handle: Publisher | Subscription) -> None:
-        """A publisher or subscription has ended."""
+        """Remove a publisher or subscription that has ended."""
         by_topic: dict[str, list[Publisher]] | dict[str, list[Subscription]]
         by_topic = self._publishers if isinstance(handle, Publisher) else self._subscriptions
         left = [one for one in by_topic.pop(handle.topic, ()) if one is not handle]
@@ -206,14 +209,17 @@ class NotifyRelay:
     # ------------------------------------------------------------------------------------------ receiving
 
     def _from_heartbeat(self, notices: list[tuple[str, str]] | None) -> None:
-        """Called in the heartbeat's thread; with None when it begins to listen, also after a lost connection."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hear, notices)
+        """Forward notices.
 
-    def _hear(self, notices: list[tuple[str, str]] | None) -> None:
+        Called in the heartbeat's thread; with None when it starts to listen, also after a lost connection.
+        """
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take_notices, notices)
+
+    def _take_notices(self, notices: list[tuple[str, str]] | None) -> None:
         if notices is None:
             self._parts.clear()
-            if self._subscriptions:  # notifications were lost meanwhile
+            if self._subscriptions:  # notifications may have been lost
                 self._watch("ask")
             self.broadcast(Message("listens", self.address))  # subscribers may have announced themselves before
             return
@@ -223,7 +229,7 @@ class NotifyRelay:
                     self._take_message(msgspec.json.decode(payload, type=Message))
                 else:
                     self._take_piece(payload)
-            except (msgspec.MsgspecError, ValueError) as error:  # of another version
+            except (msgspec.MsgspecError, ValueError) as error:  # from another version
                 log.warning("ignored a notification that cannot be decoded: %s", error)
 
     def _take_message(self, message: Message) -> None:
@@ -270,7 +276,7 @@ class NotifyRelay:
 
 
 class SendQueue:
-    """What waits to be sent to one address. One batch is under way at a time, so that no backlog builds up."""
+    """The queue of data for one address. Only one batch is in flight at a time, so that no backlog builds up."""
 
     def __init__(self, send: Callable[[list[str], Callable[[], None]], None], sender: str) -> None:
         self._send = send
@@ -286,12 +292,12 @@ class SendQueue:
             self._bytes -= len(self._waiting.popleft())
 
     def drop(self) -> None:
-        """Discard what waits."""
+        """Discard the queued data."""
         self._waiting.clear()
         self._bytes = 0
 
     def send(self) -> bool:
-        """Send what waits, unless something is under way. False when there is nothing to do."""
+        """Send the queued data, unless a batch is in flight. Return False if there is nothing to do."""
         if self._under_way:
             return True
         if not self._waiting:
@@ -312,7 +318,7 @@ class SendQueue:
 
 
 def pieces(data: bytes, size: int = PIECE) -> Iterator[str]:
-    """Cut a text into pieces of at most `size` bytes, between characters."""
+    """Split text into pieces of at most `size` bytes, at character boundaries."""
     start = 0
     while start < len(data):
         end = min(start + size, len(data))
@@ -343,7 +349,7 @@ class Publisher:
             self._relay.send_to(one, self.topic, data)
 
     def close(self) -> None:
-        """The turn has ended here; subscribers look at the store for its outcome."""
+        """Close the stream of a turn that has ended here; subscribers look into the store for its outcome."""
         if self.has_subscribers:
             self._relay.wake()
         self._relay.closed(self)
@@ -365,5 +371,5 @@ class Subscription:
 
 
 def topic_of(owner: str, key: str) -> str:
-    """A short, unique name for a session."""
+    """Return a short, unique name for a session."""
     return hashlib.blake2b(msgspec.json.encode((owner, key)), digest_size=12).hexdigest()

@@ -1,10 +1,11 @@
 """The heartbeat of a process: renews its workers' leases, receives notifications, and removes dead workers.
 
 It is one thread with its own connection, so that neither a busy event loop nor a queue of writes lets a lease expire.
-Nor does it wait for a synchronous standby: while one is missing, all other writes wait, and the heartbeat says so.
+It does not wait for a synchronous standby either: while one is missing, all other writes wait, and the heartbeat
+reports it.
 
-A server may keep its connections and answer nothing: its processes are frozen, or packets are dropped behind a proxy.
-Where there is another server to go to, the heartbeat's own queries tell, and all connections are broken off.
+A server may keep its connections open but not answer: its processes are frozen, or packets are dropped behind a proxy.
+If there is another server to switch to, the heartbeat's own queries detect this, and all connections are broken.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
-LOG_CHANNEL = "everloop_log"  # notified of entries while there are workers that follow the log
+LOG_CHANNEL = "everloop_log"  # notified of new entries while workers follow the log
 BROADCASTS = ("relay", CHANNEL)  # the key of jobs that notify all processes, which must stay in order
-RENEWALS = 3  # of a lease before it would expire
+RENEWALS = 3  # renewals per lease duration
 RETRY_SECONDS = 0.5
-WATCH_SECONDS = 0.5  # between two looks for a server that is silent
-SILENT_SECONDS = 5.0  # without an answer to the heartbeat, after which a server is given up
-STANDBY_SECONDS = 1.5  # between two looks for commits that wait for a standby, on a server that has a synchronous one
+WATCH_SECONDS = 0.5  # polling interval for a silent server
+SILENT_SECONDS = 5.0  # without an answer to the heartbeat for this long, a server is given up
+STANDBY_SECONDS = 1.5  # polling interval for commits that wait for a standby, on a server with a synchronous one
 STANDBY_WAIT = 1.0  # seconds after which such a wait is reported
 
 RENEW = f"""INSERT INTO worker (id, address, at)
@@ -52,9 +53,9 @@ REMOVE_DEAD = f"""WITH dead AS (
         RETURNING id)
     SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
-# A worker takes its first session: those on its machine watch its process from then on.
+# A worker takes its first session: other workers on its machine watch its process from then on.
 ANNOUNCE = f"SELECT pg_notify('{CHANNEL}', '{JOINED}')"
-# After a failover all workers get the full time to renew their rows: none could while there was no primary.
+# After a failover, all workers get the full time to renew their rows: none could while there was no primary.
 GRACE = f"UPDATE worker SET at = {NOW}"
 REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
@@ -63,7 +64,7 @@ Notices = list[tuple[str, str]]  # channel and payload
 
 
 class Heartbeat:
-    """Runs from the first worker or listener on until it is closed."""
+    """Runs from the first worker or listener until it is closed."""
 
     def __init__(
         self,
@@ -76,19 +77,19 @@ class Heartbeat:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
-        self.standby_wait = 0.0  # seconds that a commit has waited for a synchronous standby, at the last look
-        self._has_sync_standby = False  # the server is to wait for one
-        self._look_at = 0.0  # when the next look for such waits is due
-        self._timeline = ""  # of the primary that was connected last
-        self._renewed_at = -math.inf  # the last renewal was sent then, by `_clock`
+        self.standby_wait = 0.0  # seconds that a commit had been waiting for a synchronous standby at the last check
+        self._has_sync_standby = False  # the server is configured to wait for one
+        self._look_at = 0.0  # time of the next check for such waits
+        self._timeline = ""  # of the most recently connected primary
+        self._renewed_at = -math.inf  # time of the last renewal, by `_clock`
         self._term = 0
         self._connect = connect
         self._explain = explain
         self._lease = lease
         self._primary = primary
-        self._asked_at = 0.0  # when the server was asked something that it has not answered yet; 0: nothing
+        self._asked_at = 0.0  # time of the oldest query that the server has not answered yet; 0: none
         self._connection: Connection | None = None
-        self._workers: dict[str, str | None] = {}  # of this process; with an address if it has joined
+        self._workers: dict[str, str | None] = {}  # workers of this process, with an address if they have joined
         self._listeners: dict[object, tuple[asyncio.AbstractEventLoop, Deliver, str]] = {}
         self._log_listener: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
         self._lock = threading.Lock()
@@ -96,15 +97,23 @@ class Heartbeat:
         self._stop: Stop | None = None
 
     def knows(self, worker: str) -> bool:
-        """Whether this process renews the worker's lease."""
+        """Return whether this process renews the worker's lease."""
         return worker in self._workers
 
     @property
     def term(self) -> int | None:
-        """The number of the current term, in which the leases of this process were renewed in time again and again;
-        None when a renewal is late, so that they may have ended or soon will."""
-        # In this order: a renewal after a break begins a new term before it counts.
+        """The number of the current term, during which the leases of this process were renewed without interruption.
+
+        None if a renewal is late, so that the leases may have expired or soon will.
+        """
+        # In this order: a renewal after an interruption starts a new term before it counts.
         return None if _clock() - self._renewed_at > self._lease / 2 else self._term
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether this process has leases to renew and has not done so in time."""
+        renewed_at = self._renewed_at
+        return bool(self._workers) and renewed_at > -math.inf and _clock() - renewed_at > self._lease / 2
 
     def keep(self, worker: str, address: str | None = None) -> None:
         """Renew the leases of a worker of this process from now on. Its row exists already."""
@@ -115,20 +124,22 @@ class Heartbeat:
             self._start()
 
     def leave(self, worker: str) -> None:
-        """The worker takes no more work. It keeps the leases that it has."""
+        """Note that the worker takes no more work. It keeps its existing leases."""
         with self._lock:
             if worker in self._workers:
                 self._workers[worker] = None
 
     def listen(self, who: object, loop: asyncio.AbstractEventLoop, deliver: Deliver, ignored: str = "") -> None:
-        """Call `deliver` in the loop with every notification to all workers, except for the ignored one: waking a loop
-        costs more than receiving a notification."""
+        """Call `deliver` on the loop with every notification to all workers, except for the ignored one.
+
+        Ignoring it here saves waking the loop, which costs more than receiving a notification.
+        """
         with self._lock:
             self._listeners[who] = (loop, deliver, ignored)
             self._start()
 
     def listen_to_log(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        """Call `wake` in the loop when entries may have been written. To be called before the thread starts."""
+        """Call `wake` on the loop when entries may have been written. Must be called before the thread starts."""
         with self._lock:
             self._log_listener = (loop, wake)
             self._start()
@@ -143,7 +154,7 @@ class Heartbeat:
             self._listeners.pop(who, None)
 
     async def close(self) -> None:
-        """End the thread. A later caller starts it again."""
+        """End the thread. A later call starts it again."""
         with self._lock:
             thread, self._thread = self._thread, None
             stop, self._stop = self._stop, None
@@ -167,11 +178,11 @@ class Heartbeat:
                 threading.Thread(target=self._watch, args=watching, name="everloop-silence", daemon=True).start()
 
     def _watch(self, stop: Stop, primary: Primary) -> None:
-        """Break off all connections to a server that is silent."""
+        """Break all connections to a server that is silent."""
         while not stop.is_set:
             if (asked_at := self._asked_at) and time.monotonic() - asked_at > SILENT_SECONDS:
                 self._asked_at = 0.0
-                log.warning("the store has not answered for %.0f s: the primary is looked for", SILENT_SECONDS)
+                log.warning("the store has not answered for %.0f s: looking for the primary", SILENT_SECONDS)
                 if (connection := self._connection) is not None:
                     break_off(connection)
                 primary.break_all()
@@ -179,7 +190,7 @@ class Heartbeat:
 
     def _run(self, stop: Stop) -> None:
         connection: Connection | None = None
-        is_reported = False  # that the server is unreachable
+        is_reported = False  # whether the server's being unreachable was reported
         try:
             while not stop.is_set:
                 try:
@@ -221,7 +232,7 @@ class Heartbeat:
         self._has_sync_standby = connection.execute(replication.NAMES).fetchone() not in (None, ("",))
         connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         if self.owes:
-            self.owes = False  # before sending: it may be set again meanwhile
+            self.owes = False  # before sending: it may be set again in the meantime
             try:
                 connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
             except Exception:
@@ -229,8 +240,10 @@ class Heartbeat:
                 raise
 
     def _renew(self, connection: Connection) -> list[str]:
-        """Renew the rows of this process's workers. If one joins or leaves meanwhile, its row may be overwritten with
-        old values, so they are written again."""
+        """Renew the rows of this process's workers.
+
+        If one joins or leaves in the meantime, its row may be overwritten with old values, so they are written again.
+        """
         while True:
             with self._lock:
                 for worker in [worker for worker in self._workers if gone(worker)]:
@@ -250,12 +263,12 @@ class Heartbeat:
         row = connection.execute(replication.TIMELINE).fetchone()
         timeline = row[0] if row is not None else ""
         if self._timeline not in ("", timeline):
-            log.warning("the store has failed over to another server")
             connection.execute(GRACE)
+            log.warning("the store has failed over to another server")
         self._timeline = timeline
 
     def _look_for_standby(self, connection: Connection) -> None:
-        """Report commits that wait for a synchronous standby, once, and the end of that."""
+        """Report commits that wait for a synchronous standby, once, and when they no longer do."""
         self._asked_at = time.monotonic()
         row = connection.execute(replication.WAITING).fetchone()
         self._asked_at = 0.0
@@ -264,7 +277,7 @@ class Heartbeat:
         if self.standby_wait and not waited:
             log.warning(
                 "the store has no synchronous standby: %d writes wait for one, the first for %.0f s; start the standby "
-                "again, or take it out of synchronous_standby_names",
+                "again, or remove it from synchronous_standby_names",
                 count,
                 seconds,
             )
@@ -301,7 +314,7 @@ class Heartbeat:
                 loop.call_soon_threadsafe(wake)
 
     def subscribe(self, subscriber: Callable[[Notices | None], None]) -> None:
-        """Call the subscriber, in the heartbeat's thread, with every notice that is no wake-up; None after a gap."""
+        """Call the subscriber, in the heartbeat's thread, with every notice that is not a wake-up; None after a gap."""
         self._subscriber = subscriber
 
     def _relay(self, notices: Notices | None) -> None:
@@ -318,13 +331,15 @@ class Heartbeat:
 
 
 def _clock() -> float:
-    """Seconds by a clock that goes on while the machine sleeps, as the database's does."""
+    """Return the time of a clock that, like the database's, keeps running while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def wait_for(seconds: float, *files: int) -> None:
-    """Wait until one of the files is readable, or for so long. `select` accepts no file number above 1023, which a
-    reconnect in a server with many clients may get."""
+    """Wait until one of the files is readable, or for `seconds`.
+
+    `select` accepts no file descriptor above 1023, but a reconnect in a server with many clients may get one.
+    """
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)

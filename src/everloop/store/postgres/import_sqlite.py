@@ -1,4 +1,4 @@
-"""Imports a SQLite store into an empty PostgreSQL database: all of it, verified, or nothing."""
+"""Imports a SQLite store into an empty PostgreSQL database: completely and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .schema import migrate
 if TYPE_CHECKING:
     from .connections import Connection
 
-CHUNK = 500  # rows at a time
-# Leases and sending marks are not imported: no worker runs, and the next one takes everything up.
+CHUNK = 500  # rows per batch
+# Leases and sending marks are not imported: no worker is running, and the next one takes up everything.
 TABLES: dict[str, tuple[str, ...]] = {
     "session": ("id", "owner", "key", "fence", "history_from", "compacted", "created_at", "updated_at",
                 "title", "named_by", "naming_usage", "archived_at"),
     "entry": ("session", "seq", "turn", "kind", "data", "at"),
     "inbox": ("id", "owner", "session", "message_id", "kind", "state", "data", "at", "turn", "first_seq", "opened",
-              "ended_at", "reason", "damaged", "hidden"),
+              "ended_at", "reason", "damaged", "hidden", "flushed"),
     "outbox": ("id", "owner", "session", "turn", "data", "tries", "at", "sent_at", "key", "channel", "chat_id",
                "damaged", "parts", "failed"),
     "timer": ("owner", "id", "due_at", "data"),
@@ -36,6 +36,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "token": ("id", "hash", "name", "owner", "created_at", "last_used_at", "revoked_at", "rights", "agent"),
     "file_mark": ("owner", "digest", "tainted", "path", "at"),
     "session_grant": ("owner", "key", "name", "at"),
+    "request_text": ("owner", "hash", "key", "data", "at"),
     "channel_state": ("channel", "key", "value"),
 }  # fmt: skip
 NUMBERED = ("session", "inbox", "outbox")
@@ -45,7 +46,7 @@ LOG = "SELECT session, seq, turn, kind, data, at FROM entry ORDER BY session, se
 
 @dataclass(slots=True)
 class Moved:
-    """What was imported: rows by table, and sessions whose logs were compared."""
+    """What was imported: rows by table, and the number of sessions whose logs were compared."""
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
@@ -67,13 +68,13 @@ def move(source: Path, target: DSN, tell: Callable[[str, int], None] = lambda ta
 
 
 def _file(source: Path) -> sqlite3.Connection:
-    """Open the file, migrated, and in one read transaction."""
+    """Open the file, migrated, in a single read transaction."""
     if not source.is_file():
         raise StoreError(f"there is no SQLite store at {source}: name the file to move")
     try:
         file = sqlite3.connect(source, isolation_level=None)
         if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'session'").fetchone():
-            raise StoreError(f"{source} is no store of Everloop")
+            raise StoreError(f"{source} is not an Everloop store")
         migrate_file(file)
         file.execute("BEGIN")
         held = file.execute(HELD).fetchall()
@@ -95,7 +96,7 @@ def _copy(
     database.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
     for table in TABLES:
         if database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
-            raise StoreError(f"{target} is not empty (it has rows in {table}): name a database that holds nothing yet")
+            raise StoreError(f"{target} is not empty (it has rows in {table}): name an empty database")
     for table, columns in TABLES.items():
         listed = ", ".join(columns)
         with database.cursor().copy(f"COPY {table} ({listed}) FROM STDIN") as copy:
@@ -111,11 +112,11 @@ def _copy(
 
 
 def _fits(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:
-    """A value as PostgreSQL keeps it."""
+    """Convert a value to PostgreSQL's representation."""
     if columns[n] in ("opened", "tainted", "hidden"):
         return bool(value)
     if isinstance(value, str) and "\0" in value:
-        raise StoreError(f"{table} {row[0]}: its {columns[n]} holds a NUL, which PostgreSQL cannot keep")
+        raise StoreError(f"{table} {row[0]}: its {columns[n]} contains a NUL, which PostgreSQL cannot store")
     return value
 
 
@@ -128,7 +129,7 @@ def _counted(file: sqlite3.Connection, database: Connection, table: str, source:
 
 
 def _compared(file: sqlite3.Connection, database: Connection, source: Path) -> int:
-    """Compare all logs entry by entry, and return how many there are."""
+    """Compare all logs entry by entry, and return their number."""
     there = _hashes(_rows(file.execute(LOG)))
     with database.cursor(name="log") as cursor:
         cursor.itersize = CHUNK

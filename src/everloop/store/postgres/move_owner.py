@@ -1,11 +1,11 @@
-"""Moves one owner from a PostgreSQL database to another: all of it, compared, or nothing.
+"""Moves one owner from one PostgreSQL database to another: completely and verified, or not at all.
 
-The log, which only grows, is copied while work goes on. Then the owner's sessions are locked in the old database, the
-rest is copied, and the new database commits: from there on the owner can work in it. Last, everything is deleted in the
-old one, and a mark is left there that refuses whatever still comes in. A move that is cut off before that leaves the
-owner in both, and is completed when it is run again.
+The log, which only grows, is copied while work continues. Then the owner's sessions are locked in the old database, the
+rest is copied, and the new database commits: from then on the owner can work there. Finally everything is deleted from
+the old one, and a mark is left there that refuses late arrivals. A move that is interrupted before that leaves the
+owner in both, and is completed by running it again.
 
-With an owner directory, servers hold the owner's requests back from before the lock until the directory names the new
+With an owner directory, servers hold back the owner's requests from before the lock until the directory names the new
 database.
 """
 
@@ -32,9 +32,9 @@ from .transactions import NOW, is_alive
 if TYPE_CHECKING:
     from .connections import Connection
 
-WAIT_SECONDS = 30.0  # for turns that run, and answers that are being sent
-HOLD_SECONDS = 90.0  # beyond that, for the copy: requests that are held back longer go to the old database again
-OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant")
+WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
+HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
+OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant", "request_text")
 BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
     UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session
@@ -44,14 +44,14 @@ LOCK = (
     "SELECT 1 FROM outbox WHERE owner = %(owner)s AND sent_at IS NULL ORDER BY id FOR UPDATE",
     "SELECT 1 FROM timer WHERE owner = %(owner)s ORDER BY id FOR UPDATE",
 )
-# As `everloop_refuse_moved` takes it: new rows of the owner wait, and find the mark.
+# The same lock as in `everloop_refuse_moved`: new rows of the owner wait, and find the mark.
 LOCK_OUT = "SELECT pg_advisory_xact_lock(1163284301, hashtext(%(owner)s))"
 MARK = f"""INSERT INTO moved_owner (owner, store, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (owner) DO UPDATE SET store = excluded.store, at = excluded.at"""
 QUEUED = """SELECT count(*) FROM inbox i WHERE i.owner = %s AND i.state = 'new' AND i.kind <> 'urgent'
     AND NOT EXISTS (SELECT 1 FROM inbox o WHERE o.session = i.session AND o.state = 'parked')"""
 NUMBERS = "SELECT nextval(pg_get_serial_sequence(%s, 'id')) FROM generate_series(1, %s)"
-PLACES = "unnest(%s::bigint[], %s::bigint[])"  # the number of a row, and the one that it gets
+PLACES = "unnest(%s::bigint[], %s::bigint[])"  # a row's old and new number
 LENGTHS = """SELECT s.id, coalesce((SELECT max(seq) FROM entry e WHERE e.session = s.id), 0) FROM session s
     WHERE s.id = ANY(%s)"""
 LOG = """COPY (SELECT p.place, e.seq, e.turn, e.kind, e.data, e.at
@@ -62,7 +62,7 @@ TAKEN_NAME = "SELECT name FROM token WHERE name = ANY(%s) AND revoked_at IS NULL
 
 
 class Part(NamedTuple):
-    """A part of a session's log, and the session's number in both databases."""
+    """A section of a session's log, and the session's number in both databases."""
 
     id: int
     place: int
@@ -72,7 +72,8 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class MovedOwner:
-    """What was moved: rows by table, sessions whose logs were compared, and how long the owner's work waited."""
+    """What was moved: rows by table, the number of sessions whose logs were compared, and how long the owner's work
+    waited."""
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
@@ -105,11 +106,11 @@ def move_owner(
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"{explain(source, error)} Run it again: what is there twice is compared.") from error
+            raise StoreError(f"{explain(source, error)} Run it again: data in both databases is compared.") from error
 
 
 def _is_same(old: Connection, new: Connection) -> bool:
-    """Whether both are one database: an advisory lock is held in one database of one server."""
+    """Return whether both are the same database: an advisory lock belongs to one database of one server."""
     key = secrets.randbits(62)
     old.execute("SELECT pg_advisory_lock(%s)", (key,))
     try:
@@ -120,7 +121,7 @@ def _is_same(old: Connection, new: Connection) -> bool:
 
 
 class _Move:
-    """One move. A connection that is closed rolls its transaction back."""
+    """One move. Closing a connection rolls its transaction back."""
 
     def __init__(
         self,
@@ -136,22 +137,22 @@ class _Move:
         self._old, self._new = old, new
         self._source, self._target = source, target
         self._lease = lease
-        self._entry = entry  # of the owner in the directory
-        self._places: dict[int, int] = {}  # sessions that are copied, and their numbers in the new database
-        self._lengths: dict[int, int] = {}  # of their logs, so far as they are copied
+        self._entry = entry  # the owner's row in the directory
+        self._places: dict[int, int] = {}  # copied sessions, and their numbers in the new database
+        self._lengths: dict[int, int] = {}  # lengths of their logs, as far as they are copied
         self._moved = MovedOwner(rows={"session": 0, "entry": 0})
 
     def run(self, before_commit: Callable[[], None], wait: float) -> MovedOwner:
         if self._was_moved():
             if self._entry is None:
-                raise StoreError(f"{self._owner} has moved to {self._target} already")
+                raise StoreError(f"{self._owner} has already moved to {self._target}")
             self._entry.put(self._target)
             return self._moved
         try:
             self._copy_and_commit(before_commit, wait)
         except BaseException:
             if self._entry is not None:
-                with contextlib.suppress(Exception):  # then the hold ends by itself
+                with contextlib.suppress(Exception):  # the hold expires by itself
                     self._entry.unhold()
             raise
         if self._entry is not None:
@@ -159,17 +160,17 @@ class _Move:
         return self._moved
 
     def _was_moved(self) -> bool:
-        """Whether an earlier move is complete but for the directory."""
+        """Return whether an earlier move is complete except for the directory."""
         row = self._old.execute("SELECT store FROM moved_owner WHERE owner = %s", (self._owner,)).fetchone()
         return row is not None and row[0] == self._target.without_password
 
     def _copy_and_commit(self, before_commit: Callable[[], None], wait: float) -> None:
         self._new.execute(BEGIN)
-        self._new.execute("DELETE FROM moved_owner WHERE owner = %s", (self._owner,))  # they come back
+        self._new.execute("DELETE FROM moved_owner WHERE owner = %s", (self._owner,))  # the owner may be coming back
         there: dict[str, int] = dict(
             self._new.execute("SELECT key, id FROM session WHERE owner = %s", (self._owner,)).fetchall()
         )
-        known = {id: there[key] for id, key in self._sessions().items() if key in there}  # by a move that was cut off
+        known = {id: there[key] for id, key in self._sessions().items() if key in there}  # by an interrupted move
         self._copy_log(known)
         if self._entry is not None:
             self._entry.hold(self._source, 2 * wait + HOLD_SECONDS)
@@ -179,9 +180,9 @@ class _Move:
         if not sessions and not any(self._count(table) for table in OF_OWNER):
             raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
         if self._places.keys() - sessions.keys():
-            raise StoreError("a session was deleted meanwhile: try again")
+            raise StoreError("a session was deleted in the meantime: try again")
         lengths = self._lengths_of(known)
-        changed = f"{self._target} has a session of the same name with another log"
+        changed = f"{self._target} has a session of the same name with a different log"
         self._compare((Part(id, known[id], 0, length) for id, length in lengths.items()), changed)
         self._update_sessions()
         self._copy_log(known)
@@ -199,27 +200,29 @@ class _Move:
     # ------------------------------------------------------------------------------------------ waiting
 
     def _lock_out(self, wait: float) -> float:
-        """Lock the owner's rows while no worker is at work on them; gives the time from which on work waits."""
+        """Lock the owner's rows while no worker is active on them; return the time from which on work waits."""
         give_up = time.monotonic() + wait
         while True:
             self._wait_until_idle(give_up)
             self._old.execute(BEGIN)
             began = time.monotonic()
-            for query in (*LOCK, LOCK_OUT, *LOCK):  # the second time sessions that came into being before LOCK_OUT
+            for query in (*LOCK, LOCK_OUT, *LOCK):  # the second time for sessions created before LOCK_OUT
                 self._old.execute(query, {"owner": self._owner})
             if not self._busy():
                 return began
-            self._old.execute("ROLLBACK")  # a worker has just begun
+            self._old.execute("ROLLBACK")  # a worker has just started
 
     def _wait_until_idle(self, give_up: float) -> None:
         while busy := self._busy():
             if time.monotonic() > give_up:
-                raise StoreError(f"a worker is at work on {', '.join(busy[:3])}: try again when its turn has ended")
+                raise StoreError(f"a worker is working on {', '.join(busy[:3])}: try again once its turn has ended")
             time.sleep(0.1)
 
     def _wait_for_queue(self, wait: float) -> None:
-        """Let workers answer what waits: its clients are connected to servers that look into the old database. What no
-        worker answers is moved as it is."""
+        """Let workers answer pending messages: their clients are connected to servers that read the old database.
+
+        Messages that no worker answers are moved unanswered.
+        """
         give_up = time.monotonic() + wait
         while time.monotonic() < give_up and self._old.execute(QUEUED, (self._owner,)).fetchone() != (0,):
             takers = self._old.execute("SELECT id FROM worker WHERE address = 'work'").fetchall()
@@ -228,7 +231,7 @@ class _Move:
             time.sleep(0.1)
 
     def _busy(self) -> list[str]:
-        """The sessions that a living worker holds, or sends answers of."""
+        """Return the sessions that a live worker holds, or whose answers it is sending."""
         held = self._old.execute(HELD, {"owner": self._owner}).fetchall()
         return sorted({key for worker, key in held if is_alive(self._old, worker, self._lease)})
 
@@ -263,7 +266,7 @@ class _Move:
         self._lengths = lengths
 
     def _compare(self, parts: Iterable[Part], wrong: str) -> None:
-        """Compare logs entry by entry, as both servers write them."""
+        """Compare logs entry by entry, in the servers' COPY format."""
         parts = list(parts)
         there = [part._replace(id=part.place) for part in parts]
         with (
@@ -274,7 +277,7 @@ class _Move:
                 raise StoreError(wrong)
 
     def _update_sessions(self) -> None:
-        """What has changed of a session since its log was copied."""
+        """Copy the changes to sessions since their logs were copied."""
         columns = [name for name in TABLES["session"] if name not in ("id", "owner", "key")]
         query = f"SELECT id, {', '.join(columns)} FROM session WHERE id = ANY(%s)"
         rows = self._old.execute(query, (list(self._places),)).fetchall()
@@ -299,12 +302,12 @@ class _Move:
             self._moved.rows[table] = len(rows)
 
     def _numbered(self, table: str, ids: list[int]) -> dict[int, int]:
-        """Give each row the number that it gets in the other database, in the same order."""
+        """Assign each row its number in the other database, in the same order."""
         numbers = sorted(number for (number,) in self._new.execute(NUMBERS, (table, len(ids))).fetchall())
         return dict(zip(ids, numbers, strict=True))
 
     def _stream(self, table: str, sessions: dict[int, int], rows: dict[int, int]) -> int:
-        """Copy these rows as the server writes them, with new numbers; `sessions` are those that they belong to."""
+        """Copy these rows in the server's COPY format, with new numbers; `sessions` are those that they belong to."""
         named = {"id": "r.place", "session": "s.place"}
         columns = ", ".join(named.get(name, f"t.{name}") for name in TABLES[table])
         joined = f"{table} t JOIN {PLACES} AS r (id, place) ON r.id = t.id"

@@ -1,8 +1,8 @@
-"""Wake-ups by NOTIFY: how a worker gets and sends notices, on whatever machine the others run.
+"""Wake-ups by NOTIFY: how a worker gets and sends notices, on whichever machine the others run.
 
-A notice about a session goes to the worker that holds it, or else to one of those that take work: a message costs the
-same, however many workers there are. The death of a worker on the same machine is seen at once; one on another machine
-is dead when its lease has ended.
+A notice about a session goes to the worker that holds it, or else to one of those that take work, so that the cost of a
+message does not depend on the number of workers. The death of a worker on the same machine is detected at once; one on
+another machine is dead when its lease has expired.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from .store import PostgresStore
 
 log = logging.getLogger(__name__)
-LATE_SECONDS = 1.0  # after which a worker looks for work that another one was notified of
-# The addresses of workers that take any work, of those that only get other notices, and of those that read the log.
+LATE_SECONDS = 1.0  # delay after which a worker looks for work that another one was notified of
+# The addresses of workers that take any work, of those that only get other notices, and of those that follow the log.
 TAKES_WORK, LISTENS, FOLLOWS = "work", "ear", "log"
-AT_ONCE = 300  # ids in one NOTIFY, which may have 8,000 bytes
+AT_ONCE = 300  # ids per NOTIFY, which may have 8,000 bytes
 DIRECTED = f"""SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, notice.what) FROM (
     SELECT 'w ' || worker || ' ' || string_agg(id::text, ',') AS what FROM (
         SELECT i.id, coalesce(
@@ -54,7 +54,7 @@ class _Pending:
 
 
 class Notifier:
-    """Sends notices. Callers that send the same kind at once share one NOTIFY."""
+    """Sends notices. Concurrent callers that send the same kind share one NOTIFY."""
 
     def __init__(self, connections: Connections, lease: float) -> None:
         self._connections = connections
@@ -82,7 +82,8 @@ class Notifier:
             raise
 
     def seal(self) -> None:
-        """Something else is broadcast now: later notices are sent after it, not with one that is already queued."""
+        """Seal queued notices before another broadcast: later notices must be sent after it, not with one already
+        queued."""
         with self._lock:
             self._pending.clear()
 
@@ -102,19 +103,24 @@ class Notifier:
 
 
 def send_now(db: Connection, what: str) -> bool:
-    """Send a notice to all workers on a connection that is in no transaction. False if it may not have been sent."""
+    """Send a notice to all workers on a connection outside of a transaction.
+
+    Return False if it may not have been sent.
+    """
     import psycopg
 
     try:
         prepared.run(db, NOTIFY, (CHANNEL, what))
-    except psycopg.Error:  # the connection is replaced when it is used next
+    except psycopg.Error:  # the connection is replaced at its next use
         return False
     return True
 
 
 class NotifiedPeer(Peer):
-    """A worker that is notified by NOTIFY. One that takes work also looks, after a while, for work that others were
-    notified of and may not have taken."""
+    """A worker that is notified by NOTIFY.
+
+    If it takes work, it also looks, after a delay, for work that others were notified of and may not have taken.
+    """
 
     def __init__(
         self, store: PostgresStore, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False
@@ -128,7 +134,7 @@ class NotifiedPeer(Peer):
         self._store.relay.bind()  # subscribers of a turn may announce themselves before it runs here
         if not await self._register(TAKES_WORK if self._takes else LISTENS):
             return
-        ignored = SENDING if self._takes else ""  # what turns say is sent by peers that take no work
+        ignored = SENDING if self._takes else ""  # output of turns is sent by peers that take no work
         self._store.heartbeat.listen(self, asyncio.get_running_loop(), self._receive, ignored)
         await self._watch_all()
         await self._store.wake(JOINED)
@@ -139,7 +145,7 @@ class NotifiedPeer(Peer):
             await self._register(LISTENS)
 
     async def _register(self, address: str) -> bool:
-        """Write the worker's address. False when it has left meanwhile."""
+        """Write the worker's address. Return False if it has left in the meantime."""
         await self._store.join(self._worker, address)
         if not self._joined:
             await self._store.leave(self._worker)
@@ -156,7 +162,7 @@ class NotifiedPeer(Peer):
         try:
             await self._store.leave(self._worker)
             await self._store.wake()
-        except StoreError as error:  # the others see the lease end
+        except StoreError as error:  # the others will see the lease expire
             log.warning("%s", error)
 
     def _receive(self, text: str) -> None:
@@ -178,13 +184,13 @@ class NotifiedPeer(Peer):
         self._on_notice(Notice(WORK))
 
     def _exited(self, worker: str) -> None:
-        """A worker on this machine has died: it gets no more notices, and its sessions are free."""
+        """Handle the death of a worker on this machine: it gets no more notices, and its sessions are free."""
         self._spawn(self._store.leave(worker))
         self._on_notice(Notice())
 
 
 class LogWatch:
-    """Wakes when entries are written to the log of any session, by whatever process."""
+    """Wakes when entries are written to the log of any session, by whichever process."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
@@ -192,10 +198,10 @@ class LogWatch:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin. A write that is under way at that moment may go unnoticed."""
+        """Start watching. A write in progress at that moment may be missed."""
         self._store.heartbeat.listen_to_log(asyncio.get_running_loop(), self._changed.set)
         await self._store.join(self._worker, FOLLOWS)
-        await self.changed()  # once it listens
+        await self.changed()  # wait until it listens
 
     async def changed(self) -> None:
         """Wait for the next change; return at once if there was one since the last call."""
@@ -205,6 +211,6 @@ class LogWatch:
     async def close(self) -> None:
         try:
             await self._store.leave(self._worker)
-        except StoreError as error:  # it is removed when its lease has ended
+        except StoreError as error:  # it is removed when its lease has expired
             log.warning("%s", error)
         retire(self._worker)

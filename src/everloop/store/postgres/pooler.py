@@ -1,9 +1,9 @@
-"""Connection poolers: which address may be one, and what a pooler in transaction mode needs.
+"""Connection poolers: which address may be one, and what a pooler in transaction mode requires.
 
-A pooler in transaction mode lends each transaction a server process. What a connection listens to and sets is lost
-with its first transaction: through such a pooler everything seems to work, but no worker is ever woken. So the address
-of the store must keep its process (the server itself, or a pooler in session mode), and a pooler in transaction mode
-has an address of its own, for everything but listening.
+A pooler in transaction mode assigns a server process to each transaction. LISTEN and SET of a connection are lost after
+its first transaction: through such a pooler everything seems to work, but no worker is ever woken. So the address of
+the store must keep its process (the server itself, or a pooler in session mode), and a pooler in transaction mode has
+an address of its own, for everything but listening.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .schema import LOCK
 if TYPE_CHECKING:
     from .connections import Connection
 
-TRIES = 5  # on a pooler with many other clients, one try may see nothing
+TRIES = 5  # on a pooler with many other clients, a single attempt may detect nothing
 PID = "SELECT pg_backend_pid()"
 TABLES = "SELECT to_regclass('everloop_schema')::oid::bigint"
-# What the role of this connection starts each session in this database with.
+# The settings with which the role of this connection starts each session in this database.
 DEFAULTS = """SELECT unnest(s.setconfig) FROM pg_db_role_setting s
     JOIN pg_database d ON d.oid = s.setdatabase JOIN pg_roles r ON r.oid = s.setrole
     WHERE d.datname = current_database() AND r.rolname = current_user"""
@@ -32,8 +32,8 @@ DEFAULTS = """SELECT unnest(s.setconfig) FROM pg_db_role_setting s
 def refuse_transaction_mode(connection: Connection, dsn: DSN, connect: Callable[[], Connection]) -> None:
     """Raise a StoreError if a connection does not keep its server process.
 
-    A server announces the id of its process; a pooler announces a number of its own. Only then a second connection
-    begins a transaction: if it gets the process that the first one had, the first one has not kept it.
+    A server announces the id of its process; a pooler announces a number of its own. Only in that case, a second
+    connection starts a transaction: if it gets the process that the first one had, the first one has not kept it.
     """
     first = _process(connection)
     if first == connection.info.backend_pid:
@@ -56,7 +56,7 @@ def refuse_transaction_mode(connection: Connection, dsn: DSN, connect: Callable[
 def check_pool(pooled: Connection, pool: DSN, direct: Connection, dsn: DSN) -> None:
     """Raise a StoreError unless both connections lead to the same tables of the same server.
 
-    An advisory lock is held in one database of one server: where the pooler leads elsewhere, it is free.
+    An advisory lock belongs to one database of one server: if the pooler leads elsewhere, the lock is free there.
     """
     key = secrets.randbits(62)
     direct.execute("SELECT pg_advisory_lock(%s)", (key,))
@@ -71,9 +71,9 @@ def check_pool(pooled: Connection, pool: DSN, direct: Connection, dsn: DSN) -> N
 
 
 def set_defaults(connection: Connection) -> None:
-    """Have every session of this role in this database start with our settings.
+    """Make every session of this role in this database start with our settings.
 
-    A setting of one connection would hold for the server process that it happens to have at that moment.
+    A setting made on a connection would only apply to the server process that it happens to have at that moment.
     """
     from psycopg import sql
 

@@ -1,4 +1,5 @@
-"""Prepared statements by libpq itself: the few that every turn runs.
+"""Prepared statements through libpq itself, for the few that every turn runs, and the writes that consist of one of
+them.
 
 Through a pooler nothing is prepared: the next transaction may run in a server process that does not know the name.
 
@@ -11,23 +12,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from .connections import Connection
 
+T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
-# psycopg deallocates all prepared statements of a connection after a ROLLBACK, these too.
+# After a ROLLBACK, psycopg deallocates all prepared statements of a connection, including these.
 GONE = b"26000"
 _names: weakref.WeakKeyDictionary[Connection, dict[str, bytes]] = weakref.WeakKeyDictionary()
 
 
 def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Rows:
-    """Run a statement with `%s` for its values outside of a pipeline, and return its rows.
+    """Run a statement with `%s` placeholders outside of a pipeline, and return its rows.
 
-    It is prepared the first time that it runs on a connection, unless the connection is one of a pooler.
+    It is prepared the first time it runs on a connection, unless the connection goes through a pooler.
     """
     from psycopg import OperationalError
     from psycopg.pq import DiagnosticField, ExecStatus
@@ -38,7 +40,7 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
             result = connection.pgconn.exec_params(_numbered(query), arguments)
         else:
             result = connection.pgconn.exec_prepared(_prepared(connection, query), arguments)
-            if result.error_field(DiagnosticField.SQLSTATE) == GONE:  # nothing of it has run
+            if result.error_field(DiagnosticField.SQLSTATE) == GONE:  # none of it has run
                 del _names[connection]
                 result = connection.pgconn.exec_prepared(_prepared(connection, query), arguments)
     except OperationalError:  # libpq has no result at all
@@ -57,7 +59,7 @@ def run(connection: Connection, query: str, values: Sequence[object] = ()) -> Ro
 
 
 def _prepared(connection: Connection, query: str) -> bytes:
-    """The name of a statement, which is prepared if it is not yet."""
+    """Return the name of a statement, preparing it if necessary."""
     names = _names.setdefault(connection, {})
     if (name := names.get(query)) is None:
         name = b"everloop_%d" % (len(names) + 1)
@@ -68,7 +70,7 @@ def _prepared(connection: Connection, query: str) -> bytes:
 
 @lru_cache
 def _numbered(query: str) -> bytes:
-    """The statement with `$1`, `$2` … for its values, as the server wants it."""
+    """Return the statement with `$1`, `$2` … for its values, as the server requires."""
     first, *others = query.split("%s")
     return "".join([first, *(f"${number}{part}" for number, part in enumerate(others, 1))]).encode()
 
@@ -108,7 +110,7 @@ def _element(value: object) -> bytes:
 
 def _text(value: str) -> bytes:
     data = value.encode()
-    if b"\0" in data:  # libpq would take the text to end there
+    if b"\0" in data:  # libpq would end the text there
         from psycopg import DataError
 
         raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
@@ -119,7 +121,7 @@ def _numbers(text: bytes) -> list[int]:
     return [int(one) for one in text[1:-1].split(b",") if one]
 
 
-# By the type's number in PostgreSQL; all others are text.
+# By PostgreSQL type number; all others are text.
 _DECODERS: dict[int, Callable[[bytes], Any]] = {
     16: lambda text: text == b"t",  # boolean
     20: int,  # bigint
@@ -128,3 +130,44 @@ _DECODERS: dict[int, Callable[[bytes], Any]] = {
     701: float,  # double precision
     1016: _numbers,  # bigint[]
 }
+
+
+# ---------------------------------------------------------------------------------------------- writes of one statement
+
+# Runs a statement with these values after the caller's mark (its row of `lane` and a number), and returns its rows. If
+# the connection breaks before they arrive, there is one row: the result that the statement left with the mark.
+Call = Callable[..., list[tuple[Any, ...]]]
+
+
+class MustTransact(Exception):
+    """A lone write has written nothing and must be run as a transaction, because its case is not the common one."""
+
+
+class LoneWrite(Generic[T]):
+    """A write with two forms.
+
+    PostgreSQL makes a transaction of a single statement by itself. `alone` gets a connection outside of a transaction.
+    It writes only through the `Call`, or with a statement that can be repeated without harm. `in_transaction` does the
+    same as part of a transaction. Both may be run again.
+    """
+
+    __slots__ = ("alone", "in_transaction")
+
+    def __init__(self, alone: Callable[[Connection, Call], T], in_transaction: Callable[[Connection], T]) -> None:
+        self.alone = alone
+        self.in_transaction = in_transaction
+
+    def __call__(self, connection: Connection) -> T:
+        return self.in_transaction(connection)
+
+
+def repeatable(query: str, *values: object) -> LoneWrite[None]:
+    """A single statement that is idempotent."""
+
+    def alone(db: Connection, _: Call) -> None:
+        run(db, query, values)
+
+    def in_transaction(db: Connection) -> None:
+        db.execute(query, values)
+
+    return LoneWrite(alone, in_transaction)

@@ -44,12 +44,19 @@ LOG = "SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq > %s AND
 TURN = """SELECT seq, turn, at, data FROM entry WHERE session = %s AND seq >= %s
     AND turn IS NOT DISTINCT FROM (SELECT turn FROM entry WHERE session = %s AND seq = %s) ORDER BY seq"""
 HISTORY = "SELECT id, history_from FROM session WHERE owner = %s AND key = %s"
-# From the newest on, so that a recent turn is found at once.
+# Latest first, so that a recent turn is found quickly.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
-        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason,
+        i.flushed
     FROM inbox i JOIN session s ON s.id = i.session
     WHERE i.opened AND i.owner = %s AND starts_with(i.turn, %s) AND (%s::bigint IS NULL OR i.session = %s)
     ORDER BY i.id DESC LIMIT %s"""
+KEEP_REQUEST_TEXTS = f"""INSERT INTO request_text (owner, hash, key, data, at)
+    SELECT %s, t.hash, %s, t.data, {NOW} FROM unnest(%s::text[], %s::text[]) AS t (hash, data) ORDER BY t.hash
+    ON CONFLICT DO NOTHING"""
+REQUEST_TEXTS = "SELECT hash, data, key FROM request_text WHERE owner = %s AND hash = ANY(%s)"
+NOTE_FLUSHES = """UPDATE inbox i SET flushed = flushed + n.seconds
+    FROM unnest(%s::bigint[], %s::float8[]) AS n (id, seconds) WHERE i.id = n.id"""
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = %s AND scope = ANY(%s)"
 TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at LIMIT %s"
 SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)
@@ -66,7 +73,7 @@ JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
 SESSION_HOLDERS = f"SELECT w.id, {FRESH} FROM worker w"
-# Notices are not kept, so they need not wait for the disk.
+# Notices are not stored, so they need not wait for the disk.
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
@@ -92,7 +99,7 @@ GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"
 COUNTED = 10_000  # sessions; beyond that the planner's own estimate is used
 ALL_WORKERS = f"""SELECT w.id, coalesce(w.address NOT IN ('ear', 'log'), false), greatest({NOW} - w.at, 0), {FRESH}
     FROM worker w ORDER BY w.id"""
-# The holder of a session has an open row of its inbox, so none is missing in `busy`. Finished work is not read.
+# The holder of a session has an open row in its inbox, so none is missing in `busy`. Finished work is not read.
 OVERVIEW = f"""
 WITH opened AS MATERIALIZED (SELECT session, state, kind, at, opened FROM inbox WHERE state <> 'done'),
 busy AS MATERIALIZED (

@@ -1,4 +1,4 @@
-"""What a server says of its standbys: which it waits for, which lag behind, and whether commits wait right now."""
+"""A server's view of its standbys: which it waits for, which lag behind, and whether commits are waiting right now."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..overview import Replication, Standby
 if TYPE_CHECKING:
     from .connections import Connection
 
-# Commits of this database that wait for a synchronous standby, and for how long the first of them. The sessions of
-# another user are seen only with the rights of pg_monitor.
+# Commits of this database that wait for a synchronous standby, and how long the first of them has waited. Sessions of
+# another user are only visible with the privileges of pg_monitor.
 WAITING = """SELECT count(*), coalesce(extract(epoch FROM max(clock_timestamp() - query_start)), 0)::float8
     FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"""
 NAMES = "SELECT current_setting('synchronous_standby_names')"
 STANDBYS = """SELECT application_name, state, sync_state, pg_wal_lsn_diff(sent_lsn, replay_lsn)::bigint
     FROM pg_stat_replication ORDER BY application_name, pid"""
-# The number of a primary's history, which a promotion raises: the first eight digits of a file of its log.
+# The timeline of a primary, which a promotion raises: the first eight digits of the name of a WAL file.
 TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 
 

@@ -1,6 +1,6 @@
-"""The PostgreSQL schema as numbered migrations. A released one is never changed; new ones are added below it.
+"""The PostgreSQL schema as numbered migrations. A released migration is never changed; new ones are appended.
 
-The tables are those of SQLite. Data is text, not jsonb: messages may hold characters that jsonb refuses.
+The tables are those of SQLite. Data is text, not jsonb: messages may contain characters that jsonb rejects.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CREATE TABLE search_cursor (
     session bigint PRIMARY KEY REFERENCES session, seq bigint NOT NULL, untrusted boolean NOT NULL);
 """
 
-# Rows are updated often: free space in the page keeps the updates there.
+# Rows are updated often: free space in the page keeps the updates on it.
 m003_rates = """
 CREATE TABLE rate (
     owner text NOT NULL, name text NOT NULL, began float8 NOT NULL, number bigint NOT NULL, PRIMARY KEY (owner, name))
@@ -118,12 +118,12 @@ m008_hidden_messages = """
 ALTER TABLE inbox ADD COLUMN hidden boolean NOT NULL DEFAULT false;
 """
 
-# The steps of a turn as functions of the database, so that each is one statement and one transaction of its own. What
-# a step does is decided by `claims.py` for both stores; a function checks that the decision still holds, and writes.
+# The steps of a turn as functions of the database, so that each is one statement and one transaction. `claims.py`
+# decides the content of a step for both stores; a function checks that the decision still holds, and writes.
 #
-# Each returns numbers that only its caller can read, or NULL when it has written nothing. They are also kept in the
-# caller's row of `lane`, for a caller whose connection broke before it got them. That row's number only grows: once a
-# caller that looks for its outcome has raised it, a statement that is still on its way can no longer be kept.
+# Each returns numbers that only its caller can interpret, or NULL if it has written nothing. They are also stored in
+# the caller's row of `lane`, for a caller whose connection broke before it received them. That row's number only grows:
+# once a caller that looks up its outcome has raised it, a statement still in flight can no longer be committed.
 m009_steps = """
 ALTER TABLE lane ADD COLUMN result bigint[];
 
@@ -327,7 +327,7 @@ END $$;
 CREATE TRIGGER entry_followed AFTER INSERT ON entry FOR EACH STATEMENT EXECUTE FUNCTION everloop_tell_followers();
 """
 
-# As m013_titles of SQLite. A message that comes in while its session is deleted waits for that, and begins a new one.
+# As m013_titles of SQLite. A message that arrives while its session is being deleted waits, and starts a new session.
 m010_titles = """
 ALTER TABLE session ADD COLUMN title text NOT NULL DEFAULT '', ADD COLUMN named_by text NOT NULL DEFAULT '',
     ADD COLUMN naming_usage text NOT NULL DEFAULT '';
@@ -370,10 +370,10 @@ CREATE TABLE channel_state (
 # As m016_archive of SQLite.
 m012_archive = "ALTER TABLE session ADD COLUMN archived_at bigint NOT NULL DEFAULT 0;"
 
-# Which database each owner is in, for a database that is a directory (`store_directory`); and, in a database that an
-# owner has left, that nothing more of theirs is taken. A process that does not know of the move yet is refused by that.
-# An owner's new rows and the move exclude each other by a lock: what came in before the move is moved, and what comes
-# in during it finds the mark.
+# In a directory database (`store_directory`): the database of each owner. In a database that an owner has left: a mark
+# that refuses new data of theirs, even from a process that does not know about the move yet. An owner's new rows and
+# the move exclude each other by a lock: rows that came before the move are moved, and rows that come during it find the
+# mark.
 m013_directory = """
 CREATE TABLE owner_place (
     owner text PRIMARY KEY, store text NOT NULL, held_until float8, changed_at float8 NOT NULL);
@@ -397,6 +397,21 @@ CREATE TRIGGER session_grant_moved BEFORE INSERT ON session_grant
     FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
 """
 
+# The poolers through which servers reach the databases of a directory. Both addresses are without passwords.
+m014_pools = """
+CREATE TABLE database_pool (store text PRIMARY KEY, pool text NOT NULL);
+"""
+
+# As m017_requests of SQLite.
+m015_requests = """
+CREATE TABLE request_text (
+    owner text NOT NULL, hash text NOT NULL, key text NOT NULL, data text NOT NULL, at float8 NOT NULL,
+    PRIMARY KEY (owner, hash, key));
+CREATE TRIGGER request_text_moved BEFORE INSERT ON request_text
+    FOR EACH ROW EXECUTE FUNCTION everloop_refuse_moved();
+ALTER TABLE inbox ADD COLUMN flushed float8 NOT NULL DEFAULT 0;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -411,19 +426,22 @@ MIGRATIONS: tuple[str, ...] = (
     m011_channels,
     m012_archive,
     m013_directory,
+    m014_pools,
+    m015_requests,
 )
 
 
-# How many of these a release must know to work on the tables. It is that of the release before, so that a server, a
-# worker or a machine can be upgraded one after another: what was added since must not disturb that release, and what it
-# uses must stay. Whatever cannot be done so waits for the release after, which then raises this number.
+# How many of these migrations a release must know to work on the tables. This is the count of the previous release, so
+# that servers, workers and machines can be upgraded one after another: later additions must not disturb that release,
+# and what it uses must stay. Anything that cannot be done this way waits for the next release, which then raises this
+# number.
 NEEDED = 12
 
 
 class Versions(NamedTuple):
-    """What a database says of its tables."""
+    """The schema versions of a database."""
 
-    needed: int  # the migrations that a program must know to use them
+    needed: int  # the migrations that a program must know in order to use them
     applied: int
 
 
@@ -436,7 +454,7 @@ class Migration:
         self._lock = threading.Lock()
 
     def through(self, connection: Connection, check: Callable[[Connection], None] | None = None) -> Connection:
-        """The connection, once the tables are there; `check` comes before them. On an error it is closed."""
+        """Return the connection once the tables exist; `check` runs before that. On an error it is closed."""
         try:
             with self._lock:
                 if not self._done:
@@ -451,13 +469,13 @@ class Migration:
 
 
 def migrate(db: Connection, dsn: DSN) -> None:
-    """Apply the missing migrations. Several processes may do so at the same time."""
+    """Apply the missing migrations. Several processes may do so concurrently."""
     if (found := _versions(db)).applied < len(MIGRATIONS):
         with db.transaction():
             db.execute("SELECT set_config('lock_timeout', '120s', true)")
             db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
             db.execute("CREATE TABLE IF NOT EXISTS everloop_schema (version integer NOT NULL)")
-            # Releases before this column compare `version` with what they know, and so do those that know it.
+            # Releases before this column compare `version` with what they know, and so do those that know the column.
             db.execute("ALTER TABLE everloop_schema ADD COLUMN IF NOT EXISTS applied integer")
             found = _versions(db)
             for step in MIGRATIONS[found.applied :]:
@@ -473,7 +491,7 @@ def migrate(db: Connection, dsn: DSN) -> None:
 
 
 def _versions(db: Connection) -> Versions:
-    """What is there; nothing in a database without our tables."""
+    """Read the versions; zeros in a database without our tables."""
     there = db.execute("SELECT to_regclass('everloop_schema')").fetchone()
     if there is None or there[0] is None:
         return Versions(0, 0)

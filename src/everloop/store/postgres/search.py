@@ -1,7 +1,7 @@
-"""Search over past conversations in PostgreSQL: a text search vector for each message, beside the log.
+"""Search over past conversations in PostgreSQL: a text search vector per message, next to the log.
 
-As with SQLite, turns write nothing here, and a search first indexes what is new. The vectors are built from the words
-of `search_text`, so that both stores find the same; PostgreSQL stems English words, intersects and ranks.
+As with SQLite, turns write nothing here, and a search first indexes new entries. The vectors are built from the words
+of `store/search.py`, so that both stores find the same; PostgreSQL stems English words, intersects and ranks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..base import Found
-from ..search_index import Batch, Lag, Text, next_batches, said
-from ..search_text import MAX_TERMS, Query
+from ..search import MAX_TERMS, Batch, Lag, Query, Text, next_batches, said
 
 if TYPE_CHECKING:
     from .connections import Connection
 
 T = TypeVar("T")
-LONGEST_WORD = 200  # characters that count
-MAX_POSITION = 16_383  # in PostgreSQL: text beyond it is found, but not as a phrase
+LONGEST_WORD = 200  # characters that are used
+MAX_POSITION = 16_383  # in PostgreSQL: text beyond that is found, but not as a phrase
 MAX_BYTES = 900_000  # of a vector; PostgreSQL allows a megabyte
 COUNTED = 2_000  # texts with a word; beyond that it is a common word anyway
 
@@ -46,8 +45,8 @@ ADD = """INSERT INTO search_entry (owner, session, seq, at, untrusted, words)
         WHERE f.owner = %s AND f.at = t.at AND f.seq = t.seq AND e.data = t.data)
     ORDER BY t.n"""
 STEMS = "SELECT w, (ts_lexize('everloop_stem', w))[1] FROM unnest(%s::text[]) AS w"
-# A rare word counts more than a common one, a short text more than a long one, and a new text up to a quarter more,
-# half of that after a month.
+# A rare word scores higher than a common one, a short text higher than a long one, and a new text up to a quarter
+# higher, half of that after a month.
 RANKED = f"""WITH term AS MATERIALIZED (
         SELECT t.q, ln(1 + {COUNTED}.0 / (1 + (SELECT count(*) FROM (SELECT 1 FROM search_entry f
             WHERE f.words @@ (%(mine)s::tsquery && t.q) LIMIT {COUNTED}) AS texts))) AS weight
@@ -70,12 +69,12 @@ class Runs(Protocol):
 
 
 async def search(read: Runs, write: Runs, owner: str, query: str, limit: int) -> list[Found]:
-    """Find messages in all sessions of an owner, best first."""
+    """Find messages in all sessions of an owner, best match first."""
     words = Query(query)
     if limit < 1 or not words:
         return []
     while not await _caught_up(read, write, owner):
-        pass  # another search indexes at the same time
+        pass  # another search is indexing concurrently
     return await read(lambda db: list(_find(db, owner, words, limit)))
 
 
@@ -103,7 +102,7 @@ def _find(db: Connection, owner: str, query: Query, limit: int) -> Iterator[Foun
 
 
 def _as_it_stands(part: str, unspaced: bool, stems: dict[str, str]) -> str:
-    """The term for a part of the query: its words as a phrase, or a run of characters."""
+    """Return the term for a part of the query: its words as a phrase, or a run of characters."""
     if not unspaced:
         return _phrase([stems.get(word, word) for word in _words(part)])
     return f"{_lexeme(_plain(part))}:*" if len(part) == 1 else _phrase(_words(" ".join(_pairs(part))))
@@ -128,7 +127,7 @@ def _lexeme(word: str) -> str:
 
 
 def _mark(owner: str) -> str:
-    """A term for the owner that no text contains: words do not begin with a slash."""
+    """Return a term for the owner that no text contains: words do not start with a slash."""
     return "/" + hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -136,7 +135,7 @@ def _mark(owner: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """The words of a folded text, without accents."""
+    """Return the words of a folded text, without accents."""
     if text.isascii():
         parted = "".join(one if one.isalnum() else " " for one in text)
     else:
@@ -153,13 +152,13 @@ def _plain(word: str) -> str:
 
 
 def _stems(db: Connection, words: Iterable[str]) -> dict[str, str]:
-    """The stems of the English words."""
+    """Return the stems of the English words."""
     english = [word for word in dict.fromkeys(words) if word.isascii() and word.isalpha() and len(word) > 2]
     return {word: stem or word for word, stem in db.execute(STEMS, (english,)).fetchall()} if english else {}
 
 
 def _vector(words: list[str], stems: dict[str, str], owner: str) -> str:
-    """The words with their positions, in the syntax of a tsvector."""
+    """Return the words with their positions, in the syntax of a tsvector."""
     places: dict[str, list[int]] = {_mark(owner): []}
     size = 0
     for place, word in enumerate(words, start=1):
@@ -176,7 +175,7 @@ def _vector(words: list[str], stems: dict[str, str], owner: str) -> str:
 
 
 async def _caught_up(read: Runs, write: Runs, owner: str) -> bool:
-    """Index what is new. False when another search has indexed some of it meanwhile."""
+    """Index new entries. Return False if another search has indexed some of them in the meantime."""
     behind = deque(await read(lambda db: [Lag(*row) for row in db.execute(BEHIND, (owner,)).fetchall()]))
     while behind:
         batches = await read(partial(_read_batches, owner=owner, behind=behind))
@@ -188,7 +187,7 @@ async def _caught_up(read: Runs, write: Runs, owner: str) -> bool:
 
 
 def _read_batches(db: Connection, owner: str, behind: deque[Lag]) -> list[tuple[Batch, list[str]]]:
-    """Batches of the log with the vectors of their texts. A repeated try must read the same: `behind` changes last."""
+    """Return batches of the log with the vectors of their texts. A retry must read the same: `behind` changes last."""
     ahead = deque(behind)
 
     def entries_of(lag: Lag, most: int) -> list[Any]:
@@ -204,10 +203,10 @@ def _read_batches(db: Connection, owner: str, behind: deque[Lag]) -> list[tuple[
 
 
 def _add(db: Connection, owner: str, batches: list[tuple[Batch, list[str]]]) -> None:
-    """Index what was read, unless another search has done so meanwhile."""
+    """Index a batch, unless another search has done so in the meantime."""
     for batch, vectors in batches:
         if db.execute("SELECT 1 FROM session WHERE id = %s FOR KEY SHARE", (batch.session,)).fetchone() is None:
-            continue  # it was deleted meanwhile
+            continue  # it was deleted in the meantime
         # The cursor first: its row is the lock between two searches.
         if db.execute(CURSOR, (batch.session, batch.until, batch.untrusted, batch.after)).fetchone() is None:
             raise _Overtaken

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims, outbox
+from .. import claims
 from ..base import (
     ChannelRow,
     Claim,
@@ -32,6 +33,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -39,8 +41,7 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Begun, Held
-from ..outbox import Taken, encoded
+from ..claims import Begun, Held, Taken
 from ..overview import Replication
 from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
@@ -50,9 +51,9 @@ from . import transactions as tx
 from .connections import Connections, Primary, connect, explain
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
-from .lone_writes import Call, LoneWrite, MustTransact, repeatable
 from .notify import NotifiedPeer, Notifier, send_now
 from .pooler import check_pool, refuse_transaction_mode, set_defaults
+from .prepared import Call, LoneWrite, MustTransact, repeatable
 from .schema import Migration
 from .transactions import NOW, Looked, LookedAt, living
 
@@ -63,17 +64,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 CONNECTIONS = 8
-UNFLUSHED = 1024 * 1024  # characters of a turn's log that are kept in memory until they are flushed
+UNFLUSHED = 1024 * 1024  # characters of a turn's log kept in memory until they are flushed
 PATIENCE = 30.0  # seconds that a call waits for a server that was reachable before
 
 
 class PostgresStore:
     """Log, inbox, outbox, leases and timers in one database, shared by any number of processes.
 
-    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode before the same
+    Nothing is opened before the first call. `pool` is the address of a pooler in transaction mode in front of the same
     database: reads and writes go through it, and only the heartbeat, which listens, goes to `dsn`. `lease_seconds` is
     how long a worker that misses its heartbeats keeps its leases; it should be the same in all processes of a store.
-    With `flush_always` every step waits for the disk.
+    With `flush_always`, every step waits for the disk.
     """
 
     def __init__(
@@ -99,17 +100,26 @@ class PostgresStore:
         self.heartbeat = Heartbeat(self._connect, in_words, lease_seconds, self._primary)
         self._notifier = Notifier(self.connections, lease_seconds)
         self.relay = NotifyRelay(self.connections, self.heartbeat, self._notifier.seal)
-        self._lease = lease_seconds
+        self._lease_seconds = lease_seconds
         self._flush_always = flush_always
         self._looked: dict[tuple[str, str], Looked] = {}  # sessions that the last look found ready
         self._migration = Migration(self.dsn)
         self._pool_checked = False
         self._checking_pool = threading.Lock()
 
+    @property
+    def _lease(self) -> float:
+        """Seconds after which an unrenewed lease has expired.
+
+        While this process cannot renew its own leases, none counts as expired: without a primary, no process can renew
+        any.
+        """
+        return math.inf if self.heartbeat.is_late else self._lease_seconds
+
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        # A key of its own: a new message does not wait for writes of the session's turn.
+        # A key of its own: a new message need not wait for writes of the session's turn.
         key = ("inbox", message.owner, message.session_key)
         alone = partial(tx.accept_alone, message=message, kind=kind)
         return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
@@ -153,7 +163,7 @@ class PostgresStore:
         return await self._readable(await self._in_reader(work))
 
     async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
-        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
             claims.log_damaged(await self._write(partial(tx.set_aside, damaged=damaged)))
@@ -232,7 +242,7 @@ class PostgresStore:
             if incoming:
                 raise MustTransact
             finished = tx.finish_alone(db, call, appended, values)
-            if finished.outbox and sender is None:  # from here it costs neither a thread's wake-up nor the loop's
+            if finished.outbox and sender is None:  # from here on it needs neither a thread's wake-up nor the loop's
                 return replace(finished, announced=send_now(db, SENDING))
             return finished
 
@@ -263,7 +273,7 @@ class PostgresStore:
         return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        (row,) = encoded([message])
+        (row,) = claims.encoded_outgoing([message])
         return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
@@ -301,13 +311,13 @@ class PostgresStore:
         found = await self._write(LoneWrite(alone, work), key)
         taken = found if isinstance(found, Taken) else Taken()
         if isinstance(found, tx.TakenAlone):
-            outbox.take(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
+            claims.take_outgoing(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
             if taken.damaged or found.has_more:
                 rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
                 try:
                     others = await self._write(rest, key)
                     taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
-                except StoreError as error:  # what was taken is to be sent all the same
+                except StoreError as error:  # what was taken must be sent all the same
                     log.warning("%s", error)
         taken.log_damaged()
         if taken.rows:
@@ -338,7 +348,7 @@ class PostgresStore:
         return {name: worker for name, worker, fresh in rows if living(worker, fresh)}
 
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
-        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
+        return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
@@ -347,14 +357,14 @@ class PostgresStore:
         await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
-        marked = _does(queries.MARK_PARTS, outbox.encoded_parts(parts), sent, id, worker)
+        marked = _does(queries.MARK_PARTS, claims.encoded_parts(parts), sent, id, worker)
         return await self._write(marked, ("outbox", worker)) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(_does(queries.BURY, outbox.column(reason), id, worker), ("outbox", worker)) == 1
+        return await self._write(_does(queries.BURY, claims.outbox_column(reason), id, worker), ("outbox", worker)) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
+        return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
         revived = await self._write(lambda db: db.execute(queries.REVIVE, (list(ids),)).fetchall())
@@ -414,6 +424,18 @@ class PostgresStore:
         rows = await self._read(queries.TURNS, owner, prefix, session, session, limit)
         return [TurnInfo(*row) for row in rows]
 
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        await self.connections.submit("unflushed", kept, ("request", owner))
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, list(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        noted = _does(queries.NOTE_FLUSHES, list(seconds), list(seconds.values()))
+        await self.connections.submit("unflushed", noted)
+
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         def write(work: Callable[[Connection], T], /) -> Written[T]:
             return self._write(work, ("search", owner))
@@ -459,7 +481,7 @@ class PostgresStore:
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        # One key for each owner: calls at the same time are one transaction, and none waits for another's lock.
+        # One key per owner: concurrent calls are one transaction, and none waits for another's lock.
         work = partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds)
         return await self._write(work, ("rate", owner))
 
@@ -525,7 +547,7 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        if self.heartbeat.knows(worker):  # a renewal under way then sees that it is outdated
+        if self.heartbeat.knows(worker):  # a renewal in progress then sees that it is outdated
             self.heartbeat.keep(worker, address)
         await self._write(_does(queries.JOIN, worker, address))
         self.heartbeat.keep(worker, address)
@@ -568,7 +590,7 @@ class PostgresStore:
     async def wake(self, what: str = ANY, ids: Iterable[int] = ()) -> None:
         try:
             await self._notifier.send(what, ids)
-        except StoreError:  # no other worker may know of what was written
+        except StoreError:  # no other worker may know about what was written
             self.heartbeat.owes = True
             raise
 
@@ -619,7 +641,7 @@ class PostgresStore:
         return await self._in_reader(lambda db: db.execute(query, values).fetchall())
 
     def _connect(self) -> Connection:
-        """A connection to the server itself."""
+        """Return a connection to the server itself."""
         connection = self._primary.connect() if self._primary is not None else connect(self.dsn)
         return self._migration.through(connection, self._refuse_pooler)
 
@@ -627,7 +649,7 @@ class PostgresStore:
         refuse_transaction_mode(connection, self.dsn, partial(connect, self.dsn))
 
     def _connect_pooled(self, pool: DSN) -> Connection:
-        """A connection through the pooler, once it is known to lead to the same tables."""
+        """Return a connection through the pooler, once it is known to lead to the same tables."""
         with self._checking_pool:
             if not self._pool_checked:
                 with self._connect() as direct, connect(pool, pooled=True) as pooled:
@@ -646,7 +668,7 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _does(query: str, *values: object) -> Callable[[Connection], int]:
-    """One statement; its result is how many rows it changed."""
+    """Return a single statement as a job whose result is the number of rows it changed."""
 
     def work(db: Connection) -> int:
         with db.pipeline():

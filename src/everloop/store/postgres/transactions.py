@@ -1,11 +1,12 @@
-"""The writes of the PostgreSQL store. Each function runs inside one transaction; those named `…_alone` are the same
-write as a single statement, which is a transaction by itself, and raise `MustTransact` in all but the usual case.
+"""The writes of the PostgreSQL store.
 
-A transaction that decides something about a session locks its row (`FOR NO KEY UPDATE`); one that only appends to the
-log locks it shared, so that the lease cannot change hands in between. Accepting a message waits for neither. State is
-read by a statement of its own after the lock, so that it sees what the previous holder has written.
+Each function runs inside one transaction; those named `…_alone` are the same write as a single statement, which is a
+transaction by itself, and raise `MustTransact` in all but the common case. A transaction that decides something about a
+session locks its row (`FOR NO KEY UPDATE`); one that only appends to the log takes a shared lock, so that the lease
+cannot change hands in between. Accepting a message waits for neither.
 
-Statements are pipelined: fetching a result waits for it and for all statements before it.
+State is read by a separate statement after the lock, so that it sees what the previous holder has written. Statements
+are pipelined: fetching a result waits for it and for all statements before it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
-from .. import claims, outbox
+from .. import claims
 from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
-from ..outbox import Outbound, encoded
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Outbound, Parked, SessionState
 from ..peers import gone
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 from . import prepared
-from .lone_writes import Call, MustTransact
+from .prepared import Call, MustTransact
 
 if TYPE_CHECKING:
     from .connections import Connection, Result
@@ -56,7 +56,7 @@ INSERT_INBOX = f"""INSERT INTO inbox (owner, session, message_id, kind, data, at
 OPEN = "UPDATE inbox SET state = 'taken', turn = %s, first_seq = %s, opened = true WHERE id = %s"
 SET_ASIDE = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, damaged = %s WHERE id = %s AND state = 'new'
     RETURNING id"""
-# The message came once more, under its id.
+# The message was delivered again, with its id.
 REPAIR = """UPDATE inbox SET data = %s, damaged = NULL, state = CASE WHEN damaged IS NULL THEN state ELSE 'new' END
     WHERE id = %s RETURNING state"""
 ABANDON = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = 'error',
@@ -77,10 +77,10 @@ STEP_BEGIN = f"SELECT everloop_begin({', '.join(['%s'] * 14)})"
 STEP_APPEND = f"SELECT everloop_append({', '.join(['%s'] * 17)})"
 STEP_FINISH = f"SELECT everloop_finish({', '.join(['%s'] * 22)})"
 STEP_TAKE = f"SELECT * FROM everloop_take_outgoing({', '.join(['%s'] * 7)})"
-LOST, MORE_TO_DO = 0, 2  # as the functions return them: an entry is missing; the session has more to do
+LOST, MORE_TO_DO = 0, 2  # as returned by the functions: an entry is missing; the session has more to do
 NO_MARK = (None, None)  # a step inside a transaction, which has a mark of its own
-# The state of a session, and the message that waits there. Each part is found by an index: EXISTS could become a table
-# of all sessions with open work.
+# The state of a session, and its pending message. Each part is found through an index: EXISTS could become a hash of
+# all sessions with open work.
 LOOKED = f"""s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
     (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
     (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
@@ -92,14 +92,14 @@ NEXT = """LEFT JOIN LATERAL (
     SELECT id, data, kind FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
     ORDER BY id LIMIT 1) AS i ON true"""
 LOOK = f"SELECT {LOOKED} FROM session s {NEXT} WHERE s.owner = %s AND s.key = %s"
-# The same of some sessions, with whether their workers are alive and whether there are urgent messages.
+# The same for several sessions, with whether their workers are alive and whether there are urgent messages.
 LOOK_AT = f"""SELECT s.owner, s.key, (SELECT {FRESH} FROM worker w WHERE w.id = s.worker),
         (SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND kind = 'urgent' LIMIT 1), {LOOKED}
     FROM session s {NEXT} WHERE s.id = ANY(%s::bigint[]) ORDER BY s.updated_at"""
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
 PAGE_MARKS = {
-    # The title that a model gave was for the conversation that ends here.
+    # A title given by a model was for the conversation that ends here.
     "new": """UPDATE session SET history_from = %s, compacted = 0,
         title = CASE WHEN named_by = '' THEN title ELSE '' END, named_by = '' WHERE id = %s""",
     "compacted": "UPDATE session SET compacted = %s WHERE id = %s",
@@ -119,8 +119,8 @@ UNSENT = """SELECT id, data, turn, tries FROM outbox
 SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (%s, %s, %s, %s)
     ON CONFLICT (owner, scope) DO UPDATE
     SET tokens = spent.tokens + excluded.tokens, cost = spent.cost + excluded.cost"""
-# The row is locked by the one that counts, and its number is read behind the lock. The clock is the database's, so all
-# machines have the same window.
+# The counting statement locks the row, and its number is read under the lock. The clock is the database's, so all
+# machines share the same window.
 ADMIT = f"""INSERT INTO rate (owner, name, began, number) VALUES (%(owner)s, %(name)s, {NOW}, 1)
     ON CONFLICT (owner, name) DO UPDATE SET
         began = CASE WHEN abs(excluded.began - rate.began) < %(seconds)s THEN rate.began ELSE excluded.began END,
@@ -153,7 +153,7 @@ class Locked(NamedTuple):
 
 
 def living(holder: str, fresh: bool) -> bool:
-    """Whether a worker's lease counts: it has been renewed, and the worker is not known to have ended."""
+    """Return whether a worker's lease is valid: it was renewed, and the worker is not known to have ended."""
     return fresh and not gone(holder)
 
 
@@ -176,7 +176,7 @@ def accept(
     session: int | None = None,
     opens: tuple[str, int] | None = None,
 ) -> Incoming:
-    """Put a message into the inbox, unless one with its id is there.
+    """Put a message into the inbox, unless its id is already there.
 
     With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
     """
@@ -195,12 +195,12 @@ def accept(
 
 
 def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind) -> Incoming:
-    if kind == "reply":  # what it is depends on the session's question
+    if kind == "reply":  # its kind depends on the session's question
         raise MustTransact
     values = (message.owner, message.session_key, message.id, kind, claims.inbox_data(message, None))
     if message.id is None:
         ((kept,),) = call(STEP_ACCEPT, *values)
-    else:  # repeated after a lost answer, it is found by its id
+    else:  # repeated after a lost response, it is found by its id
         ((kept,),) = prepared.run(db, STEP_ACCEPT, (*NO_MARK, *values))
     if kept is None:
         raise MustTransact
@@ -209,7 +209,7 @@ def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind
 
 
 def _known(db: Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
-    """A message that was accepted before. If its row is damaged, it is repaired."""
+    """Return a message that was accepted before. If its row is damaged, it is repaired."""
     if not claims.readable([row])[1]:
         return claims.incoming(row)
     repaired: Any = db.execute(REPAIR, (claims.inbox_data(message, None), row[0])).fetchone()
@@ -217,12 +217,12 @@ def _known(db: Connection, row: Sequence[Any], message: InboundMessage) -> Incom
 
 
 def set_aside(db: Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
-    """Take waiting rows that cannot be decoded out of the inbox; return those that were there."""
+    """Remove pending rows that cannot be decoded from the inbox; return those that were there."""
     return [row for row in damaged if db.execute(SET_ASIDE, (row.why, row.id)).fetchone() is not None]
 
 
 def _session_id(db: Connection, owner: str, key: str) -> int:
-    """The id of a session, which is created if it does not exist. Its row is locked only against deletion."""
+    """Return the id of a session, which is created if it does not exist. Its row is locked only against deletion."""
     found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
     while (row := db.execute(found, (owner, key)).fetchone()) is None:
         db.execute(NEW_SESSION, (owner, key))
@@ -242,10 +242,10 @@ def begin(
     lease: float,
     renew: bool,
 ) -> Begun:
-    """Take the lease of a session and its next work: an interrupted turn, else the oldest waiting message.
+    """Take the lease of a session and its next work: an interrupted turn, else the oldest pending message.
 
-    With `renew`, the worker's row is written first: its heartbeat does not know it yet. Without a message, it does not
-    wait for a transaction that has locked the session, and returns that the session is held.
+    With `renew`, the worker's row is written first, because its heartbeat does not know it yet. Without a message, it
+    does not wait for a transaction that has locked the session, but reports that the session is held.
     """
     found = _state(db, owner, key, lease) if message is not None else _state_if_free(db, owner, key, lease)
     if found is None or isinstance(found, Held):
@@ -273,10 +273,10 @@ def begin(
 
 
 class Looked(NamedTuple):
-    """What a look at a session has found."""
+    """The result of a look at a session."""
 
     state: SessionState
-    data: str  # of the message that waits, if there is one
+    data: str  # of the pending message, if there is one
     kind: Kind
 
     @classmethod
@@ -291,7 +291,7 @@ class Looked(NamedTuple):
 
 
 class LookedAt(NamedTuple):
-    """A session among several that were looked at."""
+    """One of several sessions that were looked at."""
 
     owner: str
     key: str
@@ -315,7 +315,7 @@ def begin_alone(
     kind: Kind,
     looked: Looked | None = None,
 ) -> Begun:
-    """Begin a new turn on a free session. The statement that writes checks that nothing has changed since the look."""
+    """Start a new turn on a free session. The writing statement checks that nothing has changed since the look."""
     if looked is None:
         found = prepared.run(db, LOOK, (owner, key))
         if not found:
@@ -374,7 +374,7 @@ def _take_up(
 
 
 def _abandon(db: Connection, claim: Claim, turn: str, damaged: Damaged) -> None:
-    """End an interrupted turn whose message is damaged. A turn that is not in the log yet leaves nothing there."""
+    """End an interrupted turn whose message is damaged. A turn without log entries leaves nothing in the log."""
     if claim.entries:
         _insert(db, claim.session, turn, claims.rows_from(claim.next_seq, claims.abandoned(claim.entries)))
     db.execute(ABANDON, (damaged.id, damaged.why, claim.session, turn))
@@ -391,7 +391,7 @@ def _state(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, 
 
 
 def _state_if_free(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any] | Held | None:
-    """The same for a session that exists and is not locked; None when it does not exist."""
+    """Lock and read a session that exists and is not locked; None if it does not exist."""
     row = db.execute(f"{LOCK} SKIP LOCKED", (owner, key))
     state = db.execute(STATE, (lease, owner, key))
     if (found := row.fetchone()) is not None:
@@ -405,13 +405,13 @@ def _open(db: Connection, claim: Claim, now: float) -> None:
 
 
 def _insert(db: Connection, session: int, turn: str | None, rows: LogRows) -> None:
-    """Add to the log of a session whose row is locked."""
+    """Append to the log of a session whose row is locked."""
     db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
     _turn_pages(db, session, rows)
 
 
 class TurnStep(NamedTuple):
-    """What a step of a turn writes: entries, the waiting messages that they hold, and what was spent."""
+    """The writes of one step of a turn: entries, the pending messages that they contain, and usage."""
 
     rows: LogRows
     took: Sequence[int]
@@ -419,7 +419,7 @@ class TurnStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it changes nothing of the session itself."""
+        """Return whether it changes nothing about the session itself."""
         return not any(True for _ in claims.page_marks(self.rows))
 
     def values(self, claim: Claim) -> tuple[Any, ...]:
@@ -431,16 +431,16 @@ class TurnStep(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """A step of a turn, and those before it that a crash of the database may have undone."""
+    """A step of a turn, and the earlier ones that a crash of the database may have undone."""
 
     claim: Claim
     step: TurnStep
     before: Sequence[TurnStep]
-    next_seq: int  # where the step's first entry goes
+    next_seq: int  # position of the step's first entry
 
     @classmethod
     def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int], flush: bool = True) -> Appended:
-        """Take the claim's next positions for these entries. With `flush`, no step before them need be kept."""
+        """Assign the claim's next positions to these entries. With `flush`, no earlier steps need be kept."""
         claim.inbox += took
         first, rows = claim.next_seq, claims.rows_of(claim, entries)
         spent, claim.spent = claim.spent, []
@@ -454,8 +454,10 @@ class Appended(NamedTuple):
 
 
 def _restore(db: Connection, appended: Appended) -> None:
-    """Write the steps again that are missing in the log: the database has crashed and undone what was not flushed, but
-    the worker that holds the session is alive and has them."""
+    """Rewrite the steps that are missing in the log.
+
+    The database has crashed and undone unflushed writes, but the worker that holds the session is alive and has them.
+    """
     claim = appended.claim
     held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
     _check(db.execute(held, (claim.session, claim.fence)), claim)
@@ -487,13 +489,13 @@ def append_alone(db: Connection, call: Call, appended: Appended, flush: bool) ->
 
 
 def append(db: Connection, appended: Appended) -> None:
-    """Append entries, and take the waiting messages that they hold."""
+    """Append entries, and take the pending messages that they contain."""
     _kept(db, STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
     _turn_pages(db, appended.claim.session, appended.step.rows)
 
 
 def _kept(db: Connection, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
-    """Run a step inside a transaction, and what must come before it."""
+    """Run a step inside a transaction; if earlier steps are missing from the log, restore them first."""
     for _ in range(2):
         row: Any = db.execute(query, values).fetchone()
         if row[0] is None:
@@ -505,7 +507,7 @@ def _kept(db: Connection, query: str, values: Sequence[Any], appended: Appended)
 
 
 def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
-    """Keep in the session's row where its conversation begins and how it is compacted."""
+    """Record in the session's row where its conversation starts and how it is compacted."""
     for kind, seq in claims.page_marks(rows):
         db.execute(PAGE_MARKS[kind], (seq, session))
         if kind == "new":  # grants were for the conversation that ends here
@@ -515,8 +517,8 @@ def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
 def finish_values(
     appended: Appended, entries: Sequence[Entry], outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> tuple[Any, ...]:
-    """The values of STEP_FINISH after its mark."""
-    columns = [list(column) for column in zip(*encoded(outgoing), strict=True)] or [[], [], []]
+    """Return the values of STEP_FINISH after its mark."""
+    columns = [list(column) for column in zip(*claims.encoded_outgoing(outgoing), strict=True)] or [[], [], []]
     return (*appended.values(), appended.claim.inbox, claims.end_reason(entries), sender, *columns)
 
 
@@ -534,7 +536,7 @@ def finish_alone(db: Connection, call: Call, appended: Appended, values: Sequenc
 def finish(
     db: Connection, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage] = ()
 ) -> Finished:
-    """End a turn or a command: everything that it leaves behind, or nothing."""
+    """End a turn or a command: write everything that it leaves behind, or nothing."""
     claim = appended.claim
     more, *sent = _kept(db, STEP_FINISH, (*NO_MARK, *values), appended)
     _turn_pages(db, claim.session, appended.step.rows)
@@ -547,8 +549,8 @@ def finish(
 
 
 def park(db: Connection, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
-    """Leave a turn in the store until a person has answered."""
-    claim, messages = appended.claim, encoded(outgoing)
+    """Park a turn in the store until a person has answered."""
+    claim, messages = appended.claim, claims.encoded_outgoing(outgoing)
     _check(db.execute(RELEASE, (claim.session, claim.fence)), claim)
     append(db, appended)
     db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
@@ -566,7 +568,7 @@ def decide(
     word: Incoming | InboundMessage | None,
     always: bool = False,
 ) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's answer into the log of the parked turn, with what it grants, and open the turn again."""
+    """Write a person's answer to the log of the parked turn, with its grants, and reopen the turn."""
     session = _locked(db, owner, key)
     row = None if session is None else db.execute(PARKED, (session.id,)).fetchone()
     if session is None or row is None:
@@ -589,7 +591,7 @@ def decide(
             db.execute(GRANT, (owner, key, list(decision.granted)))
         if word is not None:
             db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (decision.rows.seqs[0], word.id))
-    # A higher fence: the worker that parked the turn can no longer write to it.
+    # Raise the fence: the worker that parked the turn can no longer write to it.
     db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session.id,))
     db.execute(
         "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'", (session.id,)
@@ -611,7 +613,7 @@ def note(db: Connection, owner: str, key: str, entries: Sequence[Entry], lease: 
 
 
 def compact(db: Connection, owner: str, key: str, entry: Compacted, lease: float) -> bool:
-    """Append a compaction, if the session is idle and still shows what it builds on."""
+    """Append a compaction, if the session is idle and still shows what the compaction builds on."""
     session = _locked(db, owner, key)
     if session is None or not claims.builds_on(entry, session.history_from, session.compacted):
         return False
@@ -619,7 +621,7 @@ def compact(db: Connection, owner: str, key: str, entry: Compacted, lease: float
 
 
 def fork(db: Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
-    """Copy the log up to a position into a new session."""
+    """Copy the log up to a position to a new session."""
     if (source := _locked(db, owner, key)) is None:
         raise claims.no_session(key)
     log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
@@ -648,7 +650,7 @@ def _send(
     sender: str | None,
     key: str | None = None,
 ) -> Result | None:
-    """Put messages into the outbox; with a sender they count as tried once. `_ids` reads their ids."""
+    """Put messages into the outbox; with a sender, they count as tried once. `_ids` reads their ids."""
     if not messages:
         return None
     columns = [list(column) for column in zip(*messages, strict=True)]
@@ -660,7 +662,7 @@ def _ids(result: Result | None) -> list[int]:
 
 
 def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str | None) -> int | None:
-    """Put a message of a running turn into the outbox, once for each key."""
+    """Put a message of a running turn into the outbox, once per idempotency key."""
     held = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
     known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
     _check(held, claim)
@@ -672,7 +674,7 @@ def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str 
 def answer(
     db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
 ) -> list[int]:
-    messages = encoded(outgoing)
+    messages = claims.encoded_outgoing(outgoing)
     if isinstance(row, InboundMessage):
         row = accept(db, row, "urgent")
     done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
@@ -689,29 +691,29 @@ def take_outgoing(
     channels: Sequence[str] | None,
     lease: float,
     known: Sequence[tuple[int, str]] = (),
-) -> outbox.Taken:
-    """Take rows that no living worker is sending, and set aside those that were taken and turned out to be damaged. Two
-    workers that do so at once get different ones.
+) -> claims.Taken:
+    """Take rows that no live worker is sending, and set aside those that turn out to be damaged.
 
-    Only rows to be taken are locked: another worker that looks at the same time skips locked rows.
+    Two workers that do so concurrently get different rows. Only rows to be taken are locked: another worker that looks
+    at the same time skips locked rows.
     """
-    taken = outbox.Taken()
+    taken = claims.Taken()
     _set_aside(db, known)
     db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", ([id for id, _ in known],))
     unaddressed = db.execute(UNADDRESSED)
     senders = db.execute(SENDERS, (lease,)).fetchall()
-    for id, channel, chat_id in outbox.addresses(unaddressed.fetchall(), taken):
+    for id, channel, chat_id in claims.missing_addresses(unaddressed.fetchall(), taken):
         db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
     _set_aside(db, taken.damaged)
-    # The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
+    # Exclude the dead ones, rather than all but the live ones: a worker unknown a moment ago may have taken rows since.
     dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [outbox.column(name) for name in names]
-    in_chat = None if chat is None else outbox.column(chat[1])
+    of = None if names is None else [claims.outbox_column(name) for name in names]
+    in_chat = None if chat is None else claims.outbox_column(chat[1])
     while len(taken.rows) < limit:
         wanted, before, damaged = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
         rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
-        outbox.take(rows, limit, taken)
+        claims.take_outgoing(rows, limit, taken)
         _set_aside(db, taken.damaged[damaged:])
         ids = [row.id for row in taken.rows[before:]]
         db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
@@ -721,15 +723,15 @@ def take_outgoing(
 
 
 def keep_outgoing(db: Connection, id: int, worker: str) -> bool:
-    """Renew a worker's lease, which may have ended, and keep a row that no other worker has taken meanwhile."""
+    """Renew a worker's lease, which may have expired, and keep a row that no other worker has taken in the meantime."""
     db.execute(RENEW, (worker,))
     held = "SELECT 1 FROM outbox WHERE id = %s AND worker = %s AND sent_at IS NULL FOR UPDATE"
     return db.execute(held, (id, worker)).fetchone() is not None
 
 
 class TakenAlone(NamedTuple):
-    rows: Sequence[Any]  # (id, data, turn, tries) as `outbox.take` reads them
-    ids: Sequence[int] = ()  # of rows that were taken, but are not here: the connection broke
+    rows: Sequence[Any]  # (id, data, turn, tries) as read by `claims.take_outgoing`
+    ids: Sequence[int] = ()  # rows that were taken, but not received: the connection broke
     has_more: bool = False  # for a transaction: rows of an older version, or of a worker known here to be dead
 
 
@@ -745,8 +747,8 @@ def take_outgoing_alone(
     lease: float,
 ) -> TakenAlone:
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [outbox.column(name) for name in names]
-    in_chat = None if chat is None else outbox.column(chat[1])
+    of = None if names is None else [claims.outbox_column(name) for name in names]
+    in_chat = None if chat is None else claims.outbox_column(chat[1])
     found = call(STEP_TAKE, worker, limit, of, in_chat, lease)
     if found and len(found[0]) == 1:
         return TakenAlone((), found[0][0])
@@ -785,7 +787,7 @@ def spend(db: Connection, owner: str, spent: Sequence[Spent]) -> None:
 
 
 def admit(db: Connection, owner: str, name: str, most: int, seconds: float) -> float:
-    """Count one more if there is room for it; otherwise return the seconds until there is."""
+    """Count one event if the limit allows it; otherwise return the seconds until it does."""
     values = {"owner": owner, "name": name, "most": most, "seconds": seconds}
     if db.execute(ADMIT, values).fetchone() is not None:
         return 0.0
@@ -806,7 +808,7 @@ def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: 
 
 
 def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
-    """Keep a new token by its hash."""
+    """Store a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
@@ -822,6 +824,6 @@ def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable
 
 
 def mark_files(db: Connection, owner: str, marks: Sequence[FileMark]) -> None:
-    latest = {mark.digest: mark for mark in marks}.values()  # one statement may change a row only once
+    latest = {mark.digest: mark for mark in marks}.values()  # one statement may only change a row once
     columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
     db.execute(MARK_FILES, (owner, *columns))

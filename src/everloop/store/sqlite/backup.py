@@ -1,8 +1,8 @@
-"""Backups of a SQLite store: a copy made while it is in use, and a store that goes on from such a copy.
+"""Backups of a SQLite store: a copy made while the store is in use, and a store restored from such a copy.
 
-A backup is an ordinary SQLite file. A store that is restored from one has missed what happened since: calls may have
-run and answers may have been sent of which it knows nothing. `restore` writes this down, so that the next start treats
-them as it treats what a killed process left behind.
+A backup is an ordinary SQLite file. A restored store has missed what happened after the backup: calls may have run and
+answers may have been sent that it knows nothing about. `restore` records this, so that the next start treats them like
+what a killed process left behind.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from . import commit_mark
 from .schema import MIGRATIONS, migrate
 
 PAGES_AT_ONCE = 4096
-IN_USE_SECONDS = 2.0  # how long a restore waits for a process that is just leaving
-BESIDE = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store
+IN_USE_SECONDS = 2.0  # how long a restore waits for a process that is about to exit
+BESIDE = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store, by suffix
 OPEN_TURNS = "SELECT session, turn, first_seq FROM inbox WHERE opened AND state <> 'done' AND turn IS NOT NULL"
-Progress = Callable[[int, int], None]  # pages copied, of how many
+Progress = Callable[[int, int], None]  # pages copied, total pages
 
 
 @dataclass(slots=True, frozen=True)
 class Contents:
-    """What a backup holds, and what a restored store goes on with."""
+    """The contents of a backup, and the state that a restored store resumes from."""
 
     sessions: int
     entries: int
     open_turns: int
     unsent: int  # answers that may have been sent since
     cut_off: int = 0  # calls that may have run since
-    set_aside: Path | None = None  # the store that was there before
+    set_aside: Path | None = None  # the previous store
 
 
 def backup(store: Path, target: Path, progress: Progress = lambda done, total: None) -> Contents:
-    """Copy a store as it is at one moment, while others write to it. The copy is checked before it gets its name."""
+    """Copy a consistent snapshot of a store while others write to it. The copy is checked before it gets its name."""
     if target.exists():
         raise StoreError(f"{target} exists already: name another file, or remove it first")
     if not store.exists():
@@ -49,9 +49,9 @@ def backup(store: Path, target: Path, progress: Progress = lambda done, total: N
     try:
         with _private(draft), _opened(store, read_only=True) as source, _opened(draft) as copy:
             source.execute("BEGIN")
-            source.execute("SELECT 1 FROM sqlite_schema").fetchone()  # from here on it sees one moment
+            source.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the snapshot starts here
             source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the store uses
+            copy.execute("PRAGMA journal_mode = DELETE")  # a single file, whatever mode the store uses
             found = _checked(copy, draft)
         _flush(draft)
         draft.replace(target)
@@ -64,7 +64,7 @@ def backup(store: Path, target: Path, progress: Progress = lambda done, total: N
 
 
 def restore(source: Path, store: Path, progress: Progress = lambda done, total: None) -> Contents:
-    """Put a backup in the place of a store that no process uses. What was there is kept beside it."""
+    """Replace a store that no process uses by a backup. The previous store is kept next to it."""
     if not source.is_file():
         raise StoreError(f"there is no backup {source}: name a file that `everloop backup` wrote")
     if store.exists() and source.samefile(store):
@@ -93,15 +93,15 @@ def restore(source: Path, store: Path, progress: Progress = lambda done, total: 
 
 
 def _mark(db: sqlite3.Connection) -> Contents:
-    """Write down what may have happened since the backup was made."""
+    """Record what may have happened since the backup was made."""
     db.execute("BEGIN IMMEDIATE")
     db.execute("UPDATE session SET worker = NULL, fence = fence + 1")
     db.execute("DELETE FROM worker")
     db.execute("UPDATE commit_mark SET lost_at = NULL")
-    # An answer to one of these may have been sent, by the outbox or by a turn that was still to end.
+    # An answer to one of these may have been sent, from the outbox or by a turn that had not ended yet.
     unsent = db.execute("UPDATE outbox SET worker = NULL, tries = tries + 1 WHERE sent_at IS NULL").rowcount
     db.execute("UPDATE inbox SET data = json_set(data, '$.restored', json('true')) WHERE state <> 'done'")
-    # A state of an Olm session that is behind what was sent must not encrypt again.
+    # An Olm session state that is behind what was sent must not be used to encrypt again.
     decrypts_only = """UPDATE channel_state SET value = replace(value, '"encrypts":true', '"encrypts":false')"""
     db.execute(f"{decrypts_only} WHERE channel LIKE '%:keys' AND key LIKE 'olm:%'")
     cut_off = 0
@@ -121,7 +121,7 @@ def _mark(db: sqlite3.Connection) -> Contents:
 
 
 def _may_have_run(log: list[Entry]) -> tuple[str, ...]:
-    """The calls of a turn that were about to run, without those for which a person is asked first."""
+    """Return the calls of a turn that were about to run, except those that need a person's approval first."""
     calls = [call.id for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls]
     known: set[str] = set()
     for entry in log:
@@ -149,18 +149,18 @@ def _opened(path: Path, read_only: bool = False) -> Iterator[sqlite3.Connection]
 
 @contextlib.contextmanager
 def _private(draft: Path) -> Iterator[None]:
-    """A new file that only its owner can read."""
+    """Create a new file that only its owner can read."""
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     yield
 
 
 def _checked(db: sqlite3.Connection, path: Path) -> Contents:
-    """What a copy holds; an error if it is damaged or no store."""
+    """Return the contents of a copy; raise an error if it is damaged or not a store."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if version == 0 or not {"session", "entry", "inbox", "outbox"} <= tables:
-        raise StoreError(f"{path} is no Everloop store")
+        raise StoreError(f"{path} is not an Everloop store")
     if version > len(MIGRATIONS):
         raise StoreError(f"{path} was written by a newer version of Everloop: update Everloop to use it")
     if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
@@ -175,17 +175,17 @@ def _contents(db: sqlite3.Connection, unsent: int, cut_off: int = 0) -> Contents
 
 
 def _set_aside(store: Path) -> Path | None:
-    """Move a store away with the files beside it, once no process uses it."""
+    """Rename a store and its accompanying files, once no process uses it."""
     if not store.exists():
         commit_mark.forget(store)
         return None
     db = sqlite3.connect(store, timeout=IN_USE_SECONDS, isolation_level=None)
     try:
-        db.execute("PRAGMA journal_mode = DELETE")  # needs the file for itself, and moves the -wal file into it
+        db.execute("PRAGMA journal_mode = DELETE")  # needs exclusive access, and merges the -wal file
     except sqlite3.OperationalError as error:
         raise StoreError(f"{store} is in use: stop Everloop first (`everloop status` shows what runs)") from error
     except sqlite3.DatabaseError:
-        pass  # it is damaged, which may be why an older copy is wanted
+        pass  # it is damaged, which may be the reason for restoring an older copy
     finally:
         db.close()
     aside = store.with_name(f"{store.stem}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}{store.suffix}")

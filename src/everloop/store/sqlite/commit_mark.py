@@ -2,7 +2,7 @@
 
 SQLite reads a write-ahead log up to the first incomplete frame, so a log that was truncated, or left behind when the
 database was copied, silently loses its last commits. Every flushed commit (the others may be lost without harm)
-therefore increments a counter in the database, and writes it to a small file beside the database afterwards, without
+therefore increments a counter in the database, and writes it to a small file next to the database afterwards, without
 a flush. If the file has a higher number than the database, commits are missing. After a power loss the file may lag
 behind, which can hide a loss but never invents one.
 """
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 DIGITS = 20
 ADVANCE = "UPDATE commit_mark SET number = number + 1 RETURNING number"
 NUMBER = "SELECT number FROM commit_mark"
-# The number goes on from the known one, so that the loss is noted once.
+# Counting continues from the known number, so that the loss is recorded once.
 NOTE_LOSS = "UPDATE commit_mark SET lost = ?1 - number, lost_at = ?2, number = ?1 WHERE number < ?1"
 
 
@@ -29,7 +29,7 @@ def mark_file(database: Path) -> Path:
 
 
 class CommitMark:
-    """The file beside a store with the number of its last commit, as a writer keeps it."""
+    """The file next to a store that holds the number of its last commit, as maintained by the writer."""
 
     def __init__(self, database: Path) -> None:
         self._file = -1
@@ -41,7 +41,7 @@ class CommitMark:
         return int(db.execute(ADVANCE).fetchone()[0])
 
     def note(self, number: int) -> None:
-        """Remember a commit that is on disk."""
+        """Record the number of a commit that is on disk."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.pwrite(self._file, b"%0*d\n" % (DIGITS, number), 0)
@@ -58,19 +58,19 @@ def forget(database: Path) -> None:
 
 
 def verify(db: sqlite3.Connection, database: Path) -> None:
-    """Warn, and note in the store, if commits are missing that were known before."""
-    known = _known(database)  # first: a commit in between makes only the database newer
+    """Warn, and record in the store, if previously known commits are missing."""
+    known = _known(database)  # read first: a commit in between can only make the database newer
     (number,) = db.execute(NUMBER).fetchone()
     if known <= number:
         return
     try:
         if db.execute(NOTE_LOSS, (known, time.time())).rowcount == 0:
-            return  # another process has noted it
-    except sqlite3.OperationalError:  # it can only be read
+            return  # another process has recorded it
+    except sqlite3.OperationalError:  # the database is read-only
         pass
     log.warning(
-        "%s: the last %d commits are missing. Its -wal file was lost or cut off, or an older copy was put in its "
-        "place; what was written since then is gone, and calls with effects may run again",
+        "%s: the last %d commits are missing. Its -wal file was lost or truncated, or an older copy was put in its "
+        "place; later writes are lost, and calls with side effects may run again",
         database,
         known - number,
     )

@@ -1,8 +1,7 @@
-"""Titles of sessions, and the deletion of sessions, in SQLite.
+"""Titles and deletion of sessions in SQLite.
 
-No id of a session, of an incoming or of an outgoing message is used twice,
-because other processes may still know it: where the row with the highest id is deleted, it is blanked and stays until
-there is a higher one.
+Ids of sessions and of incoming and outgoing messages are never reused, because other processes may still refer to them:
+if the row with the highest id is deleted, it is blanked and kept until there is a higher id.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ from ..peers import alive
 from .search import unindex
 from .transactions import REVOKE_GRANTS_OF, session_id
 
-# Of the blanked sessions, only those stay that have the highest id, or a message that has it.
+# Blanked sessions are only kept if they have the highest id, or a message that has it.
 FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) FROM session)
     AND id NOT IN (SELECT session FROM inbox WHERE id = (SELECT max(id) FROM inbox))
     AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
+FORGET_REQUEST_TEXTS = """DELETE FROM request_text
+    WHERE key <> '' AND (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"""
 NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
 ARCHIVE = """UPDATE session SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry e WHERE e.session = session.id)
     WHERE owner = ? AND key = ?"""
@@ -68,7 +69,7 @@ def set_archived(db: sqlite3.Connection, owner: str, key: str, archived: bool) -
 
 
 def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | None:
-    """Delete a session and the sessions of its sub-agents, unless a living worker is at work there."""
+    """Delete a session and its sub-agents' sessions, unless a live worker is active there."""
     if (root := session_id(db, owner, key)) is None:
         return None
     rows = db.execute(SUBAGENTS, (owner, SUBAGENT, "sub;"))
@@ -78,7 +79,7 @@ def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | Non
             if alive(worker):
                 return Held(worker, None)
     for (fork,) in db.execute(FORKS, (root, owner)).fetchall():
-        unindex(db, fork)  # what it shares with this session is indexed here only: the next search indexes it there
+        unindex(db, fork)  # entries shared with this session are only indexed here: the next search indexes them there
     removed = Removed(())
     for id, name in sessions:
         removed += Removed((name,), *db.execute(COUNTS, (id,)).fetchone())
@@ -105,7 +106,7 @@ def _exists(db: sqlite3.Connection, owner: str, key: str) -> bool:
 
 
 def delete_old(db: sqlite3.Connection, sessions: Sequence[int], before: float) -> tuple[tuple[str, str], ...]:
-    """Delete these sessions, except those in which something has happened meanwhile."""
+    """Delete these sessions, except those in which something has happened in the meantime."""
     still = [(id, *row) for id in sessions if (row := db.execute(STILL_OLD, (id, before)).fetchone()) is not None]
     _delete(db, [id for id, _, _ in still])
     return tuple((owner, key) for _, owner, key in still)
@@ -116,6 +117,7 @@ def _delete(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
         unindex(db, id)
         db.execute("DELETE FROM entry WHERE session = ?", (id,))
         db.execute(REVOKE_GRANTS_OF, (id,))
+        db.execute(FORGET_REQUEST_TEXTS, (id,))
         for blank in (BLANK_INBOX, BLANK_OUTBOX, BLANK_SESSION):
             db.execute(blank, (id,))
     db.execute("UPDATE deletion SET sessions = sessions + ?", (len(sessions),))

@@ -1,4 +1,4 @@
-"""Wake-ups between the processes of one machine: datagrams on Unix sockets, one socket for each worker."""
+"""Wake-ups between the processes of one machine: datagrams on Unix sockets, one socket per worker."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from .store import SQLiteStore
 
 log = logging.getLogger(__name__)
-MESSAGE_BYTES = 256  # more than any message has
+MESSAGE_BYTES = 256  # larger than any message
 
 
 class Announcements:
-    """Tells the workers that have joined which others take sessions, so that they notice when one of those dies."""
+    """Tells joined workers which others take sessions, so that they detect the death of those."""
 
     def __init__(self) -> None:
-        self._told: dict[str, set[str]] = {}  # by worker: the addresses that know it
+        self._told: dict[str, set[str]] = {}  # by worker: the addresses that know about it
 
     def announce(self, db: sqlite3.Connection, worker: str) -> None:
         """Announce a worker that is about to take a session.
 
-        To be called in the transaction that takes it. So there is no instant at which the process can die with the
+        Must be called in the transaction that takes it. Then there is no instant at which the process can die with the
         session unnoticed: a worker that joins before this transaction gets the message, and one that joins after it
         finds the session held.
         """
         rows = db.execute("SELECT id, address FROM worker").fetchall()
-        if any(id == worker for id, _ in rows):  # it has joined: the others know it
+        if any(id == worker for id, _ in rows):  # it has joined, so the others know about it
             return
         told = self._told.setdefault(worker, set())
         for _, address in rows:
@@ -48,7 +48,7 @@ class Announcements:
 
 
 class SocketPeer(Peer):
-    """A worker with a socket that the others send wake-ups to. All of them get every notice."""
+    """A worker with a socket to which the others send wake-ups. Every worker gets every notice."""
 
     def __init__(self, store: SQLiteStore, worker: str, on_notice: Callable[[Notice], None]) -> None:
         super().__init__(store, worker, on_notice)
@@ -72,7 +72,7 @@ class SocketPeer(Peer):
         await self._store.wake(JOINED, but=self._worker)
 
     async def drain(self) -> None:
-        """All workers of a machine get every notice; nothing changes."""
+        """Do nothing: all workers on a machine get every notice."""
 
     async def leave(self) -> None:
         self._joined = False
@@ -87,7 +87,7 @@ class SocketPeer(Peer):
         try:
             await self._store.leave(self._worker)
             await self._store.wake(but=self._worker)
-        except StoreError as error:  # the others see the process end
+        except StoreError as error:  # the others detect the end of the process
             log.warning("%s", error)
 
     def _receive(self) -> None:
@@ -107,7 +107,10 @@ class SocketPeer(Peer):
 
 
 def send(address: str, what: str) -> bool:
-    """Send a message to the worker at an address. Return False if its socket is full, with wake-ups waiting in it."""
+    """Send a message to the worker at an address.
+
+    Return False if its socket buffer is full, so that wake-ups are pending there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
         try:
             sender.sendto(what.encode(), address)
@@ -119,7 +122,8 @@ def send(address: str, what: str) -> bool:
 
 
 def _socket_path() -> Path:
-    """A path for a socket in a folder that is this user's alone (and short: sockets allow 107 bytes)."""
+    """Return a path for a socket in a private folder of this user (and a short path: socket names are limited to 107
+    bytes)."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"everloop-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = os.lstat(folder)
@@ -137,5 +141,5 @@ def _sweep(folder: Path) -> None:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-            except OSError:  # gone meanwhile, or not a socket
+            except OSError:  # gone in the meantime, or not a socket
                 continue

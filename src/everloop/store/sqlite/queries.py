@@ -41,11 +41,15 @@ TURN_OF = """SELECT session, first_seq FROM inbox
 HIDE = "UPDATE inbox SET hidden = 1 WHERE owner = ? AND message_id = ? AND NOT hidden"
 OVER = "SELECT id FROM inbox WHERE state IN ('done', 'parked') AND id IN (SELECT value FROM json_each(?))"
 LOG = "SELECT seq, turn, at, CAST(data AS BLOB) FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq"
-# From the newest on, so that a recent turn is found at once.
+# Latest first, so that a recent turn is found quickly.
 TURNS = """SELECT i.turn, i.session, s.key, i.owner, i.first_seq,
-        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason
+        coalesce((SELECT at FROM entry WHERE session = i.session AND seq = i.first_seq), i.at), i.ended_at, i.reason,
+        i.flushed
     FROM inbox i JOIN session s ON s.id = i.session
     WHERE i.opened AND i.owner = ?1 AND substr(i.turn, 1, length(?2)) = ?2"""
+KEEP_REQUEST_TEXT = "INSERT OR IGNORE INTO request_text (owner, hash, key, data, at) VALUES (?, ?, ?, ?, ?)"
+REQUEST_TEXTS = "SELECT hash, data, key FROM request_text WHERE owner = ? AND hash IN (SELECT value FROM json_each(?))"
+NOTE_FLUSH = "UPDATE inbox SET flushed = flushed + ? WHERE id = ?"
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = ? AND scope IN (SELECT value FROM json_each(?))"
 TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE ? IS NULL OR owner = ? ORDER BY due_at LIMIT ?"
 SET_TIMER = "INSERT OR REPLACE INTO timer (owner, id, due_at, data) VALUES (?, ?, ?, ?)"
@@ -75,12 +79,12 @@ def read_log(db: sqlite3.Connection, session: int, after: int, until: int | None
 
 # ---------------------------------------------------------------------------------------------- the overview
 
-# Finished work is not looked at: the cost depends on what is open.
+# Finished work is not read: the cost depends on the amount of open work.
 TOTALS = """SELECT coalesce(sum(state = 'new' AND kind <> 'urgent'), 0),
         min(at) FILTER (WHERE state = 'new' AND kind <> 'urgent'),
         coalesce(sum(state = 'taken' AND opened), 0), coalesce(sum(state = 'parked' AND opened), 0)
     FROM inbox WHERE state <> 'done'"""
-# The holder of a session has an open row of its inbox, so none is missing here.
+# The holder of a session has an open row in its inbox, so none is missing here.
 OPEN = """SELECT s.owner, s.key, s.worker, max(s.updated_at, i.oldest), i.ready FROM session s JOIN (
         SELECT session, min(at) FILTER (WHERE kind <> 'urgent') AS oldest,
             max(kind <> 'urgent') AND NOT max(state = 'parked') AS ready
@@ -89,13 +93,13 @@ UNSENT = """SELECT count(*) FILTER (WHERE damaged IS NULL), min(at) FILTER (WHER
         count(*) FILTER (WHERE damaged IS NOT NULL)
     FROM outbox WHERE sent_at IS NULL"""
 SET_ASIDE = "SELECT count(*) FROM inbox WHERE damaged IS NOT NULL"
-# No id is used twice, so the last one is the number of sessions that there ever were.
+# Ids are never reused, so the last one is the number of sessions ever created.
 COUNT = "SELECT coalesce((SELECT max(id) FROM session), 0) - sessions FROM deletion"
 LOST = "SELECT lost, lost_at FROM commit_mark"
 
 
 def overview(db: sqlite3.Connection) -> Overview:
-    db.execute("BEGIN")  # all queries see the same moment
+    db.execute("BEGIN")  # a consistent snapshot for all queries
     try:
         waiting, oldest_waiting, running, parked = db.execute(TOTALS).fetchone()
         rows = db.execute(OPEN).fetchall()

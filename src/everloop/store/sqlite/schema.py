@@ -1,4 +1,4 @@
-"""The SQLite schema as numbered migrations. A released one is never changed; new ones are added below it."""
+"""The SQLite schema as numbered migrations. A released migration is never changed; new ones are appended."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def m001_core(db: sqlite3.Connection) -> None:
             ended_at REAL, reason TEXT)"""
     )
     db.execute("CREATE UNIQUE INDEX inbox_once ON inbox (owner, message_id) WHERE message_id IS NOT NULL")
-    # The index of all open work: a turn under way has taken a row here. SQLite uses it only for queries that contain
+    # The index of all open work: a turn in progress has taken a row here. SQLite uses it only for queries that contain
     # `state <> 'done'` literally.
     db.execute("CREATE INDEX inbox_open ON inbox (session, id) WHERE state <> 'done'")
-    # A turn is the message that opened it: there is no row of its own to write.
+    # A turn is the message that opened it: it has no row of its own to write.
     db.execute(
         """CREATE VIEW turn AS SELECT turn AS id, session, owner, first_seq,
             coalesce((SELECT at FROM entry WHERE entry.session = inbox.session AND seq = first_seq), at) AS started_at,
@@ -63,12 +63,12 @@ def m002_messages_of_tools(db: sqlite3.Connection) -> None:
 
 
 def m003_compaction(db: sqlite3.Connection) -> None:
-    """The position of the entry that says what of a conversation is left out; 0 when all of it is shown."""
+    """The position of a conversation's latest compaction; 0 if it has none."""
     db.execute("ALTER TABLE session ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0")
 
 
 def m004_search(db: sqlite3.Connection) -> None:
-    """What the search index holds, and how far it has read each session.
+    """The contents of the search index, and how far it has read each session.
 
     The first search creates the index itself, so that a SQLite without FTS5 can do everything else.
     """
@@ -85,7 +85,7 @@ def m004_search(db: sqlite3.Connection) -> None:
 
 
 def m005_budgets(db: sqlite3.Connection) -> None:
-    """What an owner has used in a turn and in a day, where there are budgets."""
+    """An owner's usage per turn and per day, if there are budgets."""
     db.execute(
         """CREATE TABLE spent (
             owner TEXT NOT NULL, scope TEXT NOT NULL, tokens INTEGER NOT NULL, cost REAL NOT NULL,
@@ -94,7 +94,7 @@ def m005_budgets(db: sqlite3.Connection) -> None:
 
 
 def m006_tokens(db: sqlite3.Connection) -> None:
-    """Bearer tokens, of which only the hash is kept."""
+    """Bearer tokens, stored only as hashes."""
     db.execute(
         """CREATE TABLE token (
             id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL, owner TEXT NOT NULL,
@@ -104,7 +104,7 @@ def m006_tokens(db: sqlite3.Connection) -> None:
 
 
 def m007_rates(db: sqlite3.Connection) -> None:
-    """How often something happened within a time window, where that is limited."""
+    """Event counts of rate limits, per time window."""
     db.execute(
         """CREATE TABLE rate (
             owner TEXT NOT NULL, name TEXT NOT NULL, began REAL NOT NULL, number INTEGER NOT NULL,
@@ -113,8 +113,8 @@ def m007_rates(db: sqlite3.Connection) -> None:
 
 
 def m008_trust(db: sqlite3.Connection) -> None:
-    """Which file contents the agent wrote, and whether untrusted text was known then; what a person allowed for the
-    rest of a session; the rights of a token."""
+    """File contents that the agent wrote, and whether their session was tainted; a person's grants for the rest of a
+    session; the rights of a token."""
     db.execute(
         """CREATE TABLE file_mark (
             owner TEXT NOT NULL, digest TEXT NOT NULL, tainted INTEGER NOT NULL, path TEXT NOT NULL, at REAL NOT NULL,
@@ -127,14 +127,15 @@ def m008_trust(db: sqlite3.Connection) -> None:
             PRIMARY KEY (owner, key, name)) WITHOUT ROWID"""
     )
     db.execute("ALTER TABLE token ADD COLUMN rights TEXT NOT NULL DEFAULT 'use'")
-    # Tokens of the machine's own person could read the metrics of all owners before there were rights.
+    # Before there were rights, tokens of the machine's own person could read the metrics of all owners.
     db.execute("UPDATE token SET rights = 'admin,use' WHERE owner = 'me'")
 
 
 def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
     """The channel and chat of an outgoing message, so that each channel reads its own; why a row was set aside; and the
-    number of commits, which shows whether any were lost (see `writer.CommitMark`)."""
-    db.execute("ALTER TABLE outbox ADD COLUMN channel TEXT")  # NULL until a row of an older version is first read
+    number of commits, which reveals whether any were lost (see `commit_mark.CommitMark`)."""
+    # NULL until a row written by an older version is first read
+    db.execute("ALTER TABLE outbox ADD COLUMN channel TEXT")
     db.execute("ALTER TABLE outbox ADD COLUMN chat_id TEXT")
     db.execute("ALTER TABLE outbox ADD COLUMN damaged TEXT")
     db.execute("CREATE TABLE commit_mark (number INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, lost_at REAL)")
@@ -142,7 +143,7 @@ def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
 
 
 def m010_damaged_incoming(db: sqlite3.Connection) -> None:
-    """Why an incoming message was set aside."""
+    """The reason why an incoming message was set aside."""
     db.execute("ALTER TABLE inbox ADD COLUMN damaged TEXT")
     db.execute("CREATE INDEX inbox_damaged ON inbox (id) WHERE damaged IS NOT NULL")
 
@@ -153,13 +154,13 @@ def m011_token_agent(db: sqlite3.Connection) -> None:
 
 
 def m012_hidden_messages(db: sqlite3.Connection) -> None:
-    """Messages that a client has deleted: they are in the log, and are found by their ids no more."""
+    """Messages that a client has deleted: they stay in the log, but can no longer be found by their ids."""
     db.execute("ALTER TABLE inbox ADD COLUMN hidden INTEGER NOT NULL DEFAULT 0")
 
 
 def m013_titles(db: sqlite3.Connection) -> None:
-    """Titles of sessions, with the model call that made one; how many sessions were deleted, and indexes to delete one
-    without reading the others."""
+    """Titles of sessions, with the model call that wrote one; the number of deleted sessions; and indexes to delete a
+    session without reading the others."""
     db.execute("ALTER TABLE session ADD COLUMN title TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE session ADD COLUMN named_by TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE session ADD COLUMN naming_usage TEXT NOT NULL DEFAULT ''")
@@ -170,8 +171,8 @@ def m013_titles(db: sqlite3.Connection) -> None:
 
 
 def m014_channels(db: sqlite3.Connection) -> None:
-    """The parts of an outgoing message that its network has taken; why a message was given up; leases by name; and what
-    channels keep."""
+    """The parts of an outgoing message that its network has accepted; why a message became a dead letter; named leases;
+    and the stored state of channels."""
     db.execute("ALTER TABLE outbox ADD COLUMN parts TEXT")
     db.execute("ALTER TABLE outbox ADD COLUMN failed TEXT")
     db.execute("CREATE INDEX outbox_dead ON outbox (id) WHERE failed IS NOT NULL")
@@ -183,9 +184,12 @@ def m014_channels(db: sqlite3.Connection) -> None:
 
 
 def m015_entries_in_order_of_writing(db: sqlite3.Connection) -> None:
-    """Entries in the order in which they were written, found by an index. Stored by (session, seq) they were inserted
-    into the middle of full pages, and a commit rewrote the pages beside them."""
-    # A table is renamed only while no view reads it.
+    """Entries in the order in which they were written, with an index to find them.
+
+    Clustered by (session, seq), they were inserted into the middle of full pages, and a commit rewrote the neighbouring
+    pages.
+    """
+    # A table can only be renamed while no view refers to it.
     (view,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'turn'").fetchone()
     db.execute("DROP VIEW turn")
     db.execute(
@@ -204,8 +208,19 @@ def m015_entries_in_order_of_writing(db: sqlite3.Connection) -> None:
 
 
 def m016_archive(db: sqlite3.Connection) -> None:
-    """Sessions that a person has archived, each with the number of its entries then: the next one brings it back."""
+    """Archived sessions, each with its number of entries at that time: the next entry unarchives it."""
     db.execute("ALTER TABLE session ADD COLUMN archived_at INTEGER NOT NULL DEFAULT 0")
+
+
+def m017_requests(db: sqlite3.Connection) -> None:
+    """The parts of model requests that are not in the log, each text once per owner by hash; with a session's key, it
+    is deleted with that session. And the time that a turn spent on flushes in the writes that closed or parked it."""
+    db.execute(
+        """CREATE TABLE request_text (
+            owner TEXT NOT NULL, hash TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,
+            PRIMARY KEY (owner, hash, key))"""
+    )
+    db.execute("ALTER TABLE inbox ADD COLUMN flushed REAL NOT NULL DEFAULT 0")
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
@@ -225,11 +240,12 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m014_channels,
     m015_entries_in_order_of_writing,
     m016_archive,
+    m017_requests,
 )
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Apply the missing migrations, each in its own transaction. Several processes may do so at the same time."""
+    """Apply the missing migrations, each in its own transaction. Several processes may do so concurrently."""
     while (version := _version(db)) < len(MIGRATIONS):
         db.execute("BEGIN IMMEDIATE")
         try:

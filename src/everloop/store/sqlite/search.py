@@ -1,7 +1,7 @@
-"""Search over past conversations in SQLite: an FTS5 index beside the log.
+"""Search over past conversations in SQLite: an FTS5 index next to the log.
 
-Turns write nothing here. A search first indexes what is new in its owner's sessions, in short transactions with a
-cursor for each session: a kill in between loses nothing and indexes nothing twice.
+Turns write nothing here. A search first indexes new entries in its owner's sessions, in short transactions with a
+cursor per session: a kill in between loses nothing and indexes nothing twice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Protocol, TypeVar
 
 from ...errors import StoreError
 from ..base import Found
-from ..search_index import MAX_INDEXED, Batch, Lag, Text, next_batches, said
-from ..search_text import Query, indexed
+from ..search import MAX_INDEXED, Batch, Lag, Query, Text, indexed, next_batches, said
 
 T = TypeVar("T")
 
 # Contentless: the texts are in the log already. The second column is a term for the owner, which keeps a search from
-# reading the rows of others; which owner a row has is decided by the table beside it.
+# reading rows of others; the owner of a row is determined by the table next to it.
 CREATE = """CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(
     text, owner, content='', tokenize="porter unicode61 remove_diacritics 2 categories 'L* N* Co M*'")"""
 EXISTS = "SELECT 1 FROM sqlite_master WHERE name = 'search'"
@@ -36,7 +35,7 @@ ENTRIES = "SELECT seq, at, kind, data FROM entry WHERE session = ? AND seq > ? A
 # The entries of a fork have the position, time and data of their source.
 COPY = """SELECT 1 FROM search_entry f JOIN entry e ON e.session = f.session AND e.seq = f.seq
     WHERE f.owner = ? AND f.at = ? AND f.seq = ? AND e.data = ?"""
-# The better a match, the lower its bm25. A new text counts up to a quarter more, and half of that after a month.
+# The better a match, the lower its bm25. A new text scores up to a quarter higher, and half of that after a month.
 RANKED = """SELECT f.id FROM search JOIN search_entry f ON f.id = search.rowid
     WHERE search MATCH ? AND f.owner = ?
     ORDER BY bm25(search, 1.0, 0.0) * (1 + 0.25 / (1 + max(0, ? - f.at) / 2592000.0)), f.at DESC, f.id DESC LIMIT ?"""
@@ -52,14 +51,14 @@ class Runs(Protocol):
 
 
 async def search(read: Runs, write: Runs, owner: str, query: str, limit: int) -> list[Found]:
-    """Find messages in all sessions of an owner, best first."""
+    """Find messages in all sessions of an owner, best match first."""
     words = Query(query)
     if limit < 1 or not words:
         return []
     if not await read(lambda db: db.execute(EXISTS).fetchone()):
         await write(_create)
     while not await _caught_up(read, write, owner):
-        pass  # another search indexes at the same time
+        pass  # another search is indexing concurrently
     return await read(lambda db: list(_find(db, owner, words, limit)))
 
 
@@ -106,7 +105,7 @@ def _term(owner: str) -> str:
 
 
 async def _caught_up(read: Runs, write: Runs, owner: str) -> bool:
-    """Index what is new. False when another search has indexed some of it meanwhile."""
+    """Index new entries. Return False if another search has indexed some of them in the meantime."""
     behind = deque(await read(lambda db: [Lag(*row) for row in db.execute(BEHIND, (owner,))]))
     while behind:
         batches = await read(partial(_read_batches, behind=behind))
@@ -123,10 +122,10 @@ def _read_batches(db: sqlite3.Connection, behind: deque[Lag]) -> list[Batch]:
 
 
 def _add(db: sqlite3.Connection, owner: str, batches: list[Batch]) -> bool:
-    """Index what was read, unless another search has done so meanwhile."""
+    """Index a batch, unless another search has done so in the meantime."""
     for batch in batches:
         if not db.execute("SELECT 1 FROM session WHERE id = ? AND owner = ?", (batch.session, owner)).fetchone():
-            continue  # it was deleted meanwhile
+            continue  # it was deleted in the meantime
         cursor = db.execute("SELECT seq FROM search_cursor WHERE session = ?", (batch.session,)).fetchone()
         if (cursor[0] if cursor else 0) != batch.after:
             return False
@@ -155,13 +154,13 @@ INDEXED = """SELECT f.id, f.owner, e.kind, e.data FROM search_entry f
 
 
 def unindex(db: sqlite3.Connection, session: int) -> None:
-    """Take a session out of the index, where its log is still there."""
+    """Remove a session from the index, while its log still exists."""
     if not db.execute(EXISTS).fetchone():
         return
     with _needs_fts5():
         for id, owner, kind, data in db.execute(INDEXED, (session,)).fetchall():
             _, text = said(kind, data) or ("", "")
-            # FTS5 keeps no texts here: it has to be told which words to forget.
+            # A contentless FTS5 table must be told which words to delete.
             forget = "INSERT INTO search (search, rowid, text, owner) VALUES ('delete', ?, ?, ?)"
             db.execute(forget, (id, indexed(text[:MAX_INDEXED]), _term(owner)))
     db.execute("DELETE FROM search_entry WHERE session = ?", (session,))

@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ import msgspec
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...errors import StoreError
 from ...log import CallsAsked, Compacted, Entry, Logged, Written
-from .. import claims, outbox
+from .. import claims
 from ..base import (
     ChannelRow,
     Claim,
@@ -37,6 +37,7 @@ from ..base import (
     Overview,
     Pruned,
     Removed,
+    RequestText,
     SentPart,
     SessionInfo,
     Spent,
@@ -57,9 +58,9 @@ from .writer import Kind as WriteKind
 
 T = TypeVar("T")
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
-PROBE_BYTES = 32 * 1024  # about what a request writes
+PROBE_BYTES = 32 * 1024  # roughly the size of what a request writes
 LOCK_SECONDS = 30.0  # how long a write waits for another program that has locked the file
-IO_ERROR_SECONDS = 1.0  # how long opening tries again after an I/O error
+IO_ERROR_SECONDS = 1.0  # how long opening is retried after an I/O error
 
 
 class SQLiteStore:
@@ -87,7 +88,7 @@ class SQLiteStore:
 
     @cached_property
     def path(self) -> Path:
-        """The file. A function that finds it is called once, by the thread that opens it."""
+        """The path of the file. If it is a function, it is called once, by the thread that opens the file."""
         return self._path() if callable(self._path) else Path(self._path)
 
     # ------------------------------------------------------------------------------------------ inbox
@@ -114,11 +115,11 @@ class SQLiteStore:
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
-        # One machine has few processes: they look at everything.
+        # A machine runs few processes: they look at everything.
         return await self.ready(worker), await self.urgent(worker)
 
     async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
-        """The messages of these rows. Waiting ones that cannot be decoded are set aside."""
+        """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
             claims.log_damaged(await self.writer.submit(partial(tx.set_aside, damaged=damaged)))
@@ -261,7 +262,7 @@ class SQLiteStore:
         return {name: worker for name, worker in rows if alive(worker)}
 
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]:
-        return {id: outbox.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
+        return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
         await self._write(queries.HOLD_BACK, worker, _json(ids))
@@ -271,13 +272,13 @@ class SQLiteStore:
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         sent_at = time.time() if sent else None
-        return await self._write(queries.MARK_PARTS, outbox.encoded_parts(parts), sent_at, id, worker) == 1
+        return await self._write(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(queries.BURY, outbox.column(reason), time.time(), id, worker) == 1
+        return await self._write(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        return [outbox.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
+        return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
         return await self.writer.submit(partial(tx.revive, ids=ids))
@@ -321,6 +322,19 @@ class SQLiteStore:
         where, values = ("", []) if session is None else (" AND i.session = ?4", [session])
         rows = await self._read(queries.TURNS + where + " ORDER BY i.id DESC LIMIT ?3", owner, prefix, limit, *values)
         return [TurnInfo(*row) for row in rows]
+
+    async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
+        now = time.time()
+        rows = [(owner, hash, key, text, now) for hash, text in texts.items()]
+        await self.writer.submit(lambda db: db.executemany(queries.KEEP_REQUEST_TEXT, rows).rowcount, "written")
+
+    async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
+        rows = await self._read(queries.REQUEST_TEXTS, owner, _json(hashes))
+        return {hash: RequestText(data, key) for hash, data, key in rows}
+
+    async def note_flushes(self, seconds: Mapping[int, float]) -> None:
+        rows = [(waited, row) for row, waited in seconds.items()]
+        await self.writer.submit(lambda db: db.executemany(queries.NOTE_FLUSH, rows).rowcount, "written")
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         return await searching.search(self._in_reader, self.writer.submit, owner, query, limit)
@@ -448,7 +462,7 @@ class SQLiteStore:
         return SocketPeer(self, worker, on_notice)
 
     async def wake(self, what: str = ANY, ids: Iterable[int] = (), but: str = "") -> None:
-        # One machine has few workers: all of them are woken, and look at everything.
+        # A machine runs few workers: all of them are woken, and look at everything.
         for worker, address in await self.workers():
             if worker != but:
                 send(address, what)
@@ -486,7 +500,7 @@ class SQLiteStore:
         return [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits"))]
 
     def hurry(self) -> None:
-        """There is no server to wait for."""
+        """Do nothing: there is no server to wait for."""
 
     async def check_writable(self) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -497,7 +511,7 @@ class SQLiteStore:
                 with tempfile.TemporaryFile(dir=self.path.parent) as file:
                     file.write(bytes(PROBE_BYTES))
             except OSError as error:
-                raise StoreError(f"nothing can be written beside {self.path}: {error.strerror}") from error
+                raise StoreError(f"nothing can be written next to {self.path}: {error.strerror}") from error
 
         await self.writer.submit(work)
 
@@ -513,7 +527,7 @@ class SQLiteStore:
             self._local = threading.local()
 
     async def _write(self, sql: str, *values: object) -> int:
-        """Run one statement, and return how many rows it changed."""
+        """Run one statement, and return the number of rows it changed."""
         return await self.writer.submit(lambda db: db.execute(sql, values).rowcount)
 
     async def _read(self, sql: str, *values: object) -> list[Any]:
@@ -538,7 +552,7 @@ class SQLiteStore:
     def _connect(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with contextlib.suppress(FileExistsError):  # private from its first byte on
+            with contextlib.suppress(FileExistsError):  # private from the first byte on
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
                 commit_mark.forget(self.path)
             connection = sqlite3.connect(
@@ -549,7 +563,7 @@ class SQLiteStore:
             raise StoreError(f"cannot open the store {self.path}: {why}") from error
         try:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            # What is deleted leaves nothing in the file. Some builds of SQLite do so by themselves.
+            # Deleted data leaves no trace in the file. Some builds of SQLite do this by default.
             connection.execute("PRAGMA secure_delete = ON")
             _use_wal(connection, self._lock_seconds)
             connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
@@ -567,8 +581,10 @@ class SQLiteStore:
         return connection
 
     def _explain(self, error: sqlite3.Error) -> Exception:
-        """The error in one line that says what to do."""
+        """Return the error as one line that says what to do."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            code = _cause(self.path) or code
         if code == sqlite3.SQLITE_FULL:
             what = f"the disk that holds {self.path} is full: free some space and try again"
         elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -576,12 +592,23 @@ class SQLiteStore:
         elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             what = f"{self.path} is damaged or not a database: move it away or restore a copy (it was not changed)"
         elif code == sqlite3.SQLITE_READONLY:
-            what = f"{self.path} is read-only: give this user the right to write it, or choose another store"
+            what = f"{self.path} is read-only: give this user write permission, or choose another store"
         elif code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             what = f"{self.path} cannot be read or written ({error}): check the disk and try again"
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _cause(path: Path) -> int:
+    """Return the SQLite error code if the disk is read-only or full, so that no file can be created there; else 0."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return 0
+    if found.f_flag & os.ST_RDONLY:
+        return sqlite3.SQLITE_READONLY
+    return sqlite3.SQLITE_FULL if not found.f_bavail else 0
 
 
 def _json(values: Sequence[object] | dict[str, Any]) -> str:
@@ -595,10 +622,10 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
 
 
 def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
-    """Turn the write-ahead log on. SQLite does not wait here for another process that creates the same file.
+    """Enable write-ahead logging. SQLite does not wait here for another process that creates the same file.
 
-    An I/O error was seen here once, when several connections opened the store of a killed process at the same time. It
-    is tried again for a moment: one of the disk stays.
+    An I/O error was once seen here, when several connections opened the store of a killed process at the same time. It
+    is retried for a moment: a real disk error persists.
     """
     began = time.monotonic()
     patience = {sqlite3.SQLITE_BUSY: seconds, sqlite3.SQLITE_IOERR: IO_ERROR_SECONDS}

@@ -12,18 +12,18 @@ from typing import Any
 
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import CallsAsked, Compacted, Entry, decode_entry
-from .. import claims, outbox
+from .. import claims
 from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Parked, SessionState
 from ..peers import alive
 from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
 
-# The data of an entry is bound as bytes and read as bytes: of a long text Python would convert every character.
+# An entry's data is bound and read as bytes: Python would convert every character of a long text.
 ENTRY = "(?, ?, ?, ?, CAST(? AS TEXT), ?)"
 INSERT_ENTRY = f"INSERT INTO entry (session, seq, turn, kind, data, at) VALUES {ENTRY}"
 INSERT_INBOX = """INSERT INTO inbox (owner, session, message_id, kind, data, at, turn, first_seq, state, opened)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-# Everything that decides what a session does next, in one statement.
+# Everything that determines what a session does next, in one statement.
 BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
         (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
         (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
@@ -32,13 +32,13 @@ BEGIN = """SELECT id, worker, fence, history_from, compacted, updated_at,
             ORDER BY id LIMIT 1),
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked')
     FROM session s WHERE owner = ? AND key = ?"""
-# As bytes: SQLite refuses to give text that is no UTF-8 at all, where a damaged row must be read to be set aside.
+# As bytes: SQLite refuses to return text that is not valid UTF-8, but a damaged row must be read to be set aside.
 INBOX_ROW = INBOX_COLUMNS.replace("data", "CAST(data AS BLOB)")
 OF_TURN = """SELECT id, CAST(data AS BLOB), first_seq FROM inbox WHERE session = ? AND state <> 'done' AND turn = ?
     ORDER BY opened DESC, id"""
 MORE = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND kind <> 'urgent' LIMIT 1"
 SET_ASIDE = "UPDATE inbox SET state = 'done', ended_at = ?, damaged = ? WHERE id = ? AND state = 'new'"
-# The message came once more, under its id.
+# The message was delivered again, with its id.
 REPAIR = """UPDATE inbox SET data = ?, damaged = NULL, state = iif(damaged IS NULL, state, 'new') WHERE id = ?
     RETURNING state"""
 HAS_PARKED = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state = 'parked' LIMIT 1"
@@ -46,7 +46,7 @@ OPEN_TURN = "SELECT 1 FROM inbox WHERE session = ? AND state <> 'done' AND state
 PARKED = """SELECT i.id, i.session, i.turn, i.first_seq FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = ? AND s.key = ? AND i.state <> 'done' AND i.state = 'parked' ORDER BY i.opened DESC LIMIT 1"""
 PAGE_MARKS = {
-    # The title that a model gave was for the conversation that ends here.
+    # A title given by a model was for the conversation that ends here.
     "new": """UPDATE session SET history_from = ?, compacted = 0,
         title = CASE WHEN named_by = '' THEN title ELSE '' END, named_by = '' WHERE id = ?""",
     "compacted": "UPDATE session SET compacted = ? WHERE id = ?",
@@ -58,7 +58,7 @@ UNSENT = """SELECT id, CAST(data AS BLOB), turn, tries, worker FROM outbox WHERE
     AND (?1 IS NULL OR channel IN (SELECT value FROM json_each(?1))) AND (?2 IS NULL OR chat_id = ?2) ORDER BY id"""
 SPEND = """INSERT INTO spent (owner, scope, tokens, cost) VALUES (?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost"""
-# A window that begins in the future comes from a clock that was wrong: it must not lock anyone out.
+# A window that starts in the future comes from a clock that was wrong: it must not lock anyone out.
 ADMIT = """INSERT INTO rate (owner, name, began, number) VALUES (?1, ?2, ?3, 1)
     ON CONFLICT DO UPDATE SET
         began = iif(abs(?3 - began) < ?4, began, ?3), number = iif(abs(?3 - began) < ?4, number + 1, 1)
@@ -95,7 +95,7 @@ def accept(
     session: int | None = None,
     opens: tuple[str, int] | None = None,
 ) -> Incoming:
-    """Put a message into the inbox, unless one with its id is there.
+    """Put a message into the inbox, unless its id is already there.
 
     With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
     """
@@ -118,7 +118,7 @@ def accept(
 
 
 def _known(db: sqlite3.Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
-    """A message that was accepted before. If its row is damaged, it is repaired."""
+    """Return a message that was accepted before. If its row is damaged, it is repaired."""
     if not claims.readable([row])[1]:
         return claims.incoming(row)
     (state,) = db.execute(REPAIR, (claims.inbox_data(message, None), row[0])).fetchone()
@@ -126,7 +126,7 @@ def _known(db: sqlite3.Connection, row: Sequence[Any], message: InboundMessage) 
 
 
 def set_aside(db: sqlite3.Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
-    """Take waiting rows that cannot be decoded out of the inbox; return those that were there."""
+    """Remove pending rows that cannot be decoded from the inbox; return those that were there."""
     now = time.time()
     return [row for row in damaged if db.execute(SET_ASIDE, (now, row.why, row.id)).rowcount]
 
@@ -137,7 +137,7 @@ def set_aside(db: sqlite3.Connection, damaged: Iterable[Damaged]) -> list[Damage
 def begin(
     db: sqlite3.Connection, owner: str, key: str, worker: str, message: InboundMessage | None, kind: Kind
 ) -> Begun:
-    """Take the lease of a session and its next work: an interrupted turn, else the oldest waiting message."""
+    """Take the lease of a session and its next work: an interrupted turn, else the oldest pending message."""
     row = db.execute(BEGIN, (owner, key)).fetchone()
     if row is None:
         if message is None:
@@ -192,7 +192,7 @@ def _take_up(
 
 
 def _abandon(db: sqlite3.Connection, claim: Claim, turn: str, damaged: Damaged, now: float) -> None:
-    """End an interrupted turn whose message is damaged. A turn that is not in the log yet leaves nothing there."""
+    """End an interrupted turn whose message is damaged. A turn without log entries leaves nothing in the log."""
     if claim.entries:
         _insert(db, claim.session, turn, claims.rows_from(claim.next_seq, claims.abandoned(claim.entries)))
     done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = 'error' WHERE session = ? AND turn = ?"
@@ -206,7 +206,7 @@ def _open(db: sqlite3.Connection, claim: Claim, now: float) -> None:
 
 
 def _insert(db: sqlite3.Connection, session: int, turn: str | None, rows: LogRows) -> None:
-    """Add to the log of a session that no worker writes to."""
+    """Append to the log of a session that no worker writes to."""
     at = time.time() if rows.at is None else rows.at
     db.executemany(
         INSERT_ENTRY,
@@ -219,20 +219,19 @@ def _insert(db: sqlite3.Connection, session: int, turn: str | None, rows: LogRow
 
 
 def append(db: sqlite3.Connection, claim: Claim, rows: LogRows) -> None:
-    """Append to the log in one statement, refused unless the claim's fence is the session's."""
+    """Append to the log in one statement, refused unless the claim's fencing token is current."""
     at, turn = time.time() if rows.at is None else rows.at, claim.turn or None
-    values = [
-        value
-        for seq, kind, data in zip(rows.seqs, rows.kinds, rows.data, strict=True)
-        for value in (claim.session, seq, turn, kind, data, at)
-    ]
-    if db.execute(_append(len(rows.seqs)), (*values, claim.session, claim.fence)).rowcount != len(rows.seqs):
+    values: list[Any] = []
+    for seq, kind, data in rows.each():
+        values += claim.session, seq, turn, kind, data, at
+    values += claim.session, claim.fence
+    if db.execute(_append(len(rows.seqs)), values).rowcount != len(rows.seqs):
         raise claims.stale(claim)
 
 
 @cache
 def _append(n: int) -> str:
-    # With a stale fence this selects nothing, so nothing is written.
+    # With a stale fencing token this selects nothing, so nothing is written.
     return (
         "INSERT INTO entry (session, seq, turn, kind, data, at) "
         f"SELECT * FROM (VALUES {', '.join([ENTRY] * n)}) "
@@ -243,7 +242,7 @@ def _append(n: int) -> str:
 def append_taking(
     db: sqlite3.Connection, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent] = ()
 ) -> None:
-    """Append entries, and take the waiting messages that they hold."""
+    """Append entries, and take the pending messages that they contain."""
     if rows.seqs:  # a command may leave nothing in the log
         append(db, claim, rows)
     spend(db, claim.owner, spent)
@@ -253,7 +252,7 @@ def append_taking(
 
 
 def _turn_pages(db: sqlite3.Connection, session: int, rows: LogRows) -> None:
-    """Keep in the session's row where its conversation begins and how it is compacted."""
+    """Record in the session's row where its conversation starts and how it is compacted."""
     for kind, seq in claims.page_marks(rows):
         db.execute(PAGE_MARKS[kind], (seq, session))
         if kind == "new":  # grants were for the conversation that ends here
@@ -271,7 +270,7 @@ def finish(
     incoming: Sequence[InboundMessage] = (),
     spent: Sequence[Spent] = (),
 ) -> Finished:
-    """End a turn or a command: everything that it leaves behind, or nothing."""
+    """End a turn or a command: write everything that it leaves behind, or nothing."""
     now = time.time()
     _release(db, claim, now)
     append_taking(db, claim, rows, took, spent)
@@ -294,7 +293,7 @@ def park(
     sender: str | None,
     spent: Sequence[Spent],
 ) -> Finished:
-    """Leave a turn on disk until a person has answered."""
+    """Park a turn on disk until a person has answered."""
     _release(db, claim, time.time())
     append_taking(db, claim, rows, took, spent)
     db.executemany("UPDATE inbox SET state = 'parked' WHERE id = ?", [(id,) for id in claim.inbox])
@@ -311,7 +310,7 @@ def decide(
     word: Incoming | InboundMessage | None = None,
     always: bool = False,
 ) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's answer into the log of the parked turn, with what it grants, and open the turn again."""
+    """Write a person's answer to the log of the parked turn, with its grants, and reopen the turn."""
     row = db.execute(PARKED, (owner, key)).fetchone()
     if row is None:
         return None
@@ -330,7 +329,7 @@ def decide(
         grant(db, owner, key, decision.granted)
         if word is not None:
             db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (decision.rows.seqs[0], word.id))
-    # A higher fence: the worker that parked the turn can no longer write to it.
+    # Raise the fence: the worker that parked the turn can no longer write to it.
     db.execute("UPDATE session SET fence = fence + 1 WHERE id = ?", (session,))
     db.execute(
         "UPDATE inbox SET state = 'taken' WHERE session = ? AND state <> 'done' AND state = 'parked'", (session,)
@@ -339,7 +338,7 @@ def decide(
 
 
 def _release(db: sqlite3.Connection, claim: Claim, now: float) -> None:
-    """Give the lease back, refused unless the claim's fence is the session's."""
+    """Release the lease, refused unless the claim's fencing token is current."""
     released = "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?"
     if db.execute(released, (now, claim.session, claim.fence)).rowcount != 1:
         raise claims.stale(claim)
@@ -359,13 +358,13 @@ def note(db: sqlite3.Connection, owner: str, key: str, entries: Sequence[Entry])
 
 
 def compact(db: sqlite3.Connection, owner: str, key: str, entry: Compacted) -> bool:
-    """Append a compaction, if the session is idle and still shows what it builds on."""
+    """Append a compaction, if the session is idle and still shows what the compaction builds on."""
     row = db.execute("SELECT history_from, compacted FROM session WHERE owner = ? AND key = ?", (owner, key)).fetchone()
     return row is not None and claims.builds_on(entry, *row) and not isinstance(note(db, owner, key, [entry]), Held)
 
 
 def fork(db: sqlite3.Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
-    """Copy the log up to a position into a new session."""
+    """Copy the log up to a position to a new session."""
     if (source := session_id(db, owner, key)) is None:
         raise claims.no_session(key)
     if session_id(db, owner, new_key) is not None:
@@ -393,15 +392,15 @@ def send(
     sender: str | None,
     key: str | None = None,
 ) -> list[int]:
-    """Put messages into the outbox; with a sender they count as tried once."""
+    """Put messages into the outbox; with a sender, they count as tried once."""
     now, tries = time.time(), 1 if sender else 0
-    rows = outbox.encoded(messages)
+    rows = claims.encoded_outgoing(messages)
     made = [db.execute(SEND, (owner, session, turn, *row, sender, tries, now, key)).lastrowid for row in rows]
     return [int(id or 0) for id in made]
 
 
 def post(db: sqlite3.Connection, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
-    """Put a message of a running turn into the outbox, once for each key."""
+    """Put a message of a running turn into the outbox, once per idempotency key."""
     if not db.execute("SELECT 1 FROM session WHERE id = ? AND fence = ?", (claim.session, claim.fence)).fetchone():
         raise claims.stale(claim)
     if db.execute("SELECT 1 FROM outbox WHERE owner = ? AND key = ?", (claim.owner, key)).fetchone():
@@ -426,15 +425,15 @@ def take_outgoing(
     limit: int,
     chat: tuple[str, str] | None = None,
     channels: Sequence[str] | None = None,
-) -> outbox.Taken:
-    taken = outbox.Taken()
-    for id, channel, chat_id in outbox.addresses(db.execute(UNADDRESSED).fetchall(), taken):
+) -> claims.Taken:
+    taken = claims.Taken()
+    for id, channel, chat_id in claims.missing_addresses(db.execute(UNADDRESSED).fetchall(), taken):
         db.execute("UPDATE outbox SET channel = ?, chat_id = ? WHERE id = ?", (channel, chat_id, id))
     names = [chat[0]] if chat is not None else channels
-    of = None if names is None else claims.encode([outbox.column(name) for name in names]).decode()
-    rows = db.execute(UNSENT, (of, None if chat is None else outbox.column(chat[1]))).fetchall()
+    of = None if names is None else claims.encode([claims.outbox_column(name) for name in names]).decode()
+    rows = db.execute(UNSENT, (of, None if chat is None else claims.outbox_column(chat[1]))).fetchall()
     free = (row[:4] for row in rows if row[4] is None or (row[4] != worker and not alive(row[4])))
-    outbox.take(free, limit, taken)
+    claims.take_outgoing(free, limit, taken)
     db.executemany("UPDATE outbox SET damaged = ? WHERE id = ?", [(why, id) for id, why in taken.damaged])
     sending = "UPDATE outbox SET worker = ?, tries = tries + 1 WHERE id = ?"
     db.executemany(sending, [(worker, row.id) for row in taken.rows])
@@ -479,9 +478,9 @@ def spend(db: sqlite3.Connection, owner: str, spent: Sequence[Spent]) -> None:
 
 
 def admit(db: sqlite3.Connection, owner: str, name: str, most: int, seconds: float) -> float:
-    """Count one more if there is room for it; otherwise return the seconds until there is.
+    """Count one event if the limit allows it; otherwise return the seconds until it does.
 
-    A window begins with the first that is counted in it. One row for each owner and name is used for every window.
+    A window starts with the first event counted in it. One row per owner and name is reused for every window.
     """
     now = time.time()
     if db.execute(ADMIT, (owner, name, now, seconds, most)).fetchall():
@@ -503,7 +502,7 @@ def fire_timer(db: sqlite3.Connection, timer: Timer, message: InboundMessage, ne
 
 
 def add_token(db: sqlite3.Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
-    """Keep a new token by its hash."""
+    """Store a new token by its hash."""
     checked_name(name)
     checked_owner(owner)
     rights = checked_rights(rights)
@@ -529,7 +528,7 @@ def grant(db: sqlite3.Connection, owner: str, key: str, names: Sequence[str]) ->
 
 
 def join(db: sqlite3.Connection, worker: str, address: str) -> None:
-    """Register a worker, and remove those that are dead."""
+    """Register a worker, and remove dead ones."""
     for (id,) in db.execute("SELECT id FROM worker").fetchall():
         if not alive(id):
             db.execute("DELETE FROM worker WHERE id = ?", (id,))

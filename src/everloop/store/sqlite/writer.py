@@ -21,30 +21,30 @@ from .commit_mark import CommitMark
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
-# How a job is written: flushed to the disk before its future is done; only written, which the death of the process
-# survives, in a transaction or as a single statement that is one by itself, which may be short; or not at all.
+# How a job is written: "flushed" to disk before its future is done; "written" in a transaction, which survives the
+# death of the process; as a single "statement", which is a transaction by itself and may be "short"; or not at all.
 Kind = Literal["flushed", "written", "statement", "short", "reads"]
-BATCH = 256  # jobs in one commit
+BATCH = 256  # jobs per commit
 SYNCHRONOUS = {True: "FULL", False: "NORMAL"}  # by whether a commit is flushed
-# Of a new file. A commit writes whole pages, and most steps of a turn are shorter than one of these.
+# For new files. A commit writes whole pages, and most steps of a turn are shorter than one of these.
 PAGE_BYTES = 1024
 # A short log is soon overwritten in place, and an fsync that does not grow the file is far cheaper.
 CHECKPOINT_PAGES = 1024 * 1024 // PAGE_BYTES
-SHORT = 32 * 1024  # bytes of a statement that counts as short
-SLOW_SECONDS = 0.05  # a short statement that takes longer shows that the disk is slow
-AFTER_SLOW_SECONDS = 10.0  # how long short statements then go to the writer's thread
+SHORT = 32 * 1024  # maximum bytes of a short statement
+SLOW_SECONDS = 0.05  # a short statement that takes longer indicates a slow disk
+AFTER_SLOW_SECONDS = 10.0  # how long short statements are queued for the writer's thread after that
 
 
 class Writer:
     """Runs jobs on one connection in one thread.
 
-    Jobs that wait together are committed together, with one flush if any of them needs it; one that fails is rolled
-    back to its own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is
-    called with "before" and "after" around every commit.
+    Queued jobs are committed together, with one flush if any of them needs it; a job that fails is rolled back to its
+    own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is called with
+    "before" and "after" around every commit.
 
-    A short statement that needs no flush only copies a few pages into the kernel's cache, which takes a fraction of the
-    time of waking a thread and being woken by it. It is run where it is submitted, on the same connection, if the
-    thread is idle, the file is not locked and the disk has not been slow lately; otherwise it is queued like the rest.
+    A short statement that needs no flush only copies a few pages to the kernel's cache, which takes a fraction of the
+    time of waking a thread and being woken by it. It runs where it is submitted, on the same connection, if the thread
+    is idle, the file is not locked and the disk has not been slow lately; otherwise it is queued like the rest.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Writer:
         self._flush_always = flush_always
         self._lock_seconds = lock_seconds
         self._connection: _Connection | None = None
-        self._in_use = threading.Lock()  # held around every use of the connection
+        self._in_use = threading.Lock()  # held during every use of the connection
         self._slow_until = 0.0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._ending: threading.Thread | None = None  # the one before, while it writes what was queued for it
+        self._ending: threading.Thread | None = None  # the previous thread, while it writes what was queued for it
         self._wakers = Wakers()
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "flushed") -> Write[T]:
-        """Queue a job from a coroutine, or run it at once if it is short."""
+        """Queue a job from a coroutine, or run it at once if it is short: then it is done when this returns."""
         if kind == "short" and not self._flush_always and (written := self._write_here(work)) is not None:
             return written
         job, future = self._wakers.job(kind, work)
@@ -81,7 +81,7 @@ class Writer:
         return future
 
     def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job from plain code and wait for it."""
+        """Run a job from synchronous code and wait for it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._put(Job("flushed", work, future, None))
         return future.result()
@@ -92,7 +92,7 @@ class Writer:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._jobs.put(None)
-                # Later jobs are for another thread: this one would have to wait for them, or never end.
+                # Later jobs go to another thread: this one would have to wait for them, or never end.
                 self._jobs, self._ending = queue.SimpleQueue(), thread
             ending = self._ending  # or one that another caller has told to end
         waker = self._wakers.pop()
@@ -110,7 +110,7 @@ class Writer:
             self._jobs.put(job)
 
     def _write_here(self, work: Callable[[sqlite3.Connection], T]) -> Write[T] | None:
-        """Run a short statement in this thread. None if it has to be queued."""
+        """Run a short statement in this thread. Return None if it must be queued."""
         began = time.monotonic()
         if began < self._slow_until or not self._jobs.empty() or not self._in_use.acquire(blocking=False):
             return None
@@ -131,11 +131,8 @@ class Writer:
             self._in_use.release()
         if (ended := time.monotonic()) - began > SLOW_SECONDS:
             self._slow_until = ended + AFTER_SLOW_SECONDS
-        # As from the thread, the result comes with a later round of the event loop: other tasks get their turn, and a
-        # stop or a time limit is noticed before the next step begins.
-        loop = asyncio.get_running_loop()
-        future: Write[T] = Write(loop=loop)
-        loop.call_soon(future.settle, result, error)
+        future: Write[T] = Write()
+        future.settle(result, error)
         return future
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:
@@ -166,7 +163,7 @@ class Writer:
                 connection.close()
 
     def _commit(self, connection: _Connection, batch: Sequence[Job]) -> Sequence[Job]:
-        """Run the jobs as one transaction; those that are returned are over. The others must be tried again."""
+        """Run the jobs as one transaction, and return those that are finished. The others must be retried."""
         db = connection.db
         if all(job.kind == "reads" for job in batch):
             for job in batch:
@@ -182,7 +179,7 @@ class Writer:
                 return batch
             db.execute("BEGIN IMMEDIATE")
         except Exception as error:
-            for job in batch:  # those that have waited for a locked file do not each wait again
+            for job in batch:  # those that waited for a locked file do not each wait again
                 job.error = self._explained(error)
             return batch
         alone = True  # nothing has been written in this transaction yet
@@ -199,9 +196,9 @@ class Writer:
         return batch
 
     def _attempt(self, db: sqlite3.Connection, job: Job, alone: bool) -> bool:
-        """Run one job, and undo it if it fails. False when the whole transaction is gone.
+        """Run one job, and undo it if it fails. Return False if the whole transaction is gone.
 
-        The first one of a batch needs no savepoint: with nothing before it, everything is undone.
+        The first job of a batch needs no savepoint: with nothing before it, the whole transaction is rolled back.
         """
         try:
             if not alone:
@@ -223,7 +220,7 @@ class Writer:
                 db.execute("RELEASE job")
             return True
         except sqlite3.Error:
-            with contextlib.suppress(sqlite3.Error):  # left open, it would include the next writes
+            with contextlib.suppress(sqlite3.Error):  # if it stayed open, it would include the next writes
                 db.execute("ROLLBACK")
             return False
 
@@ -260,7 +257,7 @@ class Writer:
 
 @dataclass(slots=True, frozen=True)
 class _Mode:
-    """How commits are made: flushed or not; waiting for a lock and making checkpoints, or not."""
+    """How commits are made: flushed or not; waiting for locks and running checkpoints, or not."""
 
     flushes: bool
     waits: bool = True
@@ -277,7 +274,7 @@ FLUSHED, WRITTEN, HERE = _Mode(True), _Mode(False), _Mode(False, waits=False)
 
 
 class _Connection:
-    """A writer's connection, how its commits are made, and the mark of those that are flushed."""
+    """A writer's connection, its commit mode, and the mark of its flushed commits."""
 
     def __init__(self, db: sqlite3.Connection, mark: CommitMark, lock_seconds: float) -> None:
         self.db = db
@@ -288,15 +285,14 @@ class _Connection:
         self._file: os.stat_result | None = None
 
     def use(self, mode: _Mode) -> None:
-        """Make the commits from now on in this way."""
+        """Use this mode for subsequent commits."""
         if mode is not self._mode:
-            # SQLite obeys some pragmas when they are compiled, so a statement from the connection's cache would do
-            # nothing.
+            # SQLite applies some pragmas when they are compiled, so a cached statement would have no effect.
             self.db.executescript(mode.pragmas(self._lock_seconds))
             self._mode = mode
 
     def check(self) -> None:
-        """Raise if the file was moved or deleted: SQLite does not notice, and what is written then is lost."""
+        """Raise an error if the file was moved or deleted: SQLite does not notice, and later writes would be lost."""
         try:
             file = os.stat(self._path)
         except OSError:
@@ -308,8 +304,10 @@ class _Connection:
         self._file = file
 
     def is_at_hand(self) -> bool:
-        """Whether the file is as it was before the last commit of the writer's thread. If a checkpoint has changed it,
-        the next commit begins the log anew, and SQLite flushes the head of a new log."""
+        """Return whether the file is unchanged since before the last commit of the writer's thread.
+
+        If a checkpoint has changed it, the next commit restarts the log, and SQLite flushes the header of a new log.
+        """
         try:
             file = os.stat(self._path)
         except OSError:
@@ -323,7 +321,7 @@ class _Connection:
 
 
 def _waiting(jobs: queue.SimpleQueue[Job | None], first: Job) -> tuple[list[Job], bool]:
-    """The job and those queued behind it; True when there will be no more."""
+    """Return the job and those queued behind it; True if there will be no more."""
     batch = [first]
     while len(batch) < BATCH:
         try:

@@ -21,7 +21,6 @@ from ...threads import in_thread
 from ..base import Tool, ToolError
 from ..context import current_call
 from ..trust import mark_written
-from .buffers import Buffers, text_place
 from .paths import (
     Seen,
     alone,
@@ -34,7 +33,7 @@ from .paths import (
     replace,
     state_of,
 )
-from .texts import BINARY_HEAD, form_of, is_binary
+from .texts import BINARY_HEAD, Buffers, form_of, is_binary, text_place
 
 MAX_EDIT_BYTES = 8 * 1024 * 1024
 _MAX_COMPARED = 5_000  # lines that are compared by similarity, which is slow

@@ -22,7 +22,6 @@ from ..base import Output, Tool, ToolError
 from ..children import Child, beside_child
 from ..context import current_call
 from ..trust import digest_of, mark_written, named
-from .buffers import Buffers, text_place
 from .documents import document_kind, read_document
 from .edit import edit_tool
 from .find import find_tools
@@ -37,12 +36,13 @@ from .paths import (
     marked_output,
     opened_target,
     path_tool,
+    quoted,
     reach,
     replace,
     shipped,
     size,
 )
-from .texts import BINARY_HEAD, HEAD, Form, form_of, is_binary
+from .texts import BINARY_HEAD, HEAD, Buffers, Form, form_of, is_binary, text_place
 
 MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read
@@ -291,8 +291,8 @@ def list_dir(path: Annotated[str, "The folder, relative to the workspace."] = ".
         files = sorted((entry for entry in found if not _is_folder(entry)), key=lambda entry: entry.name.casefold())
         folders = folders[:MAX_ENTRIES]
         files = files[: MAX_ENTRIES - len(folders)]
-        lines = [f"{name}/" for name in folders]
-        lines += [f"{entry.name}  {_size_of(entry)}" for entry in files]
+        lines = [f"{quoted(name)}/" for name in folders]
+        lines += [f"{quoted(entry.name)}  {_size_of(entry)}" for entry in files]
         contents = () if shipped(opened.real) else named([*folders, *(entry.name for entry in files)])
     if len(found) > len(lines):
         count = f"more than {len(found)}" if more else str(len(found))

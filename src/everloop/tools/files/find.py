@@ -23,7 +23,7 @@ from ..children import Child, Ended, beside_child
 from ..context import current_call
 from ..trust import UNKNOWN, digest_of, named
 from . import searcher
-from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, reach, shipped
+from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, quoted, reach, shipped
 
 MAX_FOUND = 1_000  # paths
 MAX_MATCHES = 400  # lines
@@ -93,9 +93,9 @@ def _find(child: Child, pattern: str, path: str) -> Output:
             raise ToolError(f"{path} is not a folder: give the folder to look in, or read the file.")
         request = _request("find", opened, pattern=pattern, most=MAX_FOUND)
         ended = _run(child, [*_SEARCHER, request], opened, is_folder=True)
-    found = [name for name, _ in _allowed(_records(ended), opened.real)]
+    found = [name for name, _ in _allowed(_records(ended, opened.real), opened.real)]
     prefix = _prefix(path)
-    lines = [prefix + name for name in found[:MAX_FOUND]]
+    lines = [quoted(prefix + name) for name in found[:MAX_FOUND]]
     contents = () if shipped(opened.real) else named(found[:MAX_FOUND])
     return Output(_shown(lines, ended, len(found) > MAX_FOUND, "(no file matches)"), contents=contents)
 
@@ -106,13 +106,17 @@ def _grep(child: Child, wanted: Wanted, path: str) -> Output:
         if not is_folder:
             check_kind(os.fstat(opened.descriptor), path)
         ended = _ripgrep(child, wanted, opened, is_folder) or _python_grep(child, wanted, opened, is_folder)
-        records = list(_allowed(_records(ended), opened.real)) if is_folder else [("", line) for line in _lines(ended)]
+        records = (
+            list(_allowed(_records(ended, opened.real), opened.real))
+            if is_folder
+            else [("", line) for line in _lines(ended)]
+        )
         names = list(dict.fromkeys(name for name, _ in records[:MAX_MATCHES]))
         contents = _contents(opened, names, is_folder) if current_call().taint and not shipped(opened.real) else ()
     if not ended.output and ended.status in (searcher.UNREADABLE_PATTERN, _BAD_PATTERN_OF_RIPGREP) and ended.errors:
         raise ToolError(f"The pattern cannot be used: {ended.errors.decode('utf-8', 'replace').strip()}")
     prefix = _prefix(path) if is_folder else path
-    lines = ["--" if line == "--" else f"{prefix}{name}:{line}" for name, line in records[:MAX_MATCHES]]
+    lines = ["--" if line == "--" else f"{quoted(prefix + name)}:{line}" for name, line in records[:MAX_MATCHES]]
     return Output(_shown(lines, ended, len(records) > MAX_MATCHES, "(no line matches)"), contents=contents)
 
 
@@ -211,11 +215,20 @@ def _lines(ended: Ended) -> list[str]:
     return lines[:-1]  # after the last newline there is nothing, or an incomplete line
 
 
-def _records(ended: Ended) -> Iterator[tuple[str, str]]:
-    """Yield (path, rest) for each line of output."""
-    for line in _lines(ended):
-        name, zero, rest = line.partition("\0")
-        yield (name.removeprefix("./"), rest.rstrip("\r")) if zero else ("", line)
+def _records(ended: Ended, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, rest) for each record of output: a path, which may have line ends, a zero byte, and a line.
+
+    Every path begins with "./". Before one there may be lines without a path: "--" between two groups of lines, and
+    what ripgrep says of a file that turned out to be binary.
+    """
+    text, at = os.fsdecode(ended.output), 0
+    while (zero := text.find("\0", at)) >= 0 and (end := text.find("\n", zero)) >= 0:
+        name = text[at:zero]
+        while "\n" in name and not (name.startswith("./") and os.path.lexists(os.path.join(folder, name))):
+            line, _, name = name.partition("\n")
+            yield "", line
+        yield name.removeprefix("./"), text[zero + 1 : end].rstrip("\r")
+        at = end + 1
 
 
 def _allowed(records: Iterator[tuple[str, str]], folder: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fcntl
+import json
 import os
 import secrets
 import stat
@@ -286,6 +287,11 @@ def _nearby(path: str) -> tuple[str, list[str]]:
     if missing:
         return f"Neither does the folder {clean(missing)}. {similar or 'Use list_dir to see what there is.'}", shown
     return similar or "Use list_dir to see what there is.", shown
+
+
+def quoted(name: str) -> str:
+    """The name as one line: as it is, or as JSON if it has a line end."""
+    return json.dumps(name, ensure_ascii=False) if "\n" in name or "\r" in name else name
 
 
 def size(count: float) -> str:

@@ -50,7 +50,7 @@ def find(request: dict[str, Any]) -> Iterator[bytes]:
     wanted = glob(request["pattern"])
     for path, _, _ in walk(request):
         if wanted(os.fsdecode(path)):
-            yield path + b"\0"
+            yield b"./" + path + b"\0"
 
 
 def grep(request: dict[str, Any]) -> Iterator[bytes]:
@@ -64,7 +64,7 @@ def grep(request: dict[str, Any]) -> Iterator[bytes]:
     for path, folder, name in walk(request):
         if wanted(os.fsdecode(path)) and (data := load(folder, name, request)):
             try:
-                yield from lines(data, path + b"\0", matches, request)
+                yield from lines(data, b"./" + path + b"\0", matches, request)
             except MemoryError:
                 continue
 

@@ -1,4 +1,7 @@
-"""The policy: decides by rules, and by defaults where none matches, whether a tool call is allowed, asked or denied."""
+"""The policy: decides by rules, and by defaults where none matches, whether a tool call is allowed, asked or denied.
+
+Patterns of rules are globs, matched against text of which parts may be unknown.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from functools import partial
+from enum import IntEnum
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,8 +22,7 @@ from ...sandbox.reach import within, within_any
 from ...text import cut_inline, visible
 from ..base import Plan, ToolError
 from ..context import CallContext
-from .patterns import Fit, fits_command, fits_past_options, fits_path
-from .shell_line import TEXT, CommandLine, SimpleCommand, unknown, written_files
+from .shell_line import TEXT, WORDS, CommandLine, SimpleCommand, unknown, written_files
 from .steering import named_by_command, steers
 from .taint import objection
 
@@ -38,9 +41,9 @@ class Verdict:
     decision: Decision
     why: str = ""
     shown: str = ""
-    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
-    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
-    granted: bool = False  # allowed by an earlier answer "always"
+    grants: tuple[str, ...] = ()  # granted to the session if the person answers "always"
+    once: tuple[str, ...] = ()  # granted even by a plain yes
+    granted: bool = False  # allowed by an earlier answer of "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class _Unit:
 class _Outcome:
     decision: Decision
     why: str
-    tainted: bool = False  # holds after untrusted content was read
+    tainted: bool = False  # still applies after untrusted content was read
     grants: tuple[str, ...] = ()  # as in `Verdict`
     once: tuple[str, ...] = ()
 
@@ -74,7 +77,7 @@ class Policy:
     ) -> None:
         self.rules = tuple(enumerate(rules, 1))
         self.taint = taint
-        self.addresses = frozenset(addresses)  # that stand in the settings
+        self.addresses = frozenset(addresses)  # addresses in the settings
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
             from . import shell_syntax  # noqa: F401 - imported here rather than in a running event loop
@@ -113,7 +116,7 @@ class Policy:
         return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
 
     def takes_long(self, arguments: dict[str, Any]) -> bool:
-        """Whether judging a call may take long enough to be noticed on an event loop."""
+        """Return whether judging a call may take long enough to block the event loop noticeably."""
         if self.rules:
             return any(_size(value) > QUICK for value in arguments.values())
         return bool(self.taint) and _size(arguments.get("command")) > QUICK
@@ -282,9 +285,10 @@ def _working_folder(arguments: dict[str, Any], root: str) -> str:
 
 
 def _steers(arguments: dict[str, Any], plan: Plan, context: CallContext) -> str:
-    """Why a file of the workspace that is written must not be planted; "" where that does not matter.
+    """Return why a workspace file that a call writes must not be planted; "" if it is harmless.
 
-    Of a command, what its text shows is known: what else it turns out to have written is undone when it ends.
+    For a command, only what its text shows is known: anything else that it turns out to have written is undone when it
+    ends.
     """
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
@@ -392,7 +396,8 @@ def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]
         folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
         return (f"{name}{how}{folder}:{plan.command}",)
     if plan.paths:
-        sending = (f"tool:{name}",) if name == "message" else ()  # to read a file is not yet to send it
+        # permission to read a file is not permission to send it
+        sending = (f"tool:{name}",) if name == "message" else ()
         return (*sending, *(f"path{'+write' if plan.writes else ''}:{path}" for path in plan.paths))
     return (f"tool:{name}",)
 
@@ -414,3 +419,144 @@ def _shown(name: str, arguments: dict[str, Any], plan: Plan) -> str | None:
 
 def _brief(value: Any) -> Any:
     return cut_inline(value, MAX_ARGUMENT) if isinstance(value, str) else value
+
+
+_TOKEN = re.compile(r"\*+|\?|\[(?:!?\]?[^]]*)\]|.", re.S)
+_PATH_TOKEN = re.compile(r"\*\*/|/\*\*\Z|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.S)
+_PATH_WILD = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_WILD = re.compile(r"[*?[]")
+
+
+class Fit(IntEnum):
+    """Whether a pattern matches, as far as the text is known."""
+
+    NO = 0
+    MAYBE = 1
+    YES = 2
+
+
+def fits(pattern: str, text: str) -> Fit:
+    """Match a shell glob against a whole text, in which TEXT and WORDS stand for unknown parts."""
+    if not unknown(text):
+        return Fit.YES if _compiled(pattern).match(text) else Fit.NO
+    if _walk(pattern, text, sure=True):
+        return Fit.YES
+    return Fit.MAYBE if _walk(pattern, text, sure=False) else Fit.NO
+
+
+def fits_command(pattern: str, text: str) -> Fit:
+    """Match a command. A pattern without wildcards also matches a command with further words."""
+    if _WILD.search(pattern):
+        return fits(pattern, text)
+    if text == pattern or (text.startswith(pattern) and text[len(pattern)] in (" ", WORDS)):
+        return Fit.YES
+    return Fit.MAYBE if unknown(text) and max(fits(pattern, text), fits(pattern + " *", text)) else Fit.NO
+
+
+def fits_past_options(pattern: str, words: Sequence[str]) -> Fit:
+    """Match a pattern without wildcards, ignoring options: `git push` matches `git -C folder push`.
+
+    A word after an option may be the option's value.
+    """
+    wanted = pattern.split(" ")
+    if _WILD.search(pattern) or not words or words[0] != wanted[0]:
+        return Fit.NO
+    place, value = 1, False  # index of the next wanted word; whether this word may be an option's value
+    for word in words[1:]:
+        if place == len(wanted):
+            break
+        if word == wanted[place]:
+            place, value = place + 1, False
+        elif unknown(word):
+            return Fit.MAYBE
+        elif word.startswith("-"):
+            value = "=" not in word
+        elif value:
+            value = False
+        else:
+            return Fit.NO
+    return Fit.YES if place == len(wanted) else Fit.NO
+
+
+def fits_path(pattern: str, path: str) -> Fit:
+    """Match a path: `*` stays inside a folder, `**` crosses folders.
+
+    A pattern whose last part has no wildcard also matches everything inside that folder.
+    """
+    if not unknown(path):
+        return Fit.YES if _path(pattern).match(path) else Fit.NO
+    wide = re.sub(r"\*\*/|/\*\*", "*", pattern)
+    return Fit.MAYBE if _walk(wide, path, sure=False) or _walk(wide + "/*", path, sure=False) else Fit.NO
+
+
+@lru_cache(1000)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+@lru_cache(1000)
+def _path(pattern: str) -> re.Pattern[str]:
+    pattern = pattern.rstrip("/") or "/"
+    pieces = []
+    for token in _PATH_TOKEN.findall(pattern):
+        if token in _PATH_WILD:
+            pieces.append(_PATH_WILD[token])
+        elif token[0] == "[" and len(token) > 1:
+            pieces.append("(?!/)" + translate(token).removeprefix("(?s:").removesuffix(r")\Z"))
+        else:
+            pieces.append(re.escape(token))
+    folder = "" if _WILD.search(pattern.rpartition("/")[2]) else "(?:/.*)?"
+    return re.compile("".join(pieces) + folder + r"\Z", re.S)
+
+
+@lru_cache(1000)
+def _tokens(pattern: str) -> tuple[tuple[str, re.Pattern[str] | None], ...]:
+    found = (token[:1] if token[:1] == "*" else token for token in _TOKEN.findall(pattern))
+    return tuple((token, _compiled(token) if len(token) > 1 else None) for token in found)
+
+
+def _walk(pattern: str, text: str, sure: bool) -> bool:
+    """Return whether the pattern matches for every (`sure`) or for some value of the unknown parts.
+
+    Simulates the pattern as a state machine. Unknown text matches for certain only where a star consumes all of it;
+    otherwise it may lead to any later state.
+    """
+    tokens = _tokens(pattern)
+    places = _closed({0}, tokens)
+    for character in text:
+        if character in (TEXT, WORDS):
+            stars = {place for place in places if place < len(tokens) and tokens[place][0] == "*"}
+            if sure:
+                places = stars
+            elif character == TEXT:
+                places = set(range(min(places), len(tokens) + 1))
+            elif spaced := _step(places, " ", tokens):
+                places |= set(range(min(spaced), len(tokens) + 1))
+        else:
+            places = _step(places, character, tokens)
+        places = _closed(places, tokens)
+        if not places:
+            return False
+    return len(tokens) in places
+
+
+def _step(places: set[int], character: str, tokens: tuple[tuple[str, re.Pattern[str] | None], ...]) -> set[int]:
+    following = set()
+    for place in places:
+        if place == len(tokens):
+            continue
+        token, group = tokens[place]
+        if token == "*":
+            following.add(place)
+        elif token == "?" or token == character or (group is not None and group.match(character)):
+            following.add(place + 1)
+    return following
+
+
+def _closed(places: set[int], tokens: tuple[tuple[str, re.Pattern[str] | None], ...]) -> set[int]:
+    """Add the states that are reached by stars that match nothing."""
+    for place in sorted(places):
+        while place < len(tokens) and tokens[place][0] == "*":
+            place += 1
+            places.add(place)
+    return places

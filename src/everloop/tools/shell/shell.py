@@ -23,10 +23,9 @@ from ...text import clean
 from ...threads import in_thread
 from ..base import Output, Plan, Tool, ToolError
 from ..context import CallContext, current_call
+from ..policy.shell_line import SimpleCommand, unknown
 from ..trust import UNKNOWN, any_exists, changed_files, may_hold_tainted
-from .captures import Capture, Fresh, Ticker
-from .processes import Process
-from .quiet import reads_nothing
+from .processes import Capture, Fresh, Process, Ticker
 from .workspace_checks import Ticket, WorkspaceChecks
 
 
@@ -160,7 +159,7 @@ class Shell:
                 self._tell(job, await in_thread(self._checks.check, job.ticket))
 
     async def counted(self, output: Output, command: str, network: bool) -> Output:
-        """What a command said, with what is known of where that came from: it may be anything that it has read."""
+        """Return a command's output with what is known of its origin: it may contain anything the command has read."""
         context = current_call()
         if network:
             return replace(output, untrusted=True)
@@ -171,9 +170,9 @@ class Shell:
         return output
 
     async def mark_changed(self, context: CallContext, since: int, untrusted: bool = False) -> None:
-        """Mark the files that a command has changed after untrusted text was read, or read some itself.
+        """Mark the files that a command changed after untrusted text was read, or after it read some itself.
 
-        Where every unknown file is untrusted there is nothing to be marked.
+        If every unknown file is untrusted anyway, nothing needs to be marked.
         """
         if context.taint != "outside" or context.marks is None or not (context.tainted or untrusted):
             return
@@ -385,7 +384,7 @@ class Exec(Tool):
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or kept,  # what it makes later, unwatched, may steer the agent
+            sends=network or kept,  # files that it creates later, unchecked, may steer the agent
             unconfined=not confined,
         )
 
@@ -398,16 +397,20 @@ class Exec(Tool):
         background: bool = False,
         keep: bool = False,
     ) -> Output:
-        if not command.strip() or "\0" in command:
+        if not command.strip():
             raise ToolError("The command is empty: give one or more lines for bash.")
+        if "\0" in command:
+            raise ToolError("The command has a zero byte, which bash cannot be given: write it as an escape, \\0.")
+        # A lone surrogate becomes a character that no glob matches; a "?" would stand for any file of one character.
+        command = command.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         if background:
-            job = await self._shell.start_background(clean(command), working_dir, network, keep)
+            job = await self._shell.start_background(command, working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
-            # It may put what it fetches into files, which look like any others when they are read.
+            # It may write fetched content to files, which look like any others when they are read.
             return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
         began = time.time_ns()
-        output = await self._run(clean(command), working_dir, timeout, network)
-        output = await self._shell.counted(output, clean(command), network)
+        output = await self._run(command, working_dir, timeout, network)
+        output = await self._shell.counted(output, command, network)
         await self._shell.mark_changed(current_call(), began, output.untrusted)
         return output
 
@@ -459,7 +462,7 @@ class Exec(Tool):
         return notes
 
     def is_running(self, workspace: str) -> bool:
-        """Whether a confined command of this process is running in a workspace, given by its real path."""
+        """Return whether a confined command of this process is running in a workspace, given by its real path."""
         return self._shell.is_running(workspace)
 
     async def end_turn(self, turn: str) -> None:
@@ -535,3 +538,26 @@ class ProcessTool(Tool):
         own = [job for job in self._shell.background.values() if same_session(job.context, context)]
         lines = [f"{job.id}  {job.state}{', kept' * job.keep}  {job.command[:200]}" for job in own]
         return Output("\n".join(lines) or "No background commands are running.")
+
+
+_QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})
+_READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they take a file
+
+
+def reads_nothing(command: str) -> bool:
+    """Return whether a command line reads neither files nor the network, so that its output is text the model itself
+    wrote."""
+    from ..policy.shell_syntax import read  # most agents never run a command
+
+    line = read(command)
+    return not line.opaque and not line.altered and bool(line.commands) and all(map(_is_quiet, line.commands))
+
+
+def _is_quiet(command: SimpleCommand) -> bool:
+    if not command.words or command.words[0] not in _QUIET or any(map(unknown, command.words)):
+        return False
+    if not all(target.writes for target in command.targets):
+        return False
+    return command.words[0] in ("echo", "printf") or not any(
+        word.startswith(_READING_OPTIONS) for word in command.words[1:]
+    )

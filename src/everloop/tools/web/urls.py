@@ -1,17 +1,20 @@
-"""Web addresses, read strictly: what is checked, what is shown and what is asked for are one and the same text.
+"""Strict parsing of web addresses: the text that is checked, the text that is shown and the text that is requested are
+identical.
 
-Attacks live where two programs read an address differently. So whatever has two readings is refused, and the rest is
-written anew from its parts, in ASCII, before any other code sees it.
+Attacks exploit programs that parse an address differently. So anything ambiguous is refused, and the rest is rebuilt
+from its parts, in ASCII, before any other code sees it.
+
+Which network addresses may be reached is decided by our own tables: `is_global` of the standard library differs between
+versions of Python, does not look into embedded addresses, and counts cloud metadata services as public.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Literal
 from urllib.parse import quote, urljoin
-
-from .addresses import Address
 
 MAX_URL = 8_000
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -26,18 +29,18 @@ _stray_percent = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class BadURL(ValueError):
-    """An address that is not asked for; the text says why and what to do."""
+    """An address that is refused; the text says why and what to do."""
 
 
 @dataclass(slots=True, frozen=True)
 class URL:
-    """An http(s) address, taken apart; `str()` of it is exactly what is asked for."""
+    """A parsed http(s) address; `str()` of it is exactly what is requested."""
 
     scheme: str
     host: str  # lower case, ASCII; an IPv6 address without its brackets
     port: int
     target: str  # path and query
-    address: Address | None  # where the host is one, not a name
+    address: Address | None  # set if the host is an address, not a name
 
     @property
     def authority(self) -> str:
@@ -48,24 +51,24 @@ class URL:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> URL:
-        """Where a redirect leads to from here."""
+        """Return the target of a redirect from here."""
         if _odd(location):
-            raise BadURL("it has line ends or other characters that no address may have")
+            raise BadURL("it has newlines or other characters that are not allowed in an address")
         try:
             return parse_url(urljoin(str(self), location))
         except BadURL:
             raise
         except ValueError as error:
-            raise BadURL(f"it is no address ({error})") from None
+            raise BadURL(f"it is not an address ({error})") from None
 
 
 def parse_url(text: str) -> URL:
-    """Read an address; a BadURL unless it has exactly one reading."""
+    """Parse an address; raise a BadURL unless it is unambiguous."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_URL:
-        raise BadURL(f"it has {len(text)} characters, and {MAX_URL} is the most")
+        raise BadURL(f"it has {len(text)} characters; the maximum is {MAX_URL}")
     if _odd(text):
-        raise BadURL("it has line ends, control or invisible characters: write it without them")
+        raise BadURL("it has newlines, control or invisible characters: write it without them")
     parts = _parts(text)
     if parts is None or parts[1].lower() not in DEFAULT_PORTS:
         named = _scheme(text)
@@ -94,40 +97,125 @@ def _split_authority(authority: str) -> tuple[str, int | None]:
 
 
 def _read_host(host: str) -> tuple[str, Address | None]:
-    """The host in the one way it is written, and its address if it is one."""
+    """Return the canonical host, and its address if it is one."""
     if host.startswith("["):
         try:
             address = IPv6Address(host[1:-1])
         except ValueError:
-            raise BadURL(f"{host} is no IPv6 address") from None
+            raise BadURL(f"{host} is not an IPv6 address") from None
         return str(address), address
     if not host.isascii():
         host = _to_ascii(host)
     host = host.lower().removesuffix(".")
     labels = host.split(".")
     if _is_number(labels[-1]):
-        # Systems take 127.1, 0x7f.1, 017700000001 and the like for addresses, each in its own way.
+        # Systems accept 127.1, 0x7f.1, 017700000001 and the like as addresses, each in its own way.
         try:
             four = IPv4Address(host)
         except ValueError:
             raise BadURL(
-                f"{host[:100]} is no IPv4 address: write four decimal numbers, without leading zeros"
+                f"{host[:100]} is not an IPv4 address: write four decimal numbers, without leading zeros"
             ) from None
         return host, four
     if len(host) > 253 or not all(map(_is_label, labels)):
-        raise BadURL("its host is no possible name")
+        raise BadURL("its host is not a valid name")
     return host, None
 
 
 def _to_ascii(host: str) -> str:
-    """A host in other scripts as the DNS knows it."""
-    import idna  # comes with aiohttp; few addresses need it
+    """Return an internationalised host name as used in the DNS."""
+    import idna  # comes with aiohttp; rarely needed
 
     try:
         return idna.encode(host, uts46=True, std3_rules=True).decode()
     except (idna.IDNAError, UnicodeError):
-        raise BadURL("its host is no possible name") from None
+        raise BadURL("its host is not a valid name") from None
 
 
 def _quoted(text: str) -> str:
     return quote(_stray_percent.sub("%25", text), safe="/?:@!$&'()*+,;=-._~%")
+
+
+Address = IPv4Address | IPv6Address
+# "private": unreachable unless the person has listed the host. "never": not even then; no web server has such an
+# address.
+Kind = Literal["public", "private", "never"]
+
+_V4: dict[str, Kind] = {  # the first match applies
+    "168.63.129.16/32": "never",  # Azure's metadata and agent service
+    "169.254.0.0/16": "never",  # link-local: the metadata services of nearly all clouds
+    "100.100.100.200/32": "never",  # Alibaba's metadata service
+    "192.0.0.0/24": "never",  # protocol assignments, and Oracle's metadata service 192.0.0.192
+    "0.0.0.0/8": "never",  # "this host": Linux treats 0.0.0.0 as loopback
+    "224.0.0.0/4": "never",  # multicast
+    "240.0.0.0/4": "never",  # reserved, and broadcast
+    "192.0.2.0/24": "never",  # documentation
+    "198.51.100.0/24": "never",
+    "203.0.113.0/24": "never",
+    "192.31.196.0/24": "never",  # DNS sinks, and relays for multicast and 6to4: no web servers
+    "192.175.48.0/24": "never",
+    "192.52.193.0/24": "never",
+    "192.88.99.0/24": "never",
+    "127.0.0.0/8": "private",
+    "10.0.0.0/8": "private",
+    "172.16.0.0/12": "private",
+    "192.168.0.0/16": "private",
+    "100.64.0.0/10": "private",  # shared address space of carriers; also used for private networks (Tailscale, clouds)
+    "198.18.0.0/15": "private",  # benchmarks; also used for private networks
+}
+
+# Anything in none of these is "never": only 2000::/3 has been allocated for the internet.
+_V6: dict[str, Kind] = {
+    "fd00:ec2::/32": "never",  # Amazon's services inside an instance: metadata, pod identity, DNS, time
+    "fd20:ce::254/128": "never",  # the metadata services of Google,
+    "fd00:c1::a9fe:a9fe/128": "never",  # Oracle,
+    "fd00:42::42/128": "never",  # Scaleway,
+    "fd00:a9fe:a9fe::/64": "never",  # Akamai (Linode)
+    "fd00:100::100:200/128": "never",  # and Alibaba
+    "::1/128": "private",
+    "fc00::/7": "private",
+    "::/96": "public",  # these embed an IPv4 address, which decides
+    "::ffff:0:0/96": "public",
+    "64:ff9b::/96": "public",  # its sibling 64:ff9b:1::/48 is meant for private networks: never
+    "2001::/32": "public",
+    "2001::/23": "never",  # protocol assignments: benchmarks, ORCHID and others
+    "2001:db8::/32": "never",  # documentation
+    "3fff::/20": "never",
+    "2620:4f:8000::/48": "never",  # a DNS sink
+    "2000::/3": "public",
+}
+
+_V4_NETWORKS = [(IPv4Network(network), kind) for network, kind in _V4.items()]
+_V6_NETWORKS = [(IPv6Network(network), kind) for network, kind in _V6.items()]
+_WRAPPED = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96")))  # compatible, mapped, NAT64
+_LOOPBACK = IPv6Address("::1")
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_TEREDO = IPv6Network("2001::/32")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+_WORST_FIRST: tuple[Kind, ...] = ("never", "private", "public")
+
+
+def kind_of(address: Address) -> Kind:
+    """Return whether an address is public. One with embedded addresses gets the worst of their kinds."""
+    if isinstance(address, IPv4Address):
+        return next((kind for network, kind in _V4_NETWORKS if address in network), "public")
+    if address.scope_id is not None:
+        return "never"
+    own: Kind = next((kind for network, kind in _V6_NETWORKS if address in network), "never")
+    return min([own, *map(kind_of, carried(address))], key=_WORST_FIRST.index)
+
+
+def carried(address: IPv6Address) -> list[IPv4Address]:
+    """Return the IPv4 addresses that packets to this address may be delivered to."""
+    value = int(address)
+    second, third, last = (value >> shift & 0xFFFFFFFF for shift in (64, 32, 0))
+    found: list[int] = []
+    if address in _SIX_TO_FOUR:
+        found.append((value >> 80) & 0xFFFFFFFF)
+    elif address in _TEREDO:
+        found += [second, last ^ 0xFFFFFFFF]  # the server and, inverted, the client
+    elif address != _LOOPBACK and any(address in network for network in _WRAPPED):
+        found.append(last)
+    if third in _ISATAP:
+        found.append(last)
+    return [IPv4Address(part) for part in found]

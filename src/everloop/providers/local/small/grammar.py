@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ _MOMENT = (
     r""" | ("today " | "tomorrow ") [0-9] [0-9]? ":" [0-9] [0-9]"""
     r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
 )
-_CLOSES = re.compile(r"\w\(.*?([\"']?\)+[,;]?)$")
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
 _KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
 _GLOB: Mapping[str, Any] = {"rule": "glob"}  # a name with stars, which small models take for a regular expression
@@ -73,7 +71,7 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     must = {*values.get("must", ())}
     known = [
         shape
-        for shape in (_without(shape, properties) for shape in _SHAPES.get(name, ()))
+        for shape in _SHAPES.get(name, ())
         if must <= {key for key, _ in shape} and all(key in properties for key, _ in shape)
     ]
     given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
@@ -94,20 +92,13 @@ def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[st
     return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
 
 
-def _without(shape: _Shape, properties: Mapping[str, Any]) -> _Shape:
-    """A shape without how a job is delivered, for a tool that knows nothing of it."""
-    return tuple(pair for pair in shape if pair[0] in properties or pair[0] != "deliver")
-
-
 def _edit(
     number: int, name: str, path: Mapping[str, Any], lines: Sequence[str], values: Mapping[str, Sequence[str]]
 ) -> str:
     """A call that puts one line in the place of another, which it begins like, wherever that stands."""
-    every = _literal(', "replace_all": true')
-    repeated = values.get("repeated", ())
     pairs = " | ".join(
         f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
-        f"{_new_line(line, beginning, values)}{f' {every}' if line in repeated else ''}"
+        f"{_new_line(line, beginning, values)}"
         for line, beginning in zip(lines, values["new_text"], strict=True)
     )
     place = _pair("path", _rule("path", path))
@@ -118,7 +109,8 @@ def _new_line(line: str, beginning: str, values: Mapping[str, Sequence[str]]) ->
     """The line with other words of the request in it, where it is known which are to be replaced, or one like it."""
     places = [place.split("\0")[1:] for place in values.get("swaps", ()) if place.split("\0")[0] == line]
     if not places or not values.get("said"):
-        return f"{_part(beginning, start=True)} rest {_part(_tail(line), end=True)}"
+        end = line[-1] if line.endswith((",", ";")) else ""
+        return f"{_part(beginning, start=True)} rest {_part(end, end=True)}"
     said = " | ".join(_part(words) for words in values["said"])
     forms = [f"{_part(before, start=True)} ({said}) {_part(after, end=True)}" for before, after in places]
     return f"({' | '.join(forms)})"
@@ -128,12 +120,6 @@ def _part(text: str, start: bool = False, end: bool = False) -> str:
     """A piece of a JSON string."""
     inner = json.dumps(text, ensure_ascii=False)[1:-1]
     return _literal(f"{chr(34) if start else ''}{inner}{chr(34) if end else ''}")
-
-
-def _tail(line: str) -> str:
-    """What ends a line and belongs to its form, not to what it says: a comma, or what closes a call in code."""
-    found = _CLOSES.search(line)
-    return found[1] if found else line[-1:] if line.endswith((",", ";")) else ""
 
 
 def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from .grounding import failed
-from .narrow import NARROW
-from .results import lines_of
-from .seen import Seen
-from .turn import Message, Turn, text_of
+from ....tools.narrow import NARROW, failed, lines_of
+from .conversation import Message, Seen, Turn, text_of
 from .words import (
     BEHIND,
+    PATTERNS,
     alike,
     clock,
     folders_in,
@@ -24,29 +20,16 @@ from .words import (
     means,
     names_key,
     paths_in,
-    pattern,
     places_in,
+    says,
     spans,
     tokens,
     weekday,
     word_set,
 )
 
-# Before the old words: a word that says so, or a verb and at most three words.
-_BEFORE = (
-    r"(?:\b(?:instead of|rather than|not|from|statt|anstatt|nicht|von|en vez de|en lugar de|au lieu de)\s+(?:\w+\s+)?"
-    r"|\b(?:chang\w*|replac\w*|swap\w*|renam\w*|exchang\w*|substitut\w*|ersetz\w*|änder\w*|tausch\w*|cambi\w*|reempla\w*"
-    r"|remplac\w*)\s+(?:[\w']+\s+){0,3}?|把\s*|里的\s*)[\"'“«]?"
-)
-# After the old words.
-_AFTER = (
-    r"[\"'”»]?\s*(?:→|->|(?:should|must) (?:be|read|say)|is now|was renamed|became|with|by|durch|por|par"
-    r"|를|을|改成|改为|换成|替换)"
-)
-_BOTH = pattern("both")
+_BEFORE, _AFTER = PATTERNS["before_old"].pattern, PATTERNS["after_old"].pattern
 _JOINS = word_set("joins")
-_PAIR = pattern("pair")
-_SIGNS = pattern("signs")
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
 
@@ -62,18 +45,13 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    unsure = _BOTH.search(request) and not any(names_key(request, line) for line in found)
+    unsure = says(request, "both") and not any(names_key(request, line) for line in found)
     return surely or (perhaps if unsure else {})
-
-
-def names_signs(request: str) -> bool:
-    """Whether what is to be replaced is called by a name and does not stand there itself: `all commas`."""
-    return _SIGNS.search(request) is not None
 
 
 def names_both(request: str) -> bool:
     """Whether the words that are to be there are named as well as those that are."""
-    return _PAIR.search(request) is not None
+    return says(request, "pair")
 
 
 def new_words(request: str, old: Sequence[str]) -> list[str]:
@@ -101,7 +79,6 @@ def _stands(words: str, text: str) -> bool:
 
 RECENT = 8  # messages whose files are known
 MOST_PATHS = 40
-_MOVES = re.compile(r"\s*(?:mv|cp)\b")
 MOST_LINES = 30  # that an edit can choose from
 
 
@@ -138,20 +115,6 @@ def values_for(turn: Turn, conversation: Sequence[Message], there: Seen) -> dict
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
-def as_named(tool: str, arguments: Mapping[str, Any], turn: Turn) -> str:
-    """The command that was meant, where one moves or copies and has another name in the place of the one that was
-    given: small models translate names. Else nothing."""
-    command = str(arguments.get("command", ""))
-    if tool != "exec" or "*" in command or not _MOVES.match(command):
-        return ""
-    known = {
-        posixpath.basename(path) for text in (turn.request, *(one[2] for one in turn.calls)) for path in paths_in(text)
-    }
-    invented = [path for path in paths_in(command) if is_file(path) and posixpath.basename(path) not in known]
-    left_out = [path for path in paths_in(turn.request) if is_file(path) and path not in command]
-    return command.replace(invented[0], left_out[0]) if len(invented) == len(left_out) == 1 else ""
-
-
 def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
     """What a file can be called that is written: as it was named, but not like one that was only to be read."""
     read = {str(arguments.get("path")) for name, arguments, _ in turn.calls if name == "read_file"}
@@ -185,8 +148,6 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if not files:
         return {}
     every = in_every_place(turn.request)
-    if every and names_signs(turn.request):
-        return {"must": ["replace_all"]}
     named = spans(turn.request, "\n".join(lines))
     if lines and not (every and named):
         places = swaps(turn.request, lines)
@@ -195,7 +156,6 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}
-        given["repeated"] = [line for line in old if lines.count(line) > 1]
         if changes := [(line, *place) for line in old for place in places.get(line, ())]:
             replaced = [line[len(before) : len(line) - len(after)] for line, before, after in changes]
             given["said"] = new_words(turn.request, replaced)

@@ -1,4 +1,4 @@
-"""What a conversation has shown of the workspace: which files there are, what they say, and which was touched last.
+"""What a small model is asked about: the turn that is being worked on, and what the conversation has shown so far.
 
 It is read from the calls and their results alone, so the same conversation gives the same prompt, and nothing is known
 that was not found by a call which the policy had allowed.
@@ -6,20 +6,92 @@ that was not found by a call which the policy had allowed.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .grounding import failed
-from .results import entries, lines_of
-from .turn import Message, calls_with_results
-from .words import EMPTY, is_file, paths_in, pattern, stems, words
+from ....tools.narrow import cut, entries, failed, lines_of, narrowed
+from .words import EMPTY, is_file, paths_in, says, stems, words
 
-_OTHER = pattern("other")
-_COPY = pattern("copy")
-_ORIGINAL = pattern("original")
+Message = dict[str, Any]
+
+LOOKED_AT = 4_000  # characters of a request by which it is judged: its beginning and its end, where it is longer
+_CLOCK = "[It is now "
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn that is being worked on: what was asked, and the calls so far with their results.
+
+    `file` is the file that is meant where the request names none: it stands behind the request then. `corrects` is
+    whether the request corrects the change of the turn before, `goes_on` whether it only adds to that request.
+    """
+
+    request: str
+    calls: tuple[tuple[str, dict[str, Any], str], ...] = ()
+    file: str = ""
+    corrects: bool = False
+    goes_on: bool = False
+
+
+def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+    """The system prompt, and the rest."""
+    system = [text_of(message) for message in messages if message.get("role") in ("system", "developer")]
+    rest = [message for message in messages if message.get("role") not in ("system", "developer")]
+    return "\n\n".join(system), rest
+
+
+def last_request(conversation: Sequence[Message]) -> int:
+    """Where the turn that is being worked on begins."""
+    return max((at for at, message in enumerate(conversation) if message.get("role") == "user"), default=0)
+
+
+def turn_of(messages: Sequence[Message]) -> Turn:
+    request = without_clock(text_of(messages[0])) if messages and messages[0].get("role") == "user" else ""
+    return Turn(cut(request, LOOKED_AT), tuple(calls_with_results(messages)))
+
+
+def calls_with_results(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], str]]:
+    """The calls in their order, each with its result, "" where there is none yet."""
+    results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
+    return [
+        (*named, results.get(call.get("id"), ""))
+        for message in messages
+        for call, named in zip(message.get("tool_calls") or (), calls_of(message), strict=True)
+    ]
+
+
+def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except (ValueError, TypeError):
+            arguments = {}
+        found.append(narrowed(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+    return found
+
+
+def without_clock(text: str) -> str:
+    """The words without the time that stands behind them: beside what was said, a small model takes it for what was
+    asked; there is `date`."""
+    words, found, time = text.rpartition(_CLOCK)
+    return words.rstrip("\n") if found and time.rstrip().partition("]")[1:] == ("]", "") else text
+
+
+def text_of(message: Message) -> str:
+    """The words of a message; a picture is none."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
+    return content if isinstance(content, str) else ""
+
+
+# ---------------------------------------------------------------------------------------------- the workspace
 
 
 @dataclass(slots=True)
@@ -138,21 +210,21 @@ def described(request: str, seen: Seen) -> str:
         parts = [_singular(word) for word in stems(path)]
         if hits := sum(part in said or (not part.isascii() and part in request) for part in parts):
             scores[path] = (hits, hits / len(parts), number)
-    if _OTHER.search(request) and len(scores) > 1:
+    if says(request, "other") and len(scores) > 1:
         scores.pop(seen.focus, None)
     return max(scores, key=lambda path: scores[path]) if scores else ""
 
 
 def meant(request: str, seen: Seen) -> str:
     """The file that a request is about though it names none: described, the other one, the copy, or the last one."""
-    if _OTHER.search(request) and (others := _others(seen)):
+    if says(request, "other") and (others := _others(seen)):
         return described(request, seen) if described(request, seen) in others else others[-1]
     if found := described(request, seen):
         return found
     copies = [copy for copy in seen.copies if seen.has(copy)]
-    if copies and _COPY.search(request):
+    if copies and says(request, "copy"):
         return copies[-1]
-    if copies and _ORIGINAL.search(request) and seen.has(seen.copies[copies[-1]]):
+    if copies and says(request, "original") and seen.has(seen.copies[copies[-1]]):
         return seen.copies[copies[-1]]
     return seen.focus
 

@@ -1,4 +1,4 @@
-"""`everloop acp`: the agent inside an editor, over standard input and output, until the editor leaves."""
+"""`everloop acp` and `everloop mcp`: the agent for an editor or an MCP client, over standard input and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from acp.interfaces import Agent
 
 
-def command(options: argparse.Namespace) -> int:
+def acp(options: argparse.Namespace) -> int:
+    """Run the agent of an editor until the editor leaves."""
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
@@ -30,11 +31,11 @@ def command(options: argparse.Namespace) -> int:
         raise EverloopError('everloop acp needs the ACP SDK: pip install "everloop[acp]"') from None
     import asyncio
 
-    asyncio.run(_serve(config, is_trusted(options)))
+    asyncio.run(_serve_editor(config, is_trusted(options)))
     return 0
 
 
-async def _serve(config: Config, trust: bool) -> None:
+async def _serve_editor(config: Config, trust: bool) -> None:
     from acp import run_agent
 
     from ..acp.agent import EditorAgent
@@ -47,3 +48,28 @@ async def _serve(config: Config, trust: bool) -> None:
         await run_agent(cast("Agent", agent), use_unstable_protocol=True)  # resume, fork and close of a session
     finally:
         await agent.close()
+
+
+def mcp(options: argparse.Namespace) -> int:
+    """Run the agent as an MCP server until its client leaves."""
+    config = with_model(load_config(options))
+    check_model(config)
+    prepare_workspace(config.workspace)
+    config = enter(config, person=False, trust=is_trusted(options))
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
+    try:
+        import mcp  # noqa: F401
+    except ImportError:
+        raise EverloopError('everloop mcp needs the MCP SDK: pip install "everloop[mcp]"') from None
+    import asyncio
+
+    asyncio.run(_serve_client(config))
+    return 0
+
+
+async def _serve_client(config: Config) -> None:
+    from ..mcp_server import make_server
+    from ..runtime.attached import working
+
+    async with working(config) as agent:
+        await make_server(agent).run_stdio_async()

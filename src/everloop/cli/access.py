@@ -1,4 +1,4 @@
-"""`everloop token`: the tokens that give access to the server."""
+"""Access to the server: `everloop token` manages tokens, `everloop link` prints a one-time link to the web page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import sys
 import time
+import webbrowser
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
 from ..config import Config
 from ..config.sources import DSN
-from ..errors import EverloopError
+from ..errors import ConfigError, EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
 from .common import load_with_store
@@ -22,7 +23,7 @@ from .output import as_json
 SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
 
-def command(options: argparse.Namespace) -> int:
+def token(options: argparse.Namespace) -> int:
     config = load_with_store(options, claim=options.action == "add")
     return asyncio.run(ACTIONS[options.action](config, options))
 
@@ -30,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
 @contextlib.asynccontextmanager
 async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
     """The store that an owner's tokens are in; without an owner, all that have tokens."""
-    from ..store.opening import store_at
+    from ..store.location import store_at
 
     places: list[Path | DSN] = [config.store]
     if config.store_directory is not None:
@@ -135,3 +136,27 @@ def _table(tokens: list[Token]) -> str:
 
 def _minute(at: float | None) -> str:
     return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def link(options: argparse.Namespace) -> int:
+    config = load_with_store(options)
+    if not config.port:
+        raise ConfigError("name the port of the server with --port")
+    link = asyncio.run(_new_link(config))
+    print(link)
+    if options.open and not webbrowser.open(link):
+        print("everloop: no browser was found here: open the link yourself", file=sys.stderr)
+    return 0
+
+
+async def _new_link(config: Config) -> str:
+    from ..server.access import Access
+    from ..store.location import store_at
+
+    store = store_at(config.store, config)
+    try:
+        code = await Access(store, config.home).new_link()
+    finally:
+        await store.close()
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{config.port}/#link={code}"

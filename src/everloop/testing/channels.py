@@ -560,6 +560,7 @@ def main() -> None:
         children.add(pid)
         tell([name, folder], "pid", pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
 

@@ -21,8 +21,9 @@ async def test_messages_come_out_in_the_order_they_went_in():
 
 
 async def test_numbers_of_a_chat_network_become_texts_and_other_types_are_refused():
-    message = InboundMessage("telegram", 7, 42, "hi")  # type: ignore[arg-type]
-    assert (message.sender_id, message.chat_id, message.session_key) == ("7", "42", "telegram:42")
+    message = InboundMessage("telegram", 7, 42, "hi", id=1001)  # type: ignore[arg-type]
+    assert (message.sender_id, message.chat_id, message.id) == ("7", "42", "1001")
+    assert (message.session, message.session_key) == (None, "telegram:42")
     with pytest.raises(TypeError, match="chat_id must be a text, not NoneType"):
         InboundMessage("telegram", "7", None, "hi")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="content of a message must be a text, not int"):

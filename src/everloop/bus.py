@@ -100,8 +100,10 @@ class InboundMessage:
     restored: bool = False  # restored from a backup, so it may have been answered before
 
     def __post_init__(self) -> None:
-        for name in ("channel", "sender_id", "chat_id"):
-            if not isinstance(value := getattr(self, name), str):  # chat networks have numbers
+        for name in ("channel", "sender_id", "chat_id", "id", "session"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("id", "session")):
+                # chat networks have numbers
                 if not isinstance(value, int):
                     raise TypeError(f"InboundMessage: {name} must be a text, not {type(value).__name__}")
                 setattr(self, name, str(value))

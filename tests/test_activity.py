@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everloop.activity import Happening, Timeline
+from everloop.activity import ActivityEvent, Timeline
 from everloop.log import (
     Call,
     CallEnded,
@@ -37,16 +37,16 @@ def logged(*entries: Entry, first: int = 1, turn: str | None = "t1", at: float =
     return [Logged(first + n, turn, at + n, entry) for n, entry in enumerate(entries)]
 
 
-def told(*entries: Entry) -> list[Happening]:
+def told(*entries: Entry) -> list[ActivityEvent]:
     return list(Timeline().read(logged(*entries)))
 
 
-def names(happenings: Sequence[Happening]) -> list[str]:
-    return [one.event for one in happenings]
+def names(activity: Sequence[ActivityEvent]) -> list[str]:
+    return [one.event for one in activity]
 
 
-def facts(happenings: Sequence[Happening], event: str) -> list[dict[str, Any]]:
-    return [one.facts for one in happenings if one.event == event]
+def facts(activity: Sequence[ActivityEvent], event: str) -> list[dict[str, Any]]:
+    return [one.facts for one in activity if one.event == event]
 
 
 def test_a_turn_is_told_in_the_order_in_which_it_happened():
@@ -98,7 +98,7 @@ def test_in_pieces_it_is_the_same_story_but_for_the_moment_at_which_something_be
     writes = (0, 1, 3, 4, 5, 6, 8)  # an answer and what follows from it are one write
     pieces = [one for start, end in pairwise(writes) for one in timeline.read(log[start:end])]
 
-    def key(one: Happening) -> tuple[str, int, str]:
+    def key(one: ActivityEvent) -> tuple[str, int, str]:
         return one.event, one.seq or 0, str(one.facts)
 
     assert sorted(map(key, pieces)) == sorted(map(key, whole))

@@ -54,7 +54,7 @@ TELLS = {"error": "error", "denied": "denied", "interrupted": "interrupted"}
 
 
 @dataclass(slots=True, frozen=True)
-class Happening:
+class ActivityEvent:
     """One event on the timeline. `entry` is the log entry that records it, if there is one."""
 
     event: Event
@@ -93,7 +93,7 @@ class Timeline:
         self._turn = _Turn(None, 0.0)
         self._last = 0.0  # when the last entry was written
 
-    def read(self, logged: Sequence[Logged]) -> Iterator[Happening]:
+    def read(self, logged: Sequence[Logged]) -> Iterator[ActivityEvent]:
         """Yield the events of these entries, which continue those read before, and then whatever is in flight."""
         for one in logged:
             if one.turn != self._turn.id:
@@ -102,7 +102,7 @@ class Timeline:
             self._last = one.at
         yield from self._under_way()
 
-    def _entry(self, one: Logged) -> Iterator[Happening]:
+    def _entry(self, one: Logged) -> Iterator[ActivityEvent]:
         turn, entry = self._turn, one.entry
         facts: dict[str, Any]
         match entry:
@@ -117,11 +117,11 @@ class Timeline:
             case CallsAsked():
                 turn.question = True
                 facts = {"tools": self._names(entry.ids), "calls": list(entry.ids), "question": entry.question}
-                yield _happening("asked", one, facts)
+                yield _activity_event("asked", one, facts)
             case CallsDecided():
                 turn.question = False
                 facts = {"tools": self._names(entry.ids), "calls": list(entry.ids), "allowed": entry.allowed}
-                yield _happening("decided", one, facts | _given(by=entry.by, note=entry.note, always=entry.always))
+                yield _activity_event("decided", one, facts | _given(by=entry.by, note=entry.note, always=entry.always))
             case CallEnded():
                 yield from self._ended(one, entry)
             case TurnEnded():
@@ -130,14 +130,14 @@ class Timeline:
                 yield self._turn_ended(one, entry)
                 self._turn = _Turn(None, 0.0)
             case Noted():
-                yield _happening("noted", one, {"role": str(entry.message.get("role"))})
+                yield _activity_event("noted", one, {"role": str(entry.message.get("role"))})
             case Cleared():
-                yield _happening("cleared", one, {})
+                yield _activity_event("cleared", one, {})
             case Compacted():
                 turns = {"turns": entry.turns, "results": len(entry.aside)}
-                yield _happening("compacted", one, turns | _tokens(entry.usage))
+                yield _activity_event("compacted", one, turns | _tokens(entry.usage))
 
-    def _under_way(self) -> Iterator[Happening]:
+    def _under_way(self) -> Iterator[ActivityEvent]:
         """Yield what the last entries started: no entry is written when a call starts."""
         turn = self._turn
         if turn.due:
@@ -149,16 +149,16 @@ class Timeline:
 
     # ------------------------------------------------------------------------------------------ one event each
 
-    def _said(self, one: Logged, said: UserSaid) -> Happening:
+    def _said(self, one: Logged, said: UserSaid) -> ActivityEvent:
         turn = self._turn
         event: Event = "steered" if turn.said else "request"
         turn.said, turn.due, turn.asked_model = True, not turn.calls, False
         if said.request is not None:
             turn.clients, turn.model = said.request.client_tools, said.request.model
         facts = _given(sender=said.sender, inside=said.inside, untrusted=said.untrusted, api=said.request is not None)
-        return _happening(event, one, {"size": len(text_of(said.content)), **facts})
+        return _activity_event(event, one, {"size": len(text_of(said.content)), **facts})
 
-    def _asks(self, at: float, model: str = "") -> Iterator[Happening]:
+    def _asks(self, at: float, model: str = "") -> Iterator[ActivityEvent]:
         """Yield the model call of the next round, unless it has already been emitted."""
         turn = self._turn
         if turn.asked_model:
@@ -167,9 +167,9 @@ class Timeline:
             yield self._feedback(self._last, "empty", EMPTY_ANSWER)
         turn.asked_model = True
         facts: dict[str, Any] = {"round": turn.rounds + 1, **_given(model=model or turn.model)}
-        yield Happening("model_called", at, turn.id, None, facts)
+        yield ActivityEvent("model_called", at, turn.id, None, facts)
 
-    def _answered(self, one: Logged, answered: ModelAnswered) -> Happening:
+    def _answered(self, one: Logged, answered: ModelAnswered) -> ActivityEvent:
         turn = self._turn
         turn.rounds += 1
         turn.calls = {call.id: call for call in answered.calls}
@@ -186,17 +186,17 @@ class Timeline:
         facts: dict[str, Any] = {"round": turn.rounds, "seconds": seconds, "size": len(answered.content or "")}
         facts |= _given(first_token=answered.first_token, model=answered.model, cost=cost) | tokens
         facts |= {"finish_reason": answered.finish_reason, "tools": [call.name for call in answered.calls]}
-        return _happening("model_answered", one, facts)
+        return _activity_event("model_answered", one, facts)
 
-    def _started(self, id: str, at: float, one: Logged | None = None) -> Happening:
+    def _started(self, id: str, at: float, one: Logged | None = None) -> ActivityEvent:
         turn = self._turn
         turn.started.add(id)
         facts = {"tool": turn.calls[id].name if id in turn.calls else "", "call": id}
         if one is None:
-            return Happening("tool_started", at, turn.id, None, facts)
-        return _happening("tool_started", one, facts)
+            return ActivityEvent("tool_started", at, turn.id, None, facts)
+        return _activity_event("tool_started", one, facts)
 
-    def _ended(self, one: Logged, ended: CallEnded) -> Iterator[Happening]:
+    def _ended(self, one: Logged, ended: CallEnded) -> Iterator[ActivityEvent]:
         turn = self._turn
         call = turn.calls.get(ended.id)
         handed = ended.name in turn.clients
@@ -208,7 +208,7 @@ class Timeline:
         facts: dict[str, Any] = {"tool": ended.name, "call": ended.id, "status": ended.status}
         facts |= {"seconds": ended.seconds, "size": len(ended.content)}
         facts |= _given(repeats=ended.repeats, untrusted=ended.untrusted, handed=handed)
-        yield _happening("tool_ended", one, facts)
+        yield _activity_event("tool_ended", one, facts)
         if call is not None and call.error is not None:
             yield self._feedback(one.at, "arguments", call.error, ended)
         elif (kind := TELLS.get(ended.status)) is not None:
@@ -216,22 +216,22 @@ class Timeline:
         if ended.repeats:
             yield self._feedback(one.at, "repeat", with_notice("", ended.repeats).strip("\n[]"), ended)
 
-    def _feedback(self, at: float, kind: str, text: str, ended: CallEnded | None = None) -> Happening:
+    def _feedback(self, at: float, kind: str, text: str, ended: CallEnded | None = None) -> ActivityEvent:
         facts = {"kind": kind, "text": text}
         facts |= {"tool": ended.name, "call": ended.id} if ended is not None else {}
-        return Happening("feedback", at, self._turn.id, None, facts)
+        return ActivityEvent("feedback", at, self._turn.id, None, facts)
 
-    def _turn_ended(self, one: Logged, ended: TurnEnded) -> Happening:
+    def _turn_ended(self, one: Logged, ended: TurnEnded) -> ActivityEvent:
         turn = self._turn
         facts = {"reason": ended.reason, "rounds": turn.rounds, "seconds": round(max(one.at - turn.began, 0.0), 4)}
-        return _happening("turn_ended", one, facts | turn.tokens | _given(cost=turn.cost))
+        return _activity_event("turn_ended", one, facts | turn.tokens | _given(cost=turn.cost))
 
     def _names(self, ids: Sequence[str]) -> list[str]:
         return [self._turn.calls[id].name for id in ids if id in self._turn.calls]
 
 
-def _happening(event: Event, one: Logged, facts: dict[str, Any]) -> Happening:
-    return Happening(event, one.at, one.turn, one.seq, facts, one.entry)
+def _activity_event(event: Event, one: Logged, facts: dict[str, Any]) -> ActivityEvent:
+    return ActivityEvent(event, one.at, one.turn, one.seq, facts, one.entry)
 
 
 def _given(**facts: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from .log import (
     UserSaid,
     Written,
     apology,
-    hear,
+    extend_conversation,
 )
 from .messages import Conversation, encode_json
 from .providers.base import LLMResponse, ProviderError, ToolCallRequest, counts
@@ -161,7 +161,7 @@ class Window(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """What the last request was made of beside the log, by hash; "" for what is not kept."""
+    """The parts of the last request that are not in the log, by hash; "" for those that are not stored."""
 
     prompt: str = ""
     tools: str = ""
@@ -198,7 +198,7 @@ class Turn:
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
-        self.know(entries)
+        self.apply(entries)
 
     def stop(self, reason: Reason, text: str) -> None:
         """End the turn now: cancel its model call and its tools, and close its log."""
@@ -226,7 +226,7 @@ class Turn:
         if self.emit is not None:
             self.emit(event)
 
-    def asks(self) -> None:
+    def start_model_call(self) -> None:
         """Note that a model call starts now."""
         self.partial.clear()
         self.asked_at, self.first_at = time.monotonic(), 0.0
@@ -287,11 +287,11 @@ class Turn:
         await self._written(self._log.park(entries, question), entries)
         self.flushed += time.monotonic() - began
 
-    def know(self, entries: Sequence[Entry]) -> None:
+    def apply(self, entries: Sequence[Entry]) -> None:
         """Take in entries that have been written."""
         for entry in entries:
             self.entries.append(entry)
-            hear(self.conversation, self._transcript, entry)
+            extend_conversation(self.conversation, self._transcript, entry)
             if isinstance(entry, CallsDecided) and entry.allowed:
                 self.approved.update(entry.ids)
 
@@ -300,7 +300,7 @@ class Turn:
             await written
         finally:
             if written.done() and written.exception() is None:
-                self.know(entries)
+                self.apply(entries)
 
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -355,8 +355,10 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
         # The decision is pure, so the outcome of one step and the intent of the next share one write.
         match action:
             case CallModel():
-                # unflushed tool results: after a power loss their calls are run again, or reported
-                await turn.append(flush=False)
+                if turn.outcome:
+                    # unflushed tool results: after a power loss their calls are run again, or reported
+                    await turn.append(flush=False)
+                    await asyncio.sleep(0)  # let other tasks run, even if neither the disk nor the model makes us wait
                 if window is not None:
                     await window.fit(turn)
                 if (failed := await _call_model(turn, model, limits, window)) is not None:
@@ -383,7 +385,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
 
 def _decide(turn: Turn, limits: Limits) -> Action:
     action = next_action([*turn.entries, *turn.outcome], limits)
-    if _model_may_be_asked(action, turn, limits) and (said := turn.steered()):
+    if _will_call_model(action, turn, limits) and (said := turn.steered()):
         turn.outcome += said
         for message in said:
             turn.tell(events.Steered(message.content if isinstance(message.content, str) else "(attachment)"))
@@ -391,7 +393,7 @@ def _decide(turn: Turn, limits: Limits) -> Action:
     return action
 
 
-def _model_may_be_asked(action: Action, turn: Turn, limits: Limits) -> bool:
+def _will_call_model(action: Action, turn: Turn, limits: Limits) -> bool:
     """Return whether the model would still see a further message; if not, it is left for the next turn."""
     if isinstance(action, Finish):
         action = next_action([*turn.entries, *turn.outcome, UserSaid("")], limits)
@@ -424,7 +426,7 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
     Return the end of the turn if the call failed; None after an answer, or if the call must be repeated with a shorter
     conversation.
     """
-    turn.asks()
+    turn.start_model_call()
     try:
         response = await model(turn.conversation, turn.show if turn.emit else None)
         answered = entry_of(response, turn.id, turn.conversation.call_ids, limits.calls)

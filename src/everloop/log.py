@@ -89,10 +89,10 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An attempt of a model call that failed, so that the model was asked once more."""
+    """A failed attempt at a model call, after which the model was called again."""
 
     error: str
-    began: float = 0.0  # seconds after the model was first asked
+    began: float = 0.0  # seconds since the start of the first attempt
     seconds: float = 0.0  # until it failed
 
 
@@ -109,9 +109,9 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     logprobs: tuple[dict[str, Any], ...] = ()  # per token, if the API client asked for them
     flushed: float = 0.0  # seconds that the turn spent on flushes since the previous step
     worker: str = ""  # the worker that resumed the turn here, after a crash, a handoff or an answer to a parked turn
-    prompt: str = ""  # hash of the system prompt that was sent, if the store keeps it
-    tools: str = ""  # hash of the tools that were offered, likewise
-    failures: tuple[FailedAttempt, ...] = ()  # attempts before the one that gave this answer
+    prompt: str = ""  # hash of the system prompt, if the store has it
+    tools: str = ""  # hash of the tools, likewise
+    failures: tuple[FailedAttempt, ...] = ()  # failed attempts before this answer
 
     @property
     def empty(self) -> bool:
@@ -354,7 +354,7 @@ def _away(ended: TurnEnded) -> bool:
     return ended.reason == "handed" and not ended.text
 
 
-def hear(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
+def extend_conversation(conversation: Conversation, transcript: Transcript, entry: Entry) -> None:
     """Add the messages that an entry completes to a conversation, and update the conversation's flags."""
     messages = transcript.add(entry)
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:

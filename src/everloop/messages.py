@@ -53,7 +53,7 @@ class Conversation(list[Message]):
         # For user messages that a person did not write, or not entirely: the person's own words, by index.
         self.own_words: dict[int, Any] = {}
         self.stopgap = False  # the summary was made without a model
-        self.weighed = (0, 0)  # number of messages counted, and their token estimate
+        self.weighed = (0, 0)  # number of messages weighed, and their total weight (see `Measure`)
         self.extend(messages)
 
     def append(self, message: Message) -> None:

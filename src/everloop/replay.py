@@ -68,20 +68,20 @@ async def replay(entries: Iterable[Entry], history: Iterable[Entry] = ()) -> Rep
         first_entry = recorded[0] if recorded else None
         return Replayed(difference=Difference(1, first_entry, None, "a turn begins with a user's message"))
     kept, cut = _until_cut(recorded)
-    tape = _Tape(kept, ends=not cut)
+    recording = _Recording(kept, ends=not cut)
     conversation = Conversation(messages_of(history))
     # the recorded ids were free, including those of calls that had been compacted away by then
     conversation.call_ids.clear()
-    turn = Turn("replay", [first], conversation, tape)
+    turn = Turn("replay", [first], conversation, recording)
     found: Difference | None = None
     try:
-        while isinstance(await run_turn(turn, tape.model, tape, _limits(kept)), Parked):
-            turn.know(tape.decision())
-    except _CutHere:
+        while isinstance(await run_turn(turn, recording.model, recording, _limits(kept)), Parked):
+            turn.apply(recording.decision())
+    except _RecordingEnded:
         pass
-    except _Apart as apart:
-        found = Difference(tape.at + 1, tape.next, None, str(apart))
-    produced = [first, *tape.written, *turn.outcome]
+    except _Divergence as divergence:
+        found = Difference(recording.at + 1, recording.next, None, str(divergence))
+    produced = [first, *recording.written, *turn.outcome]
     if cut:  # what the engine would do next is not recorded
         produced = produced[: len(kept)]
     found = _compare(kept, produced, complete=found is None and not cut) or found
@@ -138,7 +138,7 @@ def _compare(recorded: Sequence[Entry], produced: Sequence[Entry], *, complete: 
 
 
 def _timeless(entry: Entry) -> Entry:
-    """Return the entry without what only the first run knew: times, the worker, the request that was sent."""
+    """Return the entry without what a replay cannot reproduce: timings, workers, and how the request was sent."""
     if isinstance(entry, ModelAnswered):
         return msgspec.structs.replace(
             entry, seconds=0.0, first_token=0.0, flushed=0.0, worker="", prompt="", tools="", failures=()
@@ -153,14 +153,14 @@ def _by_policy(entry: CallEnded) -> bool:
     return entry.status == "denied" and not entry.content.startswith(REFUSED)
 
 
-class _Apart(BaseException):
+class _Divergence(BaseException):
     """The engine asks for something that is not in the recording.
 
     Not an Exception, because the engine would handle one.
     """
 
 
-class _CutHere(BaseException):
+class _RecordingEnded(BaseException):
     """Everything recorded of an interrupted turn has been replayed."""
 
 
@@ -173,7 +173,7 @@ class _Result:
     own_files: bool
 
 
-class _Tape:
+class _Recording:
     """Model, tools and log in one: returns the recorded entries in their recorded order."""
 
     def __init__(self, recorded: Sequence[Entry], ends: bool) -> None:
@@ -189,7 +189,7 @@ class _Tape:
     async def model(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         entry = self._peek("calls the model")
         if not isinstance(entry, ModelAnswered):
-            raise _Apart("the engine calls the model here")
+            raise _Divergence("the engine calls the model here")
         self.at += 1
         conversation.described_outside = entry.untrusted
         calls = [ToolCallRequest(call.id, call.name, call.arguments, call.error) for call in entry.calls]
@@ -210,7 +210,7 @@ class _Tape:
         """Return the recorded answer of the person."""
         entry = self._peek("waits for a person")
         if not isinstance(entry, CallsDecided):
-            raise _Apart("the engine waits for a person here")
+            raise _Divergence("the engine waits for a person here")
         self.at += 1
         self.written.append(entry)
         while not entry.allowed and isinstance(ended := self.next, CallEnded) and ended.id in entry.ids:
@@ -224,7 +224,7 @@ class _Tape:
             if isinstance(entry, CallEnded) and entry.id == call.id and entry.name == call.name:
                 return [call]
         names = ", ".join(f"{call.name} ({call.id})" for call in calls)
-        raise _Apart(f"the engine runs {names} here")
+        raise _Divergence(f"the engine runs {names} here")
 
     def replay_safe(self, name: str) -> bool:
         return True  # no intents: a replay cannot be interrupted
@@ -236,7 +236,7 @@ class _Tape:
         entry = self.next
         assert isinstance(entry, CallEnded)
         if entry.status == "denied":
-            raise _Apart(f"the engine runs {call.name} ({call.id}) here, which was allowed")
+            raise _Divergence(f"the engine runs {call.name} ({call.id}) here, which was allowed")
         self.at += 1
         # The text after a crash comes from the engine, not from a tool.
         content = INTERRUPTED if entry.status == "interrupted" else entry.content
@@ -261,6 +261,6 @@ class _Tape:
     def _peek(self, doing: str) -> Entry:
         if (entry := self.next) is None:
             if not self._ends:
-                raise _CutHere
-            raise _Apart(f"the recording ends, and the engine {doing} here")
+                raise _RecordingEnded
+            raise _Divergence(f"the recording ends, and the engine {doing} here")
         return entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import random
 import shutil
@@ -118,7 +119,7 @@ class HookNetwork:
         assert self._session is not None
         try:
             url = f"http://127.0.0.1:{self.settings['port']}/hook"
-            async with self._session.post(url, data=body, headers=headers) as reply:
+            async with self._session.post(url, data=io.BytesIO(body), headers=headers) as reply:
                 await reply.read()
                 return reply.status
         except aiohttp.ClientError:

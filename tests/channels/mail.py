@@ -8,6 +8,7 @@ import mimetypes
 import os
 import pwd
 import shutil
+import ssl
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,7 @@ from .hooks import free_port, server_process
 DOVECOT = shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 AGENT = "agent@home.test"
 PASSWORD = "the-mailbox-secret"
+CERTIFICATE, KEY = (Path(__file__).parents[1] / "certificates" / f"localhost.{kind}" for kind in ("pem", "key"))
 VERDICT = "mx.home.test; dkim=pass header.d=example.org; spf=pass smtp.mailfrom=example.org"
 CONFIG = """
 base_dir = {folder}/run
@@ -31,7 +33,7 @@ state_dir = {folder}/state
 log_path = /dev/stderr
 protocols = imap
 listen = 127.0.0.1
-ssl = no
+{tls}
 disable_plaintext_auth = no
 auth_mechanisms = plain login
 mail_location = maildir:{folder}/mail
@@ -51,10 +53,11 @@ userdb {{
 service imap-login {{
   chroot =
   inet_listener imap {{
-    port = {port}
+    port = {plain_port}
   }}
   inet_listener imaps {{
-    port = 0
+    port = {tls_port}
+    ssl = yes
   }}
 }}
 service anvil {{
@@ -66,11 +69,19 @@ service stats {{
 """
 
 
+def _context() -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(CERTIFICATE, KEY)
+    return made
+
+
 class MailNetwork:
     """The agent's mailbox, and a person who writes to it and gets its answers."""
 
-    def __init__(self, *, people: Sequence[str] = ("anna@example.org", "bert@example.org")) -> None:
+    def __init__(self, *, people: Sequence[str] = ("anna@example.org", "bert@example.org"), tls: str = "none") -> None:
+        """`tls` is what both servers speak: "implicit", "starttls" or "none"."""
         self._people = list(people)
+        self._tls = tls
         self.settings: dict[str, Any] = {}
         self.mails: list[EmailMessage] = []  # that the agent sent
         self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
@@ -91,10 +102,13 @@ class MailNetwork:
         for name in ("new", "cur", "tmp"):
             (self._folder / "mail" / name).mkdir(parents=True)
         port = free_port()
+        is_implicit = self._tls == "implicit"
         (self._folder / "dovecot.conf").write_text(
             CONFIG.format(
                 folder=self._folder,
-                port=port,
+                plain_port=0 if is_implicit else port,
+                tls_port=port if is_implicit else 0,
+                tls="ssl = no" if self._tls == "none" else f"ssl = yes\nssl_cert = <{CERTIFICATE}\nssl_key = <{KEY}",
                 user=user.pw_name,
                 group=group,
                 uid=user.pw_uid,
@@ -105,17 +119,19 @@ class MailNetwork:
         if os.getuid() == 0:
             for path in (self._folder, *self._folder.rglob("*")):
                 os.chown(path, user.pw_uid, user.pw_gid)
-        smtp = await asyncio.start_server(self._serve_smtp, "127.0.0.1", 0, limit=2**22)
+        smtp = await asyncio.start_server(
+            self._serve_smtp, "127.0.0.1", 0, limit=2**22, ssl=_context() if is_implicit else None
+        )
         self.settings = {
             "name": "email",
             "address": AGENT,
             "password": PASSWORD,
-            "imap_host": "127.0.0.1",
+            "imap_host": "127.0.0.1" if self._tls == "none" else "localhost",
             "imap_port": port,
-            "imap_tls": "none",
-            "smtp_host": "127.0.0.1",
+            "imap_tls": self._tls,
+            "smtp_host": "127.0.0.1" if self._tls == "none" else "localhost",
             "smtp_port": smtp.sockets[0].getsockname()[1],
-            "smtp_tls": "none",
+            "smtp_tls": self._tls,
             "auth_server": "mx.home.test",
             "allow": self._people,
             "start": "all",
@@ -175,6 +191,13 @@ class MailNetwork:
         writer.write(b"220 smtp.test ESMTP\r\n")
         while line := await reader.readline():
             match line.split()[0].upper() if line.split() else b"":
+                case b"EHLO" if self._tls == "starttls" and writer.get_extra_info("sslcontext") is None:
+                    writer.write(b"250-smtp.test\r\n250 STARTTLS\r\n")
+                case b"STARTTLS":
+                    writer.write(b"220 go on\r\n")
+                    await writer.drain()
+                    await writer.start_tls(_context())
+                    continue
                 case b"EHLO":
                     writer.write(b"250-smtp.test\r\n250 AUTH PLAIN\r\n")
                 case b"AUTH":

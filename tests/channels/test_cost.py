@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from everloop import LLMProvider, LLMResponse
-from everloop.channels.factory import make_channel
+from everloop.channels.base import make_channel
 from everloop.channels.runner import ChannelRunner
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.channels import config_of, running

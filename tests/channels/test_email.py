@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from everloop.channels import email
-from everloop.channels.base import Never, Options, OutgoingFile, Part, Received
+from everloop.channels.base import Later, Never, Options, OutgoingFile, Part, Received
 from everloop.channels.email import Email, read_envelope, received
 from everloop.channels.text import MARK
 from everloop.testing.channels import conform, running
@@ -264,7 +264,13 @@ async def test_of_a_stranger_only_the_headers_are_parsed(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(email, "parsed", lambda data, parse=email.parsed: parsed.append(data) or parse(data))
+    parse = email.parsed
+
+    def noted(data: bytes) -> Any:
+        parsed.append(data)
+        return parse(data)
+
+    monkeypatch.setattr(email, "parsed", noted)
     async with running(mail.settings, tmp_path):
         verdict = "mx.home.test; dkim=pass header.d=example.net"
         await mail.say("eve@example.net", "canary", Authentication_Results=verdict)
@@ -362,9 +368,37 @@ def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        server = imaplib.IMAP4(*listener.getsockname(), timeout=20)
+        host, port = listener.getsockname()
+        server = imaplib.IMAP4(host, port, timeout=20)
         waiting = threading.Thread(target=email._idle, args=(server,), daemon=True)
         waiting.start()
         waiting.join(20)
         assert not waiting.is_alive()
         server.shutdown()
+
+
+@pytest.mark.parametrize("tls", ["implicit", "starttls"])
+async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checked(
+    tls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ca = Path(__file__).parents[1] / "certificates" / "ca.pem"
+    async with MailNetwork(tls=tls).running() as mail:
+        for folder in ("wrong", "right"):
+            (tmp_path / folder).mkdir()
+        async with running(mail.settings, tmp_path / "wrong") as store:
+            state = await found(lambda: store.channel_state("email"))
+            assert "certificate verify failed" in state["status"]
+        caplog.clear()
+        mail.settings["ca_file"] = str(ca)
+        async with running(mail.settings, tmp_path / "right"):
+            await mail.say(ANNA, "one")
+            await until(lambda: len(mail.heard(ANNA)) == 1)
+            await mail.say(ANNA, "two")  # which comes while it waits in IDLE
+            await until(lambda: len(mail.heard(ANNA)) == 2)
+    assert mail.heard(ANNA) == ["re: one", "re: two"]
+    assert "channel email" not in caplog.text  # the connection held
+
+
+def test_a_mail_that_is_refused_for_now_is_tried_again_and_one_that_is_refused_for_good_is_not() -> None:
+    assert isinstance(email._refusal(451, b"greylisted"), Later)
+    assert isinstance(email._refusal(550, b"no such user"), Never)

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from everloop.channels.base import Later, Part, Received, StateRow
-from everloop.channels.factory import make_channel
+from everloop.channels.base import Later, Part, Received, StateRow, make_channel
 from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
@@ -25,6 +24,7 @@ from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import config_of, conform, running, take_over
 
 from ..support.commands import everloop
+from ..support.web_servers import answer, serving
 from .flood import check_flood
 from .says import Says, found, until
 from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
@@ -533,3 +533,14 @@ def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgott
     assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
     devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
     assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()
+
+
+async def test_the_delay_that_a_server_asks_for_is_waited_for() -> None:
+    limited = answer(b'{"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2500}', "application/json", 429)
+    async with serving({"*": limited}) as server:
+        settings = {"name": "matrix", "server": f"http://127.0.0.1:{server.port}", "token": "x"}
+        channel, _ = await asyncio.to_thread(make_channel, config_of(settings))
+        with pytest.raises(Later) as caught:
+            await channel.send(Part(chat="!a:b", text="hello", plain="hello"), "1")
+        await channel.close()  # type: ignore[attr-defined]
+    assert caught.value.seconds == 2.5

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,38 @@ async def _has_draft(store: Any, name: str) -> bool:
 
 async def _is_clean(store: Any, name: str) -> bool:
     return not await _has_draft(store, name)
+
+
+async def test_a_draft_is_changed_no_faster_than_the_network_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Telegram, "can", replace(Telegram.can, pace=0.3))
+    changed: list[float] = []
+    show = Telegram.show
+
+    async def noted(self: Telegram, chat: str, key: str, text: str) -> str | None:
+        if text:
+            changed.append(time.monotonic())
+        return await show(self, chat, key, text)
+
+    monkeypatch.setattr(Telegram, "show", noted)
+
+    class Slowly(LLMProvider):
+        default_model = "slowly"
+
+        async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+            raise AssertionError("it streams")
+
+        async def stream(
+            self, messages: Any, tools: Any = None, model: str | None = None
+        ) -> AsyncGenerator[Delta | LLMResponse, None]:
+            for _ in range(60):
+                yield Delta(text="a word, and another one. ")
+                await asyncio.sleep(0.025)
+            yield LLMResponse("done")
+
+    async with FakeTelegram().running() as telegram, running(telegram.settings, tmp_path, Slowly()):
+        await telegram.say("7", "tell me")
+        await until(lambda: telegram.heard("7") == ["done"])
+    assert len(changed) >= 2
+    assert min(after - before for before, after in pairwise(changed)) >= 0.29

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everloop.testing.channels import Forker, Report, take_over
+from everloop.channels.base import SHIPPED
+from everloop.testing.channels import Forker, Report, running, take_over
 
 from .flood import check_flood
 from .networks import NETWORKS
+from .says import Says, until
 
 # The chats of two people, and how they write there, where the network's own person is always the same one.
 CHATS = {
@@ -57,3 +61,44 @@ async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_orde
         if kind in ALLOWED:
             network.settings["allow"] = ALLOWED[kind]
         await check_flood(network, tmp_path, loud, quiet, WHO.get(kind, _oneself))
+
+
+FRIENDS = {**ALLOWED, "irc": ["anna!~anna@127.0.0.1"]}
+STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "webhook": ("eve", {"sender": "eve"}),
+    "telegram": ("66", {"sender": 66}),
+    "slack": ("D66", {"user": "U66"}),
+    "discord": ("66", {"user": "66"}),
+    "xmpp": ("eve@localhost", {}),
+    "irc": ("eve", {}),
+    "email": ("eve@example.net", {"Authentication_Results": "mx.home.test; dkim=pass header.d=example.net"}),
+}
+
+
+@pytest.mark.timeout(300)
+async def test_a_stranger_gets_nothing_in_any_network(tmp_path: Path) -> None:
+    for kind, new in NETWORKS.items():
+        says, folder = Says("ok"), tmp_path / kind
+        folder.mkdir()
+        (chat, who), friend = STRANGERS[kind], CHATS[kind][0]
+        async with new().running() as network:
+            network.settings["allow"] = FRIENDS.get(kind, network.settings["allow"])
+            async with running(network.settings, folder, says) as store:
+                for text in ("canary", "/status", "/pair ABCDEFGH", "yes"):
+                    await network.say(chat, text, **who)
+                await network.say(friend, "hello", **WHO.get(kind, _oneself)(friend))
+                await until(lambda: network.heard(friend))  # noqa: B023
+                assert len(await store.sessions("me")) == 1, kind
+        assert says.asked == ["hello"], kind
+        assert network.heard(chat) == [], kind
+
+
+def test_the_documented_class_of_repeats_of_each_network_is_its_own() -> None:
+    words = {"marked": "none", "marked; invisible for": "window", "invisible": "key", "marked, with the same": "none"}
+    page = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M)
+    assert {network for network, _ in rows} == set(SHIPPED)
+    for network, told in rows:
+        module, _, name = SHIPPED[network].partition(":")
+        can = getattr(import_module(f"everloop.channels.{module}"), name).can
+        assert can.repeats == words[max((start for start in words if told.startswith(start)), key=len)], network

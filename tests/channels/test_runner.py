@@ -250,7 +250,7 @@ def test_a_network_is_imported_only_when_it_is_configured() -> None:
     code = (
         "import sys, everloop.cli.serve\n"
         "assert not [name for name in sys.modules if name.startswith('everloop.channels')]\n"
-        "from everloop.channels.factory import make_channel\n"
+        "from everloop.channels.base import make_channel\n"
         "from everloop.config import ChannelConfig\n"
         "make_channel(ChannelConfig(name='telegram', options={'token': '1:x'}))\n"
         "loaded = {name for name in sys.modules if name.startswith('everloop.channels.')}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import AsyncIterator
@@ -63,3 +64,20 @@ async def test_a_request_that_is_sent_again_does_nothing_and_one_that_was_change
         await network.say("1", "last", id="m2")
         await until(lambda: len(network.heard("1")) == 2)
     assert says.asked == ["water the beans", "last"]
+
+
+async def test_files_come_with_a_message_within_their_sizes(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings |= {"media_mb": 1, "body_mb": 2}
+    says = Says("ok")
+    files = [
+        {"name": "../beans.txt", "data": base64.b64encode(b"ripe").decode()},
+        {"name": "huge.bin", "data": base64.b64encode(bytes(1_000_001)).decode()},
+    ]
+    async with running(network.settings, tmp_path, says):
+        await network.say("1", "", files=files)
+        await until(lambda: network.heard("1"))
+        much = [{"name": "huger.bin", "data": base64.b64encode(bytes(1_600_000)).decode()}]
+        assert await network.post({"id": "x", "chat": "1", "sender": "anna", "files": much}) == 413
+    (kept,) = await asyncio.to_thread(lambda: list((tmp_path / "uploads").iterdir()))
+    assert await asyncio.to_thread(kept.read_bytes) == b"ripe"
+    assert says.asked == [f"[huge.bin is larger than 1 MB, and was not taken.]\n[attachment: {kept}]"]

@@ -18,6 +18,7 @@ from everloop.channels.xmpp_stream import Stanzas, element, serialized, within
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import conform, running, shown_file
+from tests.support.web_servers import answer, serving
 
 from .says import Says, found, until
 from .xmppd import PASSWORD, ROOM, XmppNetwork
@@ -204,7 +205,7 @@ async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: Xmp
             await opened.wait()
             return await accept(*args)
 
-        store.accept = slowly  # type: ignore[method-assign]
+        store.accept = slowly  # type: ignore[method-assign, assignment]
         await xmpp.say("anna@localhost", "hello")
         await held.wait()
         await eve.tell(ROOM, "ever: canary", "groupchat")  # it waits behind the other one
@@ -213,4 +214,27 @@ async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: Xmp
         await anna.tell(ROOM, "ever: it is me", "groupchat")
         opened.set()
         await until(lambda: len(says.asked) == 2)
-    assert says.asked == ["hello", "anna: it is me"]
+    assert sorted(says.asked) == ["anna: it is me", "hello"]
+
+
+async def test_a_file_comes_from_where_the_person_put_it_but_not_from_the_private_network(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
+    says, anna = Says("thanks"), await xmpp.person("anna")
+    async with serving({"/my%20notes.txt": answer(b"the beans are ripe")}) as files:
+        there = f"http://127.0.0.1:{files.port}/my%20notes.txt"
+        async with running(xmpp.settings, tmp_path, says):
+            for number, url in enumerate((there, "http://169.254.169.254/x"), 1):
+                await anna.tell("ever@localhost", url, file=url)
+                await until(lambda number=number: len(says.asked) == number)  # type: ignore[misc]
+            await anna.tell("ever@localhost", "see", file="file:///etc/passwd")
+            await until(lambda: len(says.asked) == 3)
+        assert files.connections == 0
+        xmpp.settings["private_hosts"] = [f"127.0.0.1:{files.port}"]
+        async with running(xmpp.settings, tmp_path, says):
+            await anna.tell("ever@localhost", "these", file=there)
+            await until(lambda: len(says.asked) == 4)
+    (kept,) = await asyncio.to_thread(lambda: list((tmp_path / "uploads").iterdir()))
+    assert says.asked[:3] == ["[my notes.txt could not be fetched.]", "[x could not be fetched.]", "see"]
+    assert says.asked[3] == f"these\n[attachment: {kept}]"
+    assert await asyncio.to_thread(kept.read_bytes) == b"the beans are ripe"

@@ -163,9 +163,12 @@ class XmppPerson:
         self._stream.send(element(f"{CLIENT}presence", to=f"{room}/{nick or self.name}", type="unavailable"))
         await self._ping()
 
-    async def tell(self, to: str, text: str, kind: str = "chat", note: str = "") -> None:
-        """Say something, with a forged note of the sender's address; the server has it when this returns."""
+    async def tell(self, to: str, text: str, kind: str = "chat", *, note: str = "", file: str = "") -> None:
+        """Say something, perhaps with a forged note of the sender's address or with the address of a file. The server
+        has it when this returns."""
         message = element(f"{CLIENT}message", to=to, type=kind)
+        if file:
+            message.append(within(element("{jabber:x:oob}x"), element("{jabber:x:oob}url", file)))
         if note:
             x = element("{http://jabber.org/protocol/muc#user}x")
             message.append(within(x, element("{http://jabber.org/protocol/muc#user}item", jid=note)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from everloop import events
 from everloop.actions import Limits
 from everloop.engine import Review, Turn, fail_turn, run_turn
-from everloop.log import Call, CallEnded, CallsBegun, ModelAnswered, TurnEnded, UserSaid, messages_of
+from everloop.log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.messages import Conversation
 from everloop.providers.base import LLMResponse, ProviderError, ToolCallRequest
 from everloop.testing import check_conversation
@@ -101,6 +102,35 @@ async def test_an_answer_in_the_last_round_is_given_even_when_a_message_was_stee
     )
     assert ended == TurnEnded("answer", "the answer")
     assert world.inbox
+
+
+async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model_nor_the_disk_makes_it_wait():
+    class AtOnce(WorldLog):
+        def append(self, entries: Sequence[Entry], flush: bool = True) -> asyncio.Future[None]:
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settle(list(entries), written)
+            return written
+
+    class Model(WorldModel):
+        async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
+            asked_at.append(ticks)
+            return await super().__call__(conversation, emit)
+
+    async def other() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticks, asked_at = 0, list[int]()
+    world = World()
+    log = AtOnce(world, 0)
+    model = Model(world, [([(f"c{number}", "x", {})], 0) for number in range(3)])
+    turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
+    others = asyncio.create_task(other())
+    await run_turn(turn, model, WorldToolbox(world, {"x": ToolPlan(True, True, 0, "ok")}, log))
+    others.cancel()
+    assert len(set(asked_at)) == len(asked_at) == 4
 
 
 async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():

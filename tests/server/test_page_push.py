@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everloop.channels.factory import make_channel
+from everloop.channels.base import make_channel
 from everloop.channels.push import Subscription, Subscriptions
 from everloop.channels.runner import ChannelRunner
 from everloop.config import ChannelConfig, Rule

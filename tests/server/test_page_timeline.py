@@ -265,7 +265,7 @@ async def test_a_request_that_is_not_kept_is_built_anew_and_says_so(server: Serv
     await server.store.writer.submit(lambda db: db.execute("DELETE FROM request_text").rowcount)
     body, notes = await sent_at(ada, "web:1", seq)
     assert body == server.fake.requests[-1].raw  # nothing has changed
-    assert [note.split()[1] for note in notes] == ["system", "tools"]
+    assert [note.split()[2] for note in notes] == ["system", "tools"]
 
 
 async def test_attempts_that_failed_and_the_last_wait_for_the_disk_are_told(tmp_path: Path):

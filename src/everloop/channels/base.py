@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..config import ChannelConfig
+    from ..store.base import Store
 
 Repeats = Literal["key", "window", "none"]
 Form = Literal["plain", "markdown", "html", "telegram", "slack"]
@@ -294,3 +299,46 @@ class Options:
 
     def _wrong(self, key: str, what: str) -> ConfigError:
         return self.problem(f"{key} {what}")
+
+
+# ---------------------------------------------------------------------------------------- the configured channels
+
+
+GROUP = "everloop.channels"  # the entry points of other packages
+SHIPPED = {
+    "webhook": "webhook:Webhook",
+    "telegram": "telegram:Telegram",
+    "irc": "irc:Irc",
+    "email": "email:Email",
+    "slack": "slack:Slack",
+    "discord": "discord:Discord",
+    "xmpp": "xmpp:Xmpp",
+    "matrix": "matrix:Matrix",
+    "push": "push:Push",
+}
+KEEP_THINGS = frozenset({"push"})  # networks that are given the store
+
+
+def make_channel(config: ChannelConfig, store: Store | None = None) -> tuple[Channel, Options]:
+    """A channel and its options; a `ConfigError` in one line if the settings are wrong. Reads files: not for the event
+    loop. Some networks send only with a store."""
+    network = config.network or config.name
+    options = Options(config.name, config.options)
+    if network in SHIPPED:
+        module, _, name = SHIPPED[network].partition(":")
+        make = getattr(import_module(f"{__package__}.{module}"), name)
+        made = make(options, store) if network in KEEP_THINGS else make(options)
+    else:
+        made = _plugin(network, options)
+    options.check()
+    return cast(Channel, made), options
+
+
+def _plugin(network: str, options: Options) -> Any:
+    from ..plugins import find, installed
+
+    known = installed(GROUP)
+    if network not in known:
+        allowed = ", ".join([*SHIPPED, *sorted(known)])
+        raise ConfigError(f'[channels.{options.name}]: there is no network "{network}"; known: {allowed}')
+    return find(GROUP, network, f"[channels.{options.name}]").use(lambda make: make(options))

@@ -38,6 +38,7 @@ LARGEST_HEADERS = 64_000  # bytes: no person writes a mail with more
 LONGEST_HEADER = 2_000  # characters of a part's header
 LARGEST_TEXT, LARGEST_HTML = 400_000, 300_000  # bytes of a mail's text, and characters of one in HTML
 MOST_MULTIPARTS, MOST_PARTS = 40, 5_000  # of a mail: the parser takes minutes for more
+NAMES_ONLY = {"punycode", "idna"}  # codecs of host names, which take long for a text
 AT_ONCE = 50
 SUBJECT = "A message"
 POLICY = default.clone(max_line_length=900)  # shorter lines would break long message ids, and with them threads
@@ -534,8 +535,9 @@ def body_of(mail: Message) -> str:
     if (found := bodies.get("text/plain") or bodies.get("text/html")) is None:
         return ""
     data = _content(found)[:LARGEST_TEXT]
+    charset = str(found.get_content_charset("utf-8"))
     try:
-        text = data.decode(str(found.get_content_charset("utf-8")), "replace")
+        text = data.decode("utf-8" if charset in NAMES_ONLY else charset, "replace")
     except (LookupError, ValueError):
         text = data.decode("utf-8", "replace")
     if found.get_content_type() == "text/html":

@@ -1,22 +1,37 @@
-"""A small HTTP client for channels: requests to one server, on the connections of `providers.http`."""
+"""HTTP for channels: a small client on the connections of `providers.http`, a WebSocket client, and a listener.
+
+aiohttp is loaded only by the last two.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from ..providers.forms import FormFile, form_body, form_type, new_boundary
 from ..providers.http import ConnectionBroke, Pool, origin_of, proxy_for, read_up_to, retry_after
 from ..threads import in_thread
 from .base import Later, Never, OutgoingFile
 
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
 CONNECT_SECONDS = 10.0
 DOWNLOAD_SECONDS = 120.0
 UPLOAD_SECONDS = 300.0
 LARGEST_REPLY = 16 * 1024 * 1024
+LARGEST_BODY = 1024 * 1024  # of a request to the listener
+LARGEST_FRAME = 16 * 1024 * 1024  # of a WebSocket
+SOCKET_SECONDS = 20.0  # to connect it
 AGENT = "everloop"
+Handle = Callable[["web.Request"], Awaitable["web.Response"]]
 
 
 class TooLarge(OSError):
@@ -162,3 +177,75 @@ async def upload_to(url: str, hosts: Sequence[str], home: HttpClient, file: Outg
         await client.close()
     if not 200 <= reply.status < 300:
         raise Later(reply.retry_after or 5.0, f"upload: HTTP {reply.status}")
+
+
+# ---------------------------------------------------------------------------------------------------- WebSockets
+
+
+class Closed(OSError):
+    """The connection has ended; `code` says why, if the server did."""
+
+    def __init__(self, code: int | None, reason: str = "") -> None:
+        super().__init__(f"the server closed the connection ({code or 'without a reason'}) {reason}".strip())
+        self.code = code
+
+
+class WebSocket:
+    """A connection that carries one JSON text a frame."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes:
+        """The next text; `Closed` when there is none."""
+        from aiohttp import WSMsgType
+
+        while True:
+            frame = await self._socket.receive()
+            if frame.type is WSMsgType.TEXT:
+                return str(frame.data).encode()
+            if frame.type is not WSMsgType.BINARY:
+                raise Closed(self._socket.close_code, str(frame.extra or ""))
+
+    async def send(self, value: Any) -> None:
+        await self._socket.send_str(msgspec.json.encode(value).decode())
+
+    async def close(self, code: int = 1000) -> None:
+        await self._socket.close(code=code)
+
+
+@asynccontextmanager
+async def connected(url: str, *, heartbeat: float | None = None) -> AsyncIterator[WebSocket]:
+    """Connect; with a `heartbeat` the connection ends when the server does not answer a ping in so many seconds."""
+    aiohttp = await in_thread(import_module, "aiohttp")
+    async with aiohttp.ClientSession(trust_env=True) as session:
+        async with asyncio.timeout(SOCKET_SECONDS):
+            socket = await session.ws_connect(
+                url,
+                heartbeat=heartbeat,
+                max_msg_size=LARGEST_FRAME,
+                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            )
+        try:
+            yield WebSocket(socket)
+        finally:
+            await socket.close()
+
+
+# ---------------------------------------------------------------------------------------------------- a listener
+
+
+@asynccontextmanager
+async def listening(host: str, port: int, path: str, handle: Handle, largest: int = LARGEST_BODY) -> AsyncIterator[int]:
+    """Hand the POST requests to a path to `handle`; yield the port, which is any free one if 0 is given."""
+    web = await in_thread(import_module, "aiohttp.web")
+    app = web.Application(client_max_size=largest)
+    app.router.add_post("/" + path.strip("/"), handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, reuse_address=True)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()

@@ -371,7 +371,7 @@ class Matrix:
     async def _read_file(self, content: dict[str, Any], limit: int) -> bytes:
         """Read the file of a message; in encrypted rooms it is encrypted, too."""
         if self._encrypts and "file" in content:
-            from .matrix_files import EncryptedFile, decrypted
+            from .matrix_crypto import EncryptedFile, decrypted
 
             try:
                 file = msgspec.convert(content["file"], EncryptedFile)
@@ -451,7 +451,7 @@ class Matrix:
         }
         if await self._crypto_for(part.chat) is None:
             return {**content, "url": await self._upload(file.data, file.type)}
-        from .matrix_files import encrypted
+        from .matrix_crypto import encrypted
 
         data, keys = await in_thread(encrypted, file.data)
         return {**content, "file": {**keys, "url": await self._upload(data, "application/octet-stream")}}

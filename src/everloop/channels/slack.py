@@ -21,7 +21,7 @@ import msgspec
 
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
-from .http import HttpClient, download_from, header_bytes, upload_to
+from .http import HttpClient, connected, download_from, header_bytes, listening, upload_to
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -177,8 +177,6 @@ class Slack:
 
     async def _connect(self, inbox: Inbox) -> None:
         """Receive over one connection until Slack asks for another."""
-        from .websocket import connected
-
         opened = await self._call("apps.connections.open", {}, Opened, self._app_token)
         async with connected(opened.url, heartbeat=HEARTBEAT_SECONDS) as socket:
             while True:
@@ -194,8 +192,6 @@ class Slack:
 
     async def _listen(self, inbox: Inbox) -> None:
         from aiohttp import web
-
-        from .listener import listening
 
         async def handle(request: web.Request) -> web.Response:
             body, headers = await request.read(), request.headers

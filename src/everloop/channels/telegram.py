@@ -20,7 +20,7 @@ import msgspec
 
 from ..text import one_line
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of, header_bytes
+from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of, header_bytes, listening
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
@@ -174,8 +174,6 @@ class Telegram:
     async def _listen(self, me: User, inbox: Inbox) -> None:
         """Receive updates as requests; Telegram repeats each until it is answered with 200."""
         from aiohttp import web
-
-        from .listener import listening
 
         async def handle(request: web.Request) -> web.Response:
             given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "")

@@ -14,13 +14,19 @@ import time
 import msgspec
 from aiohttp import web
 
-from .base import Can, Inbox, Later, Never, NoFile, Options, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient, header_bytes
-from .listener import listening
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
+from .http import UPLOAD_SECONDS, HttpClient, header_bytes, listening
 
 FRESH_SECONDS = 300.0  # how old a signed request may be
 SEND_SECONDS = 30.0
 TIME, SIGNATURE, KEY = "X-Everloop-Time", "X-Everloop-Signature", "Idempotency-Key"
+
+
+class GivenFile(msgspec.Struct):
+    """A file of a request; its content is in base64."""
+
+    name: str
+    data: bytes
 
 
 class Incoming(msgspec.Struct):
@@ -29,11 +35,12 @@ class Incoming(msgspec.Struct):
     id: str
     chat: str
     sender: str
-    text: str
+    text: str = ""
     name: str = ""
     group: bool = False
     mentioned: bool = False
     thread: str = ""
+    files: list[GivenFile] = []
 
 
 class SentFile(msgspec.Struct):
@@ -74,6 +81,13 @@ def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool
     return right and at.isdecimal() and len(at) < 16 and abs(now - int(at)) <= FRESH_SECONDS
 
 
+def _attachment(file: GivenFile) -> Attachment:
+    async def read(limit: int) -> bytes:
+        return file.data[: limit + 1]
+
+    return Attachment(file.name, read, len(file.data))
+
+
 class Webhook:
     """Listens for signed requests, and sends answers to a URL."""
 
@@ -86,6 +100,7 @@ class Webhook:
         self._host = options.text("host", "127.0.0.1")
         self._port = options.number("port", 8003)
         self._path = options.text("path", f"/{options.name}")
+        self._largest = 1_000_000 * options.number("body_mb", 10)
         if len(self._secret) < 16:
             raise options.problem("secret must have at least 16 characters, such as `openssl rand -hex 32` makes")
         self._client = HttpClient(self._url)
@@ -95,7 +110,7 @@ class Webhook:
         async def handle(request: web.Request) -> web.Response:
             return await self._handle(request, inbox)
 
-        async with listening(self._host, self._port, self._path, handle) as self.port:
+        async with listening(self._host, self._port, self._path, handle, self._largest) as self.port:
             await inbox.ready()
             await asyncio.Event().wait()
 
@@ -118,6 +133,7 @@ class Webhook:
                 group=message.group,
                 mentioned=message.mentioned,
                 thread=message.thread,
+                files=tuple(_attachment(file) for file in message.files),
             )
         )
         return web.json_response({"taken": message.id})

@@ -11,14 +11,18 @@ import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NamedTuple, cast
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree as ET
 
 import msgspec
 
 from ..text import one_line
-from .base import Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
-from .http import UPLOAD_SECONDS, HttpClient
+from ..tools.web.fetch import PORTS, Fetcher, FetchError
+from ..tools.web.urls import BadURL, parse_url
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .http import DOWNLOAD_SECONDS, UPLOAD_SECONDS, HttpClient
 from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
 
 MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
@@ -33,6 +37,7 @@ PAGE = 50
 LOOKED_AT = 100  # the last messages of a chat, in which a part may be that was sent already
 SEND_SECONDS = 30.0
 UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may ask for with an upload
+FILE_PORTS = (*PORTS, 5281, 5443, 7443)  # those of the web, and of XMPP servers
 MOST_SERVICES = 20  # of a server that are asked whether they take files
 
 
@@ -58,6 +63,7 @@ class Xmpp:
         self._ca_file = options.text("ca_file", "")
         self._rooms = tuple(bare(room) for room in options.texts("rooms"))
         self._nick = options.text("nick", bare(self._jid).partition("@")[0])
+        self._private_hosts = options.texts("private_hosts")
         self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
         for jid in (self._jid, *self._rooms):
             if not re.fullmatch(r"[^@/\s<>&'\"]+@[^@/\s<>&'\"]+", jid):
@@ -194,6 +200,10 @@ class Xmpp:
         text = (stanza.findtext(f"{CLIENT}body") or "").strip()
         if not text or not sender or kind not in ("chat", "normal", "groupchat"):
             return None
+        files = self._files(stanza)
+        if files and text == files[0][1]:  # clients that read no address of a file show this one
+            text = ""
+        attached = tuple(Attachment(name, partial(self._download, url)) for name, url in files)
         network_id = id or f"{sender}:{stanza.get('id', '')}" if id or stanza.get("id") else None
         if kind == "groupchat":
             room, _, nick = sender.partition("/")
@@ -208,10 +218,29 @@ class Xmpp:
                 text=text,
                 group=True,
                 mentioned=mentioned,
+                files=attached,
             )
         if bare(sender) in self._rooms or bare(sender) == bare(self._jid) or archive:
             return None  # words behind a room's back have no address to trust
-        return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text)
+        return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text, files=attached)
+
+    def _files(self, stanza: ET.Element) -> list[tuple[str, str]]:
+        """The names and addresses of a message's files (XEP-0066)."""
+        urls = [(one.text or "").strip() for one in stanza.findall(f"{OOB}x/{OOB}url")]
+        return [(unquote(urlsplit(url).path.rpartition("/")[2]), url) for url in urls if self._is_safe(url)]
+
+    async def _download(self, url: str, limit: int) -> bytes:
+        """Read a file from the address that a person sent: a public one, or one that is listed."""
+        fetcher = Fetcher(
+            private_hosts=self._private_hosts, ports=FILE_PORTS, timeout=DOWNLOAD_SECONDS, max_bytes=limit
+        )
+        try:
+            page = await fetcher.get(parse_url(url))
+        except (BadURL, FetchError) as error:
+            raise Never(str(error)) from None
+        if not 200 <= page.status < 300:
+            raise Never(f"HTTP {page.status}")
+        return bytes(limit + 1) if page.cut else page.body
 
     def _without_nick(self, text: str) -> tuple[str, bool]:
         """The text without the nick that it begins with, and whether the nick is in it at all."""

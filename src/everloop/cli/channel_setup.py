@@ -59,7 +59,7 @@ def _ask(network: str) -> dict[str, str]:
     """The settings of a network. What it refuses is asked for again."""
     import getpass
 
-    from ..channels.factory import make_channel
+    from ..channels.base import make_channel
 
     while True:
         given: dict[str, str] = {}

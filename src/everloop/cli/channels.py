@@ -72,7 +72,7 @@ async def facts_of(config: Config) -> list[dict[str, Any]]:
 async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
     """What is known of a channel, from the settings and from the store."""
     from ..channels.access import Pairings
-    from ..channels.factory import make_channel
+    from ..channels.base import make_channel
     from ..channels.matrix_devices import encryption_facts
     from ..channels.runner import STATUS, Status, lease_of
     from ..store.peers import process_of
@@ -145,7 +145,7 @@ async def _trust(config: Config, options: argparse.Namespace) -> int:
 
 async def _test(config: Config, options: argparse.Namespace) -> int:
     from ..channels.access import tell
-    from ..channels.factory import make_channel
+    from ..channels.base import make_channel
     from ..channels.runner import describe
 
     one = _configured(config, options.name)

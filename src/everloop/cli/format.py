@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..activity import Happening
+from ..activity import ActivityEvent
 from ..log import (
     Call,
     CallEnded,
@@ -28,7 +28,7 @@ from .output import as_json, mark_of, short_arguments, short_result
 KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
 
-def line_of(happening: Happening, *, full: bool = False) -> tuple[str, str, str]:
+def line_of(happening: ActivityEvent, *, full: bool = False) -> tuple[str, str, str]:
     """The kind, text and facts of an event: on one line, or in full."""
     entry, facts = happening.entry, happening.facts
     kind = KINDS[happening.event] if entry is None else kind_of(entry)
@@ -98,7 +98,7 @@ def _call(call: Call, full: bool) -> str:
     return f"{call.name}({short_arguments(call.arguments)}){error}"
 
 
-def _facts(happening: Happening) -> Iterator[str]:
+def _facts(happening: ActivityEvent) -> Iterator[str]:
     """The facts of an event, the most important first."""
     facts = happening.facts
     match happening.event:

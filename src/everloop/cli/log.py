@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..activity import Happening, Timeline
+from ..activity import ActivityEvent, Timeline
 from ..config import Config
 from ..config.sources import DSN
 from ..errors import EverloopError
@@ -53,7 +53,7 @@ class Told:
     """An event and its session."""
 
     session: str
-    happening: Happening
+    happening: ActivityEvent
 
 
 def command(options: argparse.Namespace) -> int:

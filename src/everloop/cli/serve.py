@@ -268,7 +268,7 @@ async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConf
         # An account has one poller, and the lease that makes sure of it is in the store.
         print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
         return []
-    from ..channels.factory import make_channel
+    from ..channels.base import make_channel
 
     return [(one, *await in_thread(make_channel, one, store)) for one in config.channels]
 

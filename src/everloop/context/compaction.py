@@ -28,7 +28,7 @@ from ..log import (
     Noted,
     Transcript,
     UserSaid,
-    hear,
+    extend_conversation,
     text_of,
 )
 from ..messages import Blind, Conversation, Message, assistant_message, encode_json, user_message
@@ -67,7 +67,7 @@ def conversation_of(
             conversation.extend((conversation.summary, assistant_message(SUMMARY_REPLY)))
     transcript = Transcript()
     for one in logged:
-        hear(conversation, transcript, shown(one, compacted))
+        extend_conversation(conversation, transcript, shown(one, compacted))
     return conversation
 
 

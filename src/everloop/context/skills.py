@@ -161,7 +161,8 @@ class Skills:
         """All skills as they are now, by name. One of the workspace replaces one of the package, even if broken."""
         rules = (reach.workspace, reach.restricted, reach.approved, reach.protected)
         if rules != self._rules:
-            self._rules, self._known = rules, {}
+            self._known = {}
+        self._rules = rules  # these very paths: the next comparison of the same is quick
         self._look_at_workspace(reach)
         found = {skill.name: skill for skill in _shipped_skills(self.shipped)}
         found |= {name: skill for name, (_, skill) in self._known.items()}

@@ -446,9 +446,10 @@ class Measure:
         return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
     def learn(self, answered: str | None, conversation: Conversation, counted: int) -> None:
-        """Take in what the provider counted for a request: of the first few answers, then of every eighth."""
+        """Take in what the provider counted for a request: of the first few answers, then of every 32nd, and of each
+        request that has been weighed anyway."""
         self._answers += 1
-        if self._answers <= 4 or self._answers % 8 == 0:
+        if self._answers <= 4 or self._answers % 32 == 0 or conversation.weighed[0] == len(conversation):
             self.observe(answered, self.weight(conversation), counted)
 
     def tokens(self, conversation: Conversation) -> int:

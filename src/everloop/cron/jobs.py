@@ -18,7 +18,7 @@ NEVER = 2.0**37  # due time of a paused job's timer
 LATE_SECONDS = 60.0  # a one-shot job more overdue than this was missed: no service was running
 
 
-class _Kept(msgspec.Struct, omit_defaults=True):
+class _StoredJob(msgspec.Struct, omit_defaults=True):
     """A job as stored in the data of its timer."""
 
     message: str
@@ -132,7 +132,7 @@ def decide(timer: Timer, now: float, missed: Missed) -> Fire | Drop:
 
 def job_of(timer: Timer) -> Job:
     """Return the job of a timer. Raises a ValueError or a BadSchedule if its data is damaged."""
-    kept = msgspec.convert(timer.data, _Kept)
+    kept = msgspec.convert(timer.data, _StoredJob)
     schedule: Schedule
     if kept.at is not None:
         schedule = At(kept.at, kept.tz)
@@ -164,7 +164,7 @@ def job_of(timer: Timer) -> Job:
 
 
 def timer_of(job: Job) -> Timer:
-    kept = _Kept(
+    kept = _StoredJob(
         job.message,
         job.channel,
         job.chat_id,

@@ -106,7 +106,7 @@ class Catalogue:
 
     def read(self, workspace: Path) -> None:
         """Read the files again if any has changed. Reads from disk: call it in a thread."""
-        versions = list(_versions(workspace / FOLDER_NAME))
+        versions = list(_versions(os.path.join(workspace, FOLDER_NAME)))
         if versions == (self._versions or []):
             return
         found = self._definitions()
@@ -141,7 +141,7 @@ def _input(name: str, schema: Any, required: bool) -> str:
     return f"{name} ({', '.join(shown)})" + (f" {about}" if about else "")
 
 
-def _versions(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+def _versions(folder: str) -> Iterator[tuple[str, int, int, int]]:
     """Yield a version of each file in the folder, in name order; it changes when the file does."""
     try:
         with os.scandir(folder) as entries:

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from .._version import __version__
-from ..activity import Happening, Timeline
+from ..activity import ActivityEvent, Timeline
 from ..log import Call, CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 
 EXPORT_SECONDS = 5.0
@@ -39,7 +39,7 @@ class Exporter:
         self._common = {"gen_ai.provider.name": provider} if provider else {}
         self._model = model
         self._ids = _Ids()
-        self._spans = _Kept()
+        self._spans = _SpanBuffer()
         spans = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
         spans.add_span_processor(self._spans)
         self._tracer = spans.get_tracer("everloop", __version__)
@@ -67,11 +67,11 @@ class Exporter:
     # ------------------------------------------------------------------------------------------ spans
 
     def _turn(self, key: str, id: str, root: str, logged: Sequence[Logged]) -> None:
-        happenings = list(Timeline().read(logged))
-        if not happenings or not isinstance(ended := logged[-1].entry, TurnEnded):
+        activity = list(Timeline().read(logged))
+        if not activity or not isinstance(ended := logged[-1].entry, TurnEnded):
             return
         self._common["gen_ai.conversation.id"] = key
-        facts = happenings[-1].facts
+        facts = activity[-1].facts
         whole = self._start(f"invoke_agent {AGENT}", SpanKind.INTERNAL, logged[0].at, self._parent(id, root))
         whole.set_attributes(
             {
@@ -87,7 +87,7 @@ class Exporter:
             _failed(whole, ended.reason)
         self._add_content(whole, "gen_ai.input.messages", lambda: [_said(one.entry) for one in logged if _is_said(one)])
         self._add_content(whole, "gen_ai.output.messages", lambda: [_message("assistant", [_text(ended.text)])])
-        self._steps(happenings, trace.set_span_in_context(whole), ended)
+        self._steps(activity, trace.set_span_in_context(whole), ended)
         whole.end(_ns(logged[-1].at))
 
     def _parent(self, id: str, root: str) -> context.Context:
@@ -98,10 +98,10 @@ class Exporter:
         parent = SpanContext(_number(root), _number(root) & (2**64 - 1), True, TraceFlags(TraceFlags.SAMPLED))
         return trace.set_span_in_context(NonRecordingSpan(parent), context.Context())
 
-    def _steps(self, happenings: Sequence[Happening], under: context.Context, ended: TurnEnded) -> None:
+    def _steps(self, activity: Sequence[ActivityEvent], under: context.Context, ended: TurnEnded) -> None:
         calls: dict[str, Call] = {}
-        asked: Happening | None = None  # a model call without an answer yet
-        for one in happenings:
+        asked: ActivityEvent | None = None  # a model call without an answer yet
+        for one in activity:
             match one.event, one.entry:
                 case "model_called", _:
                     asked = one
@@ -118,12 +118,12 @@ class Exporter:
                     _failed(span, ended.reason)
                     span.end(_ns(one.at))
 
-    def _of_chat(self, one: Happening) -> dict[str, Any]:
+    def _of_chat(self, one: ActivityEvent) -> dict[str, Any]:
         model = {"gen_ai.request.model": self._model or one.facts.get("model", "")}
         facts = {"gen_ai.operation.name": "chat", "everloop.round": one.facts["round"]}
         return facts | {name: value for name, value in model.items() if value}
 
-    def _chat(self, one: Happening, answered: ModelAnswered, began: float, under: context.Context) -> None:
+    def _chat(self, one: ActivityEvent, answered: ModelAnswered, began: float, under: context.Context) -> None:
         span = self._start(_named("chat", self._model or answered.model), SpanKind.CLIENT, began, under)
         span.set_attributes(self._of_chat(one) | _usage(one.facts))
         span.set_attribute("gen_ai.response.finish_reasons", [answered.finish_reason])
@@ -144,7 +144,7 @@ class Exporter:
         )
         span.end(_ns(one.at))
 
-    def _tool(self, one: Happening, result: CallEnded, call: Call | None, under: context.Context) -> None:
+    def _tool(self, one: ActivityEvent, result: CallEnded, call: Call | None, under: context.Context) -> None:
         span = self._start(f"execute_tool {result.name}", SpanKind.INTERNAL, one.at - result.seconds, under)
         span.set_attributes(
             {
@@ -186,7 +186,7 @@ class _Ids(RandomIdGenerator):
         return given or super().generate_span_id()
 
 
-class _Kept(SpanProcessor):
+class _SpanBuffer(SpanProcessor):
     """Collects spans until they are sent."""
 
     def __init__(self) -> None:

@@ -6,10 +6,12 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..log import FailedAttempt
 from ..text import one_line
+
+if TYPE_CHECKING:
+    from ..log import FailedAttempt
 
 # Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
 OPTIONS = frozenset(
@@ -92,7 +94,7 @@ class LLMResponse:
 def extra_of(provider: LLMProvider) -> dict[str, Any]:
     """The further fields of a provider's requests. A provider of the user's own may have anything under that name."""
     extra: Any = getattr(provider, "extra", None)
-    return dict(extra) if isinstance(extra, Mapping) else {}
+    return dict(extra) if extra and isinstance(extra, Mapping) else {}
 
 
 def counts(response: LLMResponse) -> dict[str, int]:

@@ -133,17 +133,14 @@ class Response:
         self._error: Exception | None = None
         self._unread = False  # the rest is discarded
         self._whole = whole  # the reader is woken only for the whole body
-        self._deadline = math.inf  # of the read that waits
-        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: it looks at the deadline when it is due
-        self._timer_at = math.inf
 
     @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def read(self) -> bytes:
+    async def read(self, deadline: float = math.inf) -> bytes:
         """All bytes of the body that have arrived since the last read; empty at its end."""
-        data = b"".join(self.body) if await self.has_more() else b""
+        data = b"".join(self.body) if await self.has_more(deadline) else b""
         self.body.clear()
         return data
 
@@ -165,14 +162,15 @@ class Response:
 
     async def wait(self, deadline: float = math.inf) -> None:
         """Wait until more of the response has arrived."""
-        loop = asyncio.get_running_loop()
-        self._waiter, self._deadline = loop.create_future(), deadline
-        if deadline < self._timer_at:
-            self._set_timer(loop, deadline)
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self._connection is not None:
+            self._connection.set_deadline(deadline)
         try:
             await self._waiter
         finally:
-            self._waiter, self._deadline = None, math.inf
+            self._waiter = None
+            if self._connection is not None:
+                self._connection.set_deadline(math.inf)
 
     def fail(self, error: Exception) -> None:
         """Make the current or the next read raise this error."""
@@ -184,14 +182,12 @@ class Response:
         """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
         self._unread = True
         self.body.clear()
-        self._stop_timer()
         if not self.complete and self._connection is not None:
             self._connection.resume()
             asyncio.get_running_loop().call_later(GOODBYE, self.close)
 
     def close(self) -> None:
         """Abort the connection at once."""
-        self._stop_timer()
         if self._connection is not None:
             self._connection.abort()
 
@@ -219,22 +215,6 @@ class Response:
             return
         self._waiter.set_result(None)
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
-        self._stop_timer()
-        self._timer, self._timer_at = loop.call_at(at, self._check_deadline, loop), at
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_at = None, math.inf
-
-    def _check_deadline(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer, self._timer_at = None, math.inf
-        if self._deadline <= loop.time():
-            self.fail(TimeoutError())
-        elif self._deadline < math.inf:
-            self._set_timer(loop, self._deadline)
-
 
 class Connection(asyncio.BufferedProtocol):
     """One connection of a pool, with at most one request in progress."""
@@ -251,17 +231,25 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = False  # by the server
         self._tunnelling = False  # asking a proxy for a tunnel
         self._writable: asyncio.Future[None] | None = None
+        self._poll = select.poll()
+        self._deadline = math.inf  # of the request in progress, where something waits for it
+        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: it looks at the deadline when it is due
+        self._timer_at = math.inf
 
-    async def send(self, parts: Sequence[bytes], whole: bool = False, head: bytes = b"") -> Response | None:
+    async def send(
+        self, parts: Sequence[bytes], whole: bool = False, head: bytes = b"", deadline: float = math.inf
+    ) -> Response | None:
         """Send a request; return when the response's head has arrived, or with `whole` all of it.
 
-        Returns None if the connection was idle and the server closed it just as we wrote to it: take another one.
+        Raises a TimeoutError at the deadline, a time of the event loop. Returns None if the connection was idle and the
+        server closed it just as we wrote to it: take another one.
         """
         if self.transport is None:
             raise ConnectionBroke("it has ended")
         response = self._response = Response(self, whole)
         self._parser = httptools.HttpResponseParser(self)
         self._head, self._sent = 0, False
+        self.set_deadline(deadline)
         try:
             for block in _blocks(head or self._pool.head(parts), parts):
                 if response.status or response._error is not None:  # answered before the whole request was sent
@@ -274,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
             while not response.status:
                 if response._error is not None:
                     raise response._error
-                await response.wait()
+                await response.wait(deadline)
             return response
         except BaseException as error:
             if self._response is response:  # else it is complete, and the connection may serve another request
@@ -292,9 +280,31 @@ class Connection(asyncio.BufferedProtocol):
         """Whether it is open and has nothing to read: bytes that precede a request are not its response."""
         if self.transport is None or self.transport.is_closing():
             return False
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
-        return not poll.poll(0)
+        return not self._poll.poll(0)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Fail the request in progress at this time of the event loop."""
+        self._deadline = deadline
+        if deadline < self._timer_at:
+            self._set_timer(asyncio.get_running_loop(), deadline)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        self._stop_timer()
+        self._timer, self._timer_at = loop.call_at(at, self._check_deadline, loop), at
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def _check_deadline(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._deadline > loop.time():
+            if self._deadline < math.inf:
+                self._set_timer(loop, self._deadline)
+        elif self._response is not None:
+            self._response.fail(TimeoutError())
+            self.resume_writing()  # the server may read nothing of the request
 
     def pause(self) -> None:
         if self.transport is not None:
@@ -309,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._poll.register(transport.get_extra_info("socket"), select.POLLIN)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._pool.buffer
@@ -337,6 +348,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.resume_writing()
+        self._stop_timer()
         self.transport = None
         self._pool.forget(self)
         response, self._response = self._response, None
@@ -403,7 +415,7 @@ class Connection(asyncio.BufferedProtocol):
         if response is None or not response.status or self._tunnelling:
             return
         reusable = self._parser.should_keep_alive() and self._sent and not self._until_close
-        self._response = None
+        self._response, self._deadline = None, math.inf
         response._end()
         if reusable:
             self.resume()
@@ -414,6 +426,8 @@ class Connection(asyncio.BufferedProtocol):
 
 def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
     """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
+    if sum(map(len, parts)) <= SMALL:
+        return [b"".join([head, *parts])]
     blocks: list[bytes] = []
     small = [head]
     for part in parts:
@@ -613,14 +627,15 @@ class Endpoint:
 
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
         """Send a request and read its whole answer, which may have up to `limit` bytes."""
+        total = self.timeouts.total
+        deadline = asyncio.get_running_loop().time() + total
         try:
-            async with asyncio.timeout(self.timeouts.total):
-                response = None
-                while response is None:
-                    connection = await self._pool.take(self.timeouts.connect)
-                    response = await connection.send(body, whole=True)
-                await self._check(response)
-                return await self._read_whole(response, limit)
+            response = None
+            while response is None:
+                connection = await self._pool.take(min(self.timeouts.connect, total))
+                response = await connection.send(body, whole=True, deadline=deadline)
+            await self._check(response)
+            return await self._read_whole(response, limit, deadline)
         except OSError as error:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
@@ -711,9 +726,9 @@ class Endpoint:
         except OSError as error:
             raise self._failure(error, f"gave no answer within {self.timeouts.total:g} s") from error
 
-    async def _read_whole(self, response: Response, limit: int) -> bytes:
+    async def _read_whole(self, response: Response, limit: int, deadline: float = math.inf) -> bytes:
         try:
-            data = await read_up_to(response, limit)
+            data = await read_up_to(response, limit, deadline)
         finally:
             response.close()
         if len(data) > limit:
@@ -901,13 +916,13 @@ def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
 # ---------------------------------------------------------------------------- requests and headers
 
 
-async def read_up_to(response: Response, limit: int) -> bytes:
+async def read_up_to(response: Response, limit: int, deadline: float = math.inf) -> bytes:
     """Read the body; stop soon after `limit` bytes."""
-    data = await response.read()
+    data = await response.read(deadline)
     if response.complete and not response.body:
         return data
     parts, size = [data], len(data)
-    while size <= limit and (data := await response.read()):
+    while size <= limit and (data := await response.read(deadline)):
         parts.append(data)
         size += len(data)
     return b"".join(parts)

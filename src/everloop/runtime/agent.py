@@ -243,7 +243,7 @@ class AgentLoop:
         return self._turns.specs.allowed_model(wish) or self._compactor.model
 
     def request_spec(self, request: Request) -> TurnSpec:
-        """What the turn of an API client's request works with."""
+        """Return the spec of an API client's request."""
         specs = self._turns.specs
         return spec_of(request, self.tools, specs.request_rounds, specs.allowed_model)
 
@@ -315,7 +315,7 @@ class AgentLoop:
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
-        """Run a session whose inbox a job has just put a message into."""
+        """Run a session into whose inbox a job has just put a message."""
         if self.owner in (None, owner):
             self.dispatcher.kick(owner, key)
         else:

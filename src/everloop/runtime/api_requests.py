@@ -48,7 +48,7 @@ async def is_abandoned(store: Store, claim: Claim, request: Request) -> bool:
 
 
 def brings_all(request: Request) -> bool:
-    """Whether a client brings its own prompt and tools, and the agent only passes them on."""
+    """Return whether the client brings its own prompt and tools, so that the agent only forwards them."""
     return bool(request.tools) or request.model_only
 
 

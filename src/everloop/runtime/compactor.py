@@ -36,7 +36,7 @@ KEPT_BYTES = 64_000_000  # for all cached conversations together
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CacheEntry:
     conversation: Conversation
     history_from: int
     compacted: int
@@ -56,7 +56,7 @@ class Histories:
         self._store = store
         self._limit = limit
         self._size = 0
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[int, _CacheEntry] = OrderedDict()
 
     async def conversation(self, claim: Claim, system: str, *, blind: Blind | None = None) -> Conversation:
         """Return the conversation that precedes the claimed turn, with this system prompt.
@@ -80,7 +80,7 @@ class Histories:
     def keep(self, claim: Claim, conversation: Conversation) -> None:
         """Cache the conversation that includes the turn just run."""
         size = conversation.size
-        kept = _Kept(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
+        kept = _CacheEntry(conversation, claim.history_from, claim.compacted, claim.next_seq - 1, size)
         self._kept[claim.session] = kept
         self._size += size
         while self._size > self._limit and self._kept:
@@ -92,7 +92,7 @@ class Histories:
         found = self._kept.get(session)
         return found.conversation if found is not None else None
 
-    def _take(self, session: int) -> _Kept | None:
+    def _take(self, session: int) -> _CacheEntry | None:
         """Remove the entry while a turn uses it, so that a turn that fails midway does not leave a damaged one in the
         cache."""
         kept = self._kept.pop(session, None)

@@ -150,10 +150,9 @@ class TurnModelCall(ModelCall):
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
             tools = self._tools.get_definitions() or None
-            keeping = self._texts.begin(tools, extra_of(self._provider)) if self._texts is not None else None
+            if self._texts is not None and (missing := self._texts.use(tools, extra_of(self._provider))):
+                await self._texts.keep(missing)
             response = await self.ask(request, tools, images or emit)
-            if self._texts is not None:
-                await self._texts.end(keeping)
         except Exception as error:
             if (told := error_for(self._claim.owner, error)) is not error:
                 raise told from None

@@ -36,7 +36,7 @@ class BusAdapter(Protocol):
         ...
 
     def is_unattended(self, claim: Claim) -> bool:
-        """Return whether the process that took a message handed its turn off to this one, so that the answer must be
+        """Return whether the process that took a message has left its turn to this one, so that the answer must be
         sent."""
         ...
 

@@ -1,7 +1,7 @@
-"""What of the requests to a model is not in the log: the system prompt and the tools, each kept once by its hash.
+"""The parts of model requests that are not in the log: the system prompt and the tools, each stored once per hash.
 
-An answer in the log names both by their hashes, so that the timeline can show the request exactly as it was sent, also
-after a file of the prompt or the tools have changed.
+An answer in the log refers to both by hash, so the timeline can show the exact request that was sent, even after the
+sources of the prompt or the tools have changed.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ from ..messages import encode_json
 from ..store.base import Claim, Store
 
 log = logging.getLogger(__name__)
-KNOWN = 1_000  # hashes that are remembered as kept
-NOTE_SECONDS = 1.0  # for how long waits for the disk are collected, to be written at once
+KNOWN = 1_000  # hashes remembered as stored
+NOTE_SECONDS = 1.0  # how long flush times are collected before they are written in one batch
 
 
 def encoded(value: Any) -> tuple[str, str]:
-    """A value as JSON, and the hash of that."""
+    """Return a value as JSON, and the hash of that."""
     data = encode_json(value)
     return data.decode(), hashlib.sha256(data).hexdigest()[:32]
 
 
 class RequestTexts:
-    """Keeps the texts of an agent's requests in the store. A text that is known to be there costs no write."""
+    """Stores the texts of an agent's requests. A text that is known to be stored costs no write."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: OrderedDict[tuple[str, int, str], None] = OrderedDict()
-        self._tools: tuple[object, int, str, str] = (
-            None,
-            0,
-            "",
-            "",
-        )  # the last list, its length, its JSON and the hash
+        self._prompt: tuple[str, str, str] = ("", "", "")  # the last prompt, its JSON and the hash
+        # the last list of tools, its length, its JSON and the hash
+        self._tools: tuple[object, int, str, str] = (None, 0, "", "")
 
     def of_turn(self, claim: Claim, prompt: str, sent: Sent, *, is_own: bool) -> TurnTexts:
-        """What keeps the texts of one turn. A prompt that is the turn's `is_own` is deleted with its session."""
-        return TurnTexts(self, claim, *encoded(prompt), sent, is_own)
+        """Return the texts of one turn. With `is_own`, the prompt is this session's alone and is deleted with it."""
+        if self._prompt[0] != prompt:
+            self._prompt = (prompt, *encoded(prompt))
+        return TurnTexts(self, claim, *self._prompt[1:], sent, is_own)
 
     def tools(self, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> tuple[str, str]:
-        """The JSON of the tools and of the further fields of a request, and its hash. A registry makes a new list when
-        its tools change."""
+        """Return the tools and the extra fields of a request as JSON, and the hash of that.
+
+        The last result is reused: a registry makes a new list when its tools change.
+        """
         if self._tools[0] is not tools or self._tools[1] != len(tools):
             self._tools = (tools, len(tools), *encoded({"tools": tools, "extra": extra}))
         return self._tools[2:]
 
     def missing(self, claim: Claim, texts: Mapping[str, tuple[str, bool]]) -> dict[str, dict[str, str]]:
-        """Those of the texts that are not known to be kept, by the key that they are kept under."""
+        """Return the texts that are not known to be stored, by session key; "" for those that sessions share."""
         found: dict[str, dict[str, str]] = {}
         for hash, (text, is_own) in texts.items():
             if (claim.owner, claim.session if is_own else 0, hash) not in self._known:
@@ -63,14 +64,15 @@ class RequestTexts:
         return found
 
     async def keep(self, claim: Claim, missing: Mapping[str, Mapping[str, str]]) -> bool:
-        """Keep texts; False if the store could not."""
+        """Store texts. Return False if that failed."""
         try:
             for key, texts in missing.items():
                 await self._store.keep_request_texts(claim.owner, key, texts)
                 for hash in texts:
                     self._known[claim.owner, claim.session if key else 0, hash] = None
-        except (StoreError, ValueError) as error:  # the turn goes on; its timeline says that the request is rebuilt
-            log.warning("what was sent to the model is not kept: %s", error)
+        # The turn continues; its timeline says that the request is reconstructed.
+        except (StoreError, ValueError) as error:
+            log.warning("the request to the model could not be stored for the timeline: %s", error)
             return False
         while len(self._known) > KNOWN:
             self._known.popitem(last=False)
@@ -79,7 +81,7 @@ class RequestTexts:
 
 @dataclass(slots=True)
 class TurnTexts:
-    """Keeps the texts of one turn's requests, while the model works on them."""
+    """Keeps the texts of one turn's requests, each before the first request that has it."""
 
     _texts: RequestTexts
     _claim: Claim
@@ -88,23 +90,24 @@ class TurnTexts:
     _sent: Sent
     _is_own: bool
 
-    def begin(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> asyncio.Task[bool] | None:
-        """Note what the next request is made of. Where some of it is not kept yet, that begins at once."""
+    def use(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Record the hashes of the next request's texts, and return those texts that must be kept first."""
         tools_text, tools_hash = self._texts.tools(tools or (), extra)
+        previous = self._sent.prompt, self._sent.tools
+        if previous == (self._hash, tools_hash):  # they were kept before the previous request
+            return {}
         self._sent.prompt, self._sent.tools = self._hash, tools_hash
         texts = {self._hash: (self._prompt, self._is_own), tools_hash: (tools_text, False)}
-        missing = self._texts.missing(self._claim, texts)
-        return asyncio.ensure_future(self._texts.keep(self._claim, missing)) if missing else None
+        return self._texts.missing(self._claim, texts)
 
-    async def end(self, keeping: asyncio.Task[bool] | None) -> None:
-        """Wait until the texts are kept: the answer in the log must not name any that are not."""
-        if keeping is not None and not await keeping:
+    async def keep(self, missing: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep texts. If that fails, the answer names none: the log must not refer to a text that is not kept."""
+        if not await self._texts.keep(self._claim, missing):
             self._sent.prompt = self._sent.tools = ""
 
 
 class FlushTimes:
-    """Writes down how long turns waited for the disk in their last write, which cannot say so itself: many at once, a
-    moment later, and unflushed."""
+    """Records the flush time of each turn's last write, which cannot contain it: in batches, later, and unflushed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -112,7 +115,7 @@ class FlushTimes:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, row: int, seconds: float) -> None:
-        """Note the wait of the turn that this inbox row opened."""
+        """Record the flush time of the turn that this inbox row opened."""
         self._seconds[row] = self._seconds.get(row, 0.0) + round(seconds, 4)
         if self._task is None:
             self._task = asyncio.ensure_future(self._write_later())
@@ -125,13 +128,13 @@ class FlushTimes:
         await self.write()
 
     async def write(self) -> None:
-        """Write what was noted. It is only for people to read: what cannot be written is lost."""
+        """Write the recorded times. They are only informative: if the write fails, they are dropped."""
         seconds, self._seconds = self._seconds, {}
         if seconds:
             try:
                 await self._store.note_flushes(seconds)
             except StoreError as error:
-                log.warning("how long turns waited for the disk is not written down: %s", error)
+                log.warning("flush times could not be written: %s", error)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -628,7 +628,7 @@ class SessionSubscriber(Subscriber):
         self._found: list[Update] = []
         self._look_at = 0.0
         self._pause = LOOK_SECONDS
-        self._heard: str | None = None  # the turn of the last batch
+        self._last_turn: str | None = None  # the turn of the last batch
         self._over = False
         self._connect()
 
@@ -686,7 +686,7 @@ class SessionSubscriber(Subscriber):
             more = await self._read_log()
             waiting = [(row.message.id or "", row.message.content) for row in await self._store.waiting(*self._where)]
             state = SessionState(info.open_turn, info.parked, tuple(waiting))
-            if state.turn not in (None, self._heard) and not state.parked and self._link is not None:
+            if state.turn not in (None, self._last_turn) and not state.parked and self._link is not None:
                 self._link.ask()  # its process may have started after this subscription, and not know about it
             if more:  # a long log is shown in pages; the state comes with the last page
                 self._look_at = 0.0
@@ -717,7 +717,7 @@ class SessionSubscriber(Subscriber):
         return len(logged) >= PAGE
 
     async def _take(self, batch: Batch) -> None:
-        self._heard = batch.turn
+        self._last_turn = batch.turn
         if batch.seq > self._at:
             if not self._session and (info := await self._store.session(*self._where)) is not None:
                 self._session = info.id

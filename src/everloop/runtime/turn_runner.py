@@ -242,13 +242,13 @@ class TurnRunner:
         return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
 
     async def _texts_of(self, claim: Claim, session: Session, spec: TurnSpec, turn: Turn) -> TurnTexts | None:
-        """What keeps the turn's system prompt and tools; None where the log has them, or where the provider sends
-        something else in their place."""
+        """Return the recorder of the turn's system prompt and tools; None if the log has them, or if the provider sends
+        something else instead."""
         assert session.system is not None
         request = request_of(claim)
         if self.models.provider.own_prompt or (request is not None and brings_all(request)):
             return None
-        if is_own := claim.message.task is not None:  # made for this task
+        if is_own := claim.message.task is not None:  # written for this task
             prompt = turn.conversation[0]["content"]
         else:
             prompt = await session.system
@@ -492,7 +492,7 @@ def _answer_to(
     """Return the messages to send when the turn ends.
 
     A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
-    handed the turn off, such as a killed chat, the answer waits in the outbox for the person's return.
+    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
     """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)

@@ -215,7 +215,13 @@ def document() -> Json:
             "/api/generate": {"post": _ollama("ollama_generate", "Generate a text.", OllamaGenerateBody)},
             "/api/show": {
                 "post": _post(
-                    "ollama_show", "What a model is.", OllamaShowBody, OllamaShown, "", OllamaError, in_session=False
+                    "ollama_show",
+                    "A model's properties.",
+                    OllamaShowBody,
+                    OllamaShown,
+                    "",
+                    OllamaError,
+                    in_session=False,
                 )
             },
             "/api/tags": {"get": _get("ollama_tags", "The models.", OllamaModels, error=OllamaError)},

@@ -55,12 +55,12 @@ V = TypeVar("V")
 State = Literal["running", "waiting", "failed", "idle"]
 TITLE = 80  # characters
 SESSIONS = 100
-KNOWN = 1_000  # titles and ends of sessions that are kept in memory
+KNOWN = 1_000  # cached titles and ends of sessions
 MAX_TEXT = 1_000_000
 MAX_NOTE = 10_000
 MAX_MEDIA = 20
 FOUND = 20
-PAGE = 200  # entries of the log in one response
+PAGE = 200  # log entries per response
 HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  # sessions that are not continued
 
 # ---------------------------------------------------------------------------------------------- requests and responses
@@ -68,7 +68,7 @@ HIDDEN = (*(f"{channel}:" for channel in INSIDE), f"{API_CHANNEL}:chatcmpl-")  #
 
 class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     text: str
-    id: str = ""  # a message that is sent again with its id is taken once
+    id: str = ""  # idempotency key: a message sent again with the same id is handled once
     busy: Busy | None = None
     media: list[str] = []  # paths of uploaded files
 
@@ -81,7 +81,7 @@ class AnswerBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """One of both."""
+    """Exactly one of the two fields."""
 
     link: str = ""  # the code of a one-time link
     token: str = ""
@@ -89,7 +89,7 @@ class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class LoggedIn(msgspec.Struct):
     owner: str
-    page_key: str  # for the header X-Everloop-Page of further requests
+    page_key: str  # for the header X-Everloop-Page of later requests
 
 
 class LoggedOut(msgspec.Struct):
@@ -112,12 +112,12 @@ class SessionList(msgspec.Struct):
 
 class LogPage(msgspec.Struct):
     entries: list[msgspec.Raw]
-    more: bool  # there are earlier ones
+    more: bool  # there are earlier entries
 
 
 class Posted(msgspec.Struct):
     id: str
-    reply: str | None  # of a command that was answered at once
+    reply: str | None  # the reply to a command that was answered at once
 
 
 class Stopped(msgspec.Struct):
@@ -145,8 +145,8 @@ class FoundList(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """What the command line brings to the page: the checks of `doctor`, the export of sessions, the files that a
-    message names with an @, and what turns change in the workspace."""
+    """What the command line provides to the page: the checks of `doctor`, session export, file names for @ mentions,
+    and the recording of workspace changes."""
 
     checks: Checks = no_checks
     export: Export = no_export
@@ -159,7 +159,7 @@ NO_SERVICES = Services()
 
 
 class PageApi:
-    """Everything under `/api/`. A request sees only what belongs to its owner."""
+    """Everything under `/api/`. A request only sees data of its owner."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class PageApi:
             add_operations(router, handlers)
 
     def stop(self) -> None:
-        """End the feeds: the server is shutting down."""
+        """End the feeds, because the server is shutting down."""
         self._changes.stop()
         self._feeds.stop()
 
@@ -215,7 +215,7 @@ class PageApi:
             login = await (self._access.redeem(body.link) if body.link else self._access.login(body.token))
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot use its store just now; try again") from error
+            raise unavailable("the server cannot use its store at the moment; try again") from error
         if login is None:
             what = "this link was used before or is too old" if body.link else "this token is unknown or revoked"
             raise unauthorized(what, "not_logged_in")
@@ -234,10 +234,10 @@ class PageApi:
         "GET",
         "/api/sessions",
         "sessions",
-        "The latest sessions with their states, without those that are archived.",
+        "The latest unarchived sessions with their states.",
         SessionList,
         None,
-        Parameter("archived", "1 for those that are archived instead."),
+        Parameter("archived", "1 for archived sessions instead."),
     )
     async def _sessions(self, request: web.Request) -> web.Response:
         owner, archived = request[OWNER], request.query.get("archived", "") == "1"
@@ -256,7 +256,7 @@ class PageApi:
         return SessionItem(info.key, title, state, info.updated_at, info.entries, info.archived)
 
     async def _title(self, info: SessionInfo) -> str:
-        """The title of a session, or its first words."""
+        """Return the session's title, or its first words."""
         if info.title:
             return info.title
         if (title := self._titles.get(info.id)) is None:
@@ -283,8 +283,8 @@ class PageApi:
         "A session as server-sent events: the entries of its log, then what is being written.",
         None,
         None,
-        Parameter("after", "The position, or the id of an event, to go on from."),
-        Parameter("last", "Without a position: how many entries from the end to begin with.", "integer"),
+        Parameter("after", "The position, or the id of an event, to resume from."),
+        Parameter("last", "Without a position: how many entries before the end to start.", "integer"),
         Parameter("Last-Event-ID", "The id of the last event that the client has.", place="header"),
         media=EVENTS,
     )
@@ -300,11 +300,11 @@ class PageApi:
         "Entries of a session's log, up to a position.",
         LogPage,
         None,
-        Parameter("before", "The position that the page ends before.", "integer"),
+        Parameter("before", "The position before which the page ends.", "integer"),
         Parameter("limit", "How many entries.", "integer"),
     )
     async def _log(self, request: web.Request) -> web.Response:
-        """A page of the log that ends before a position."""
+        """Return a page of the log that ends before a position."""
         info = await self._store.session(request[OWNER], key_of(request))
         if info is None:
             raise not_found("there is no such session", code="session_not_found")
@@ -333,7 +333,7 @@ class PageApi:
             key,
             content if isinstance(content, str) else body.text,
             parts=content if isinstance(content, list) else None,
-            id=f"{WEB}:{len(key)}:{key}:{id}",  # with the length, because both may contain colons
+            id=f"{WEB}:{len(key)}:{key}:{id}",  # the length is included because both may contain colons
             owner=owner,
             session=key,
             reply=False,
@@ -345,7 +345,7 @@ class PageApi:
         self._feeds.look(owner, key)
         return json_response(Posted(message.id or "", reply), 202)
 
-    @operation("POST", "/api/sessions/{key}/stop", "stop", "Stop the turn that runs.", Stopped, Nothing)
+    @operation("POST", "/api/sessions/{key}/stop", "stop", "Stop the running turn.", Stopped, Nothing)
     async def _stop(self, request: web.Request) -> web.Response:
         await read_body(request, Nothing)
         owner, key = request[OWNER], own_key_of(request)
@@ -401,7 +401,7 @@ def _said(one: Logged) -> str:
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> None:
-    """Keep a value, and forget the oldest of too many."""
+    """Cache a value, evicting the oldest if there are too many."""
     known[key] = value
     if len(known) > KNOWN:
         del known[next(iter(known))]

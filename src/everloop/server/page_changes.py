@@ -1,4 +1,4 @@
-"""What turns change in the workspace, for the page: a diff of the last one, and its undoing."""
+"""Workspace changes made by turns, for the page: a diff of the last one, and undoing it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .guard import OWNER
 from .page_routes import Nothing, json_response, key_of, operation, own_key_of, read_body
 
 log = logging.getLogger(__name__)
-SHOWN = 100_000  # bytes of a file on each side
-FOLLOWED = 16  # sessions whose turns are followed at once; of more, the changes are not noted
+SHOWN = 100_000  # bytes per version of a file
+FOLLOWED = 16  # sessions whose turns are followed concurrently; beyond that, changes are not recorded
 WAIT = 60.0
 NOTED = 5.0  # seconds
 
 
 class FileChanges(Protocol):
-    """The changes that the turns of a session make."""
+    """The changes that a session's turns make."""
 
     async def begin(self) -> None: ...
 
@@ -51,7 +51,7 @@ MakeChanges = Callable[[Path, str], FileChanges]  # of a workspace and a session
 
 class ChangedFile(msgspec.Struct):
     path: str
-    before: str | None  # None where the file was not there, or is not shown
+    before: str | None  # None if the file did not exist, or is not shown
     after: str | None
     note: str  # why it is not shown
 
@@ -66,7 +66,7 @@ class Undone(msgspec.Struct):
 
 
 class ChangesApi:
-    """Follows the turns that the page opens, and undoes what they changed."""
+    """Follows the turns that the page opens, and undoes their changes."""
 
     def __init__(self, owners: Owners, make: MakeChanges | None) -> None:
         self._owners = owners
@@ -75,7 +75,7 @@ class ChangesApi:
         self._following: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def before(self, agent: AgentLoop, owner: str, key: str) -> None:
-        """Look at the workspace before a message is sent, unless a turn is followed already."""
+        """Record the state of the workspace before a message is sent, unless a turn is already being followed."""
         if self._make is None or (owner, key) in self._following or len(self._following) >= FOLLOWED:
             return
         info = await self._store.session(owner, key)
@@ -83,7 +83,7 @@ class ChangesApi:
             return
         changes = self._make(agent.workspace, key)
         await changes.begin()
-        if (owner, key) in self._following:  # another message came meanwhile
+        if (owner, key) in self._following:  # another message arrived in the meantime
             return
         task = asyncio.create_task(self._follow(agent, changes, owner, key, info.entries if info is not None else 0))
         self._following[owner, key] = task
@@ -100,7 +100,7 @@ class ChangesApi:
                             await changes.end()
                             return
         except (StoreError, OSError) as error:
-            log.warning("the changes of a turn are not noted: %s", error)
+            log.warning("could not record the changes of a turn: %s", error)
         finally:
             subscriber.close()
 
@@ -143,13 +143,13 @@ class ChangesApi:
         if info is None:
             raise not_found("there is no such session", code="session_not_found")
         if info.open_turn is None and (task := self._following.get((owner, key))) is not None:
-            await asyncio.wait({task}, timeout=NOTED)  # the end of the turn is being noted
+            await asyncio.wait({task}, timeout=NOTED)  # the end of the turn is being recorded
         agent = await self._owners.agent(owner)
         return agent, info, self._make(agent.workspace, key) if self._make is not None else None
 
 
 async def _refusal(agent: AgentLoop, tool: str, path: str, **arguments: str) -> str | None:
-    """Why the policy does not let this be done; None if it does."""
+    """Return why the policy does not allow this; None if it does."""
     try:
         await agent.tools.admit(Call(secrets.token_hex(8), tool, {"path": path, **arguments}))
     except ToolError as error:

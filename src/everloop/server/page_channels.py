@@ -1,4 +1,4 @@
-"""Chat networks for the page: how each channel is, the pairing of people who wrote to it, and undelivered messages."""
+"""Chat networks for the page: channel status, pairing of people who wrote to a channel, and undelivered messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .errors import bad_request, forbidden, not_found
 from .guard import OWNER, TOKEN
 from .page_routes import json_response, operation, read_body
 
-DEAD = 100  # undelivered messages that are shown of a channel
-SHOWN = 500  # characters of one
-RESENT = 1000  # messages in one request
+DEAD = 100  # undelivered messages shown per channel
+SHOWN = 500  # characters per message
+RESENT = 1000  # messages per request
 
 
 class PendingItem(msgspec.Struct):
-    """A person who was given a code."""
+    """A person who was given a pairing code."""
 
     code: str
     sender: str
@@ -45,7 +45,7 @@ class ChannelItem(msgspec.Struct):
     owner: str
     running: bool
     error: str  # why it does not work; "" while it does
-    at: float | None  # when that was last known; None before it first ran
+    at: float | None  # time of that status; None before it first ran
     pending: list[PendingItem]
     paired: list[str]
     dead: list[DeadItem]  # the latest
@@ -92,7 +92,7 @@ class ChannelsApi:
 
         body = await read_body(request, PairBody)
         if body.admin and not _is_operator(request):
-            raise forbidden("only an operator lets people pair others", "missing_right")
+            raise forbidden("only an operator may let people pair others", "missing_right")
         try:
             said = await confirm_anywhere(self._store, self._of(request), body.code, body.admin)
         except StoreError:
@@ -112,7 +112,7 @@ class ChannelsApi:
         return json_response(Resent(revived))
 
     def _of(self, request: web.Request) -> dict[str, ChannelConfig]:
-        """The channels that a visitor may see."""
+        """Return the channels that a visitor may see."""
         every = _is_operator(request)
         return {one.name: one for one in self._config.channels if every or one.owner == request[OWNER]}
 
@@ -138,6 +138,6 @@ class ChannelsApi:
 
 
 def _is_operator(request: web.Request) -> bool:
-    """Whether the visitor is the person of this machine, or has a token with the right admin."""
+    """Return whether the visitor is the person of this machine, or has a token with the right admin."""
     token = request[TOKEN]
     return token is None or ADMIN in token.rights

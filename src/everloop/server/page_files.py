@@ -1,7 +1,7 @@
-"""Files of the workspace for the page, and the memory and skills among them.
+"""Workspace files for the page, including memory and skills.
 
-Each request is a tool call as far as the policy is concerned: what the tools may not read or write, the page may not
-either. Paths are confined to the workspace, whatever the settings allow the tools.
+For the policy, each request counts as a tool call: what the tools may not read or write, the page may not either. Paths
+are confined to the workspace, whatever the settings allow the tools.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_ENTRIES = 1_000
 MAX_TEXT = 1_000_000  # bytes of a file that is shown
 MAX_UPLOAD = 20_000_000  # bytes
 WRITING = frozenset({"write_file", "edit_file"})
-HISTORY, HISTORY_SESSIONS, HISTORY_ENTRIES = 50, 50, 1_000  # changes shown; sessions looked at, and entries of each
+HISTORY, HISTORY_SESSIONS, HISTORY_ENTRIES = 50, 50, 1_000  # changes shown; sessions examined, and entries of each
 SHOWN = 20_000  # characters of a change
 MAX_TYPED = 200  # characters of a path
 CHUNK = 256 * 1024
@@ -70,17 +70,17 @@ class FileItem(msgspec.Struct):
 class FileList(msgspec.Struct):
     path: str
     entries: list[FileItem]
-    more: bool  # there are further ones
+    more: bool  # there are more
 
 
 class FileText(msgspec.Struct):
     path: str
-    text: str | None  # None for a file that is no text
+    text: str | None  # None for a file that is not text
     picture: bool
     size: int
     modified_at: float
-    digest: str  # of the whole file; "" for one that is too large to be changed here
-    cut: bool  # only its beginning is shown
+    digest: str  # of the whole file; "" for one that is too large to edit here
+    cut: bool  # only the beginning is shown
 
 
 class MemoryItem(msgspec.Struct):
@@ -108,18 +108,18 @@ class MemoryChange(msgspec.Struct):
     session: str
     seq: int
     status: str
-    before: str  # what was replaced; "" where the whole file was written
+    before: str  # the replaced text; "" if the whole file was written
     after: str
 
 
 class MemoryHistory(msgspec.Struct):
-    changes: list[MemoryChange]  # the latest first
+    changes: list[MemoryChange]  # latest first
 
 
 class SaveBody(msgspec.Struct, forbid_unknown_fields=True):
     path: str
     text: str
-    digest: str  # of what was read; "" for a new file
+    digest: str  # of the version that was read; "" for a new file
 
 
 class Saved(msgspec.Struct):
@@ -137,10 +137,10 @@ class Uploaded(msgspec.Struct):
 
 
 class FileNames(Protocol):
-    """The files of a workspace by their names."""
+    """Finds files of a workspace by name."""
 
     def matching(self, typed: str) -> list[str]:
-        """The paths that fit what was typed, the best first. It reads the disk."""
+        """Return the paths that match the typed text, best match first. Reads from disk."""
         ...
 
 
@@ -158,7 +158,7 @@ class CommandList(msgspec.Struct):
 
 
 class NoFileNames:
-    """The names of a server that was given none."""
+    """The default, which finds no files."""
 
     def __init__(self, workspace: Path) -> None:
         pass
@@ -170,8 +170,10 @@ class NoFileNames:
 async def attached(
     agent: AgentLoop, text: str, uploaded: Sequence[str], named: Sequence[str]
 ) -> str | list[dict[str, Any]]:
-    """A message with files that were uploaded, and those that it names: pictures as they are now, other files by their
-    paths. A named file that may not be read stays a word."""
+    """Return a message with its uploaded files and those that it mentions: images by content, other files by path.
+
+    A mentioned file that may not be read remains plain text.
+    """
     paths: list[str] = []
     reach: Reach | None = None
     for path in uploaded:
@@ -191,7 +193,7 @@ async def attached(
 
 
 class FilesApi:
-    """The workspace of an owner: list, read, download, upload; memory and skills also change."""
+    """The workspace of an owner: list, read, download and upload files; edit memory and skills."""
 
     def __init__(self, owners: Owners, file_names: Callable[[Path], FileNames]) -> None:
         self._owners = owners
@@ -209,7 +211,7 @@ class FilesApi:
         "Files of the workspace whose paths have these characters in this order, the best first.",
         MatchingFiles,
         None,
-        Parameter("q", "What was typed of a path."),
+        Parameter("q", "The typed part of a path."),
     )
     async def matching(self, request: web.Request) -> web.Response:
         typed = request.query.get("q", "")
@@ -266,7 +268,7 @@ class FilesApi:
         body = await read_body(request, UploadBody)
         try:
             data = base64.b64decode(body.data, validate=True)
-        except ValueError:  # also of characters that are not ASCII
+        except ValueError:  # also raised for non-ASCII characters
             raise bad_request("data: must be base64", "data") from None
         if len(data) > MAX_UPLOAD:
             raise bad_request(f"data: must have at most {MAX_UPLOAD:,} bytes", "data")
@@ -332,14 +334,14 @@ class FilesApi:
         return json_response(Saved(await _in_thread(path, _digest, reach, path)))
 
     async def _reach(self, request: web.Request, tool: str, path: str, **arguments: Any) -> Reach:
-        """What the page may open for this path, as a call of this tool would be allowed to."""
+        """Return the reach of the page for this path: what a call of this tool would be allowed."""
         agent = await self._owners.agent(request[OWNER])
         call = Call(secrets.token_hex(8), tool, {"path": path, **arguments})
         return _confined(await _admitted(agent, call))
 
 
 def _writes(logged: Sequence[Logged], session: str, path: str, workspace: Path) -> Iterator[MemoryChange]:
-    """The calls in these entries that wrote a file."""
+    """Return the calls in these entries that wrote a file."""
     calls: dict[str, Call] = {}
     for one in logged:
         if isinstance(one.entry, ModelAnswered):
@@ -360,12 +362,12 @@ async def _admitted(agent: AgentLoop, call: Call) -> CallContext:
 
 
 def _confined(call: CallContext) -> Reach:
-    """The reach of a call within the workspace, whatever else the settings allow."""
+    """Return the reach of a call, confined to the workspace whatever else the settings allow."""
     return Reach(call.workspace, protected=call.protected, frozen=call.frozen, guard=call.guard, steers=steers)
 
 
 def _relative(path: str, call: CallContext) -> str:
-    """A path relative to the workspace; an absolute one where it leads out."""
+    """Return a path relative to the workspace; an absolute one if it leads outside."""
     return normalized(path, call.workspace).removeprefix(f"{call.workspace}/")
 
 
@@ -377,7 +379,7 @@ def _path(request: web.Request) -> str:
 
 
 async def _in_thread(path: str, work: Callable[..., T], *arguments: object) -> T:
-    """Run file work in a thread, and say what is wrong with the path if it fails."""
+    """Run file work in a thread, and convert its failure to an error about the path."""
     shown = clean(path)[:200]
     try:
         return await in_thread(work, *arguments)
@@ -388,7 +390,7 @@ async def _in_thread(path: str, work: Callable[..., T], *arguments: object) -> T
     except FileNotFoundError:
         raise not_found(f"{shown} does not exist", "path", "file_not_found") from None
     except (NotADirectoryError, IsADirectoryError):
-        raise bad_request(f"{shown} is a folder where a file is needed, or the other way round", "path") from None
+        raise bad_request(f"{shown} is a folder where a file is needed, or vice versa", "path") from None
     except OSError as error:
         raise ApiError(403, f"{shown}: {error.strerror}", param="path", code="not_readable") from None
 
@@ -441,7 +443,7 @@ def _text(reach: Reach, path: str) -> FileText:
 
 
 def _text_or_nothing(reach: Reach, path: str) -> FileText:
-    """The same; an empty text for a file of the memory that is not there yet."""
+    """Read a text file; return an empty one for a memory file that does not exist yet."""
     try:
         return _text(reach, path)
     except FileNotFoundError:
@@ -466,7 +468,7 @@ def _check_regular(reach: Reach, path: str) -> None:
 
 
 def _digest(reach: Reach, path: str) -> str:
-    """The digest of a file; "" if there is none."""
+    """Return the digest of a file; "" if there is none."""
     try:
         return _text(reach, path).digest
     except FileNotFoundError:
@@ -484,7 +486,7 @@ def _put(reach: Reach, path: str, data: bytes) -> None:
 
 
 def _upload_name(name: str) -> str:
-    """A file name of our own making from what a client calls it, with the time, so that none is replaced."""
+    """Return a file name of our own making, from the client's name and the time, so that no file is replaced."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(clean(name))).strip("-.")[-80:] or "file"
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}-{base}"
 

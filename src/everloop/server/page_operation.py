@@ -1,4 +1,4 @@
-"""Operation for the page: usage and money, tokens, health, workers and leases."""
+"""Operator functions of the page: usage and costs, tokens, health, workers and leases."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .page_routes import Nothing, Parameter, json_response, operation, read_body
 from .page_timeline import cost_by
 
 DAYS = 30
-SESSIONS = 500  # the latest, whose usage is counted
-MOST_ENTRIES = 20_000  # of a session that are read for its usage
-KNOWN = 2_000  # sessions whose usage is kept in memory
+SESSIONS = 500  # the latest sessions, whose usage is counted
+MOST_ENTRIES = 20_000  # entries per session that are read for its usage
+KNOWN = 2_000  # sessions whose usage is cached
 DAY = 86_400
 
 
 class Check(Protocol):
-    """One thing that was checked, as `everloop doctor` tells it."""
+    """One check, as reported by `everloop doctor`."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ Checks = Callable[[], Awaitable[Sequence[Check]]]
 
 
 async def no_checks() -> Sequence[Check]:
-    """The checks of a server that was given none."""
+    """The default, which checks nothing."""
     return ()
 
 
@@ -58,20 +58,20 @@ async def no_checks() -> Sequence[Check]:
 class UsageItem(msgspec.Struct):
     """The model calls of one session with one model on one day."""
 
-    day: str  # in UTC, as budgets count
+    day: str  # in UTC, as in budgets
     session: str
     model: str
     calls: int
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    cost: float | None  # in dollars; None where no price is known
+    cost: float | None  # in dollars; None if no price is known
 
 
 class UsageList(msgspec.Struct):
     usage: list[UsageItem]
     since: str  # the first day
-    day_tokens: int  # the budget of a day; 0 for none
+    day_tokens: int  # the daily budget; 0 for none
     day_cost: float
 
 
@@ -98,7 +98,7 @@ class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewToken(msgspec.Struct):
-    token: str  # shown only this once
+    token: str  # only shown this once
     item: TokenItem
 
 
@@ -162,13 +162,13 @@ class _Count:
 
 @dataclass(slots=True)
 class SessionUsage:
-    """The model calls of one session, by day and model, as far as its log was read."""
+    """The model calls of one session, by day and model, as far as its log has been read."""
 
     read: int = 0
     counts: dict[tuple[int, str], _Count] = field(default_factory=dict)
 
     def add(self, logged: Sequence[Logged], usual: str) -> None:
-        """Count these entries. `usual` is the model of answers that name none."""
+        """Count these entries. `usual` is the model of answers that do not name one."""
         for one in logged:
             self.read = one.seq
             if isinstance(entry := one.entry, ModelAnswered | Compacted) and entry.usage:
@@ -184,7 +184,7 @@ class SessionUsage:
 
 
 class OperationApi:
-    """What an operator looks at. Usage is that of the owner who asks; the rest needs the right `admin`."""
+    """An operator's view. Usage is that of the requesting owner; the rest needs the right `admin`."""
 
     def __init__(self, owners: Owners, checks: Checks) -> None:
         self._owners = owners
@@ -223,12 +223,12 @@ class OperationApi:
             known = SessionUsage(max(info.entries - MOST_ENTRIES, 0))
         if known.read < info.entries:
             known.add(await self._store.read_log(info.id, known.read), self._owners.config.model)
-        self._usage[info.id] = known  # at the end: the oldest is forgotten first
+        self._usage[info.id] = known  # move to the end: the oldest is evicted first
         while len(self._usage) > KNOWN:
             del self._usage[next(iter(self._usage))]
         return known
 
-    @operation("GET", "/api/tokens", "tokens", "All tokens, revoked ones too.", TokenList, right=ADMIN)
+    @operation("GET", "/api/tokens", "tokens", "All tokens, including revoked ones.", TokenList, right=ADMIN)
     async def tokens(self, request: web.Request) -> web.Response:
         return json_response(TokenList([_token(token) for token in await self._store.tokens()]))
 
@@ -255,13 +255,13 @@ class OperationApi:
             raise not_found("there is no valid token with this id", code="token_not_found")
         return json_response(TokenRevoked(True))
 
-    @operation("GET", "/api/health", "health", "What `everloop doctor` says.", HealthList, right=ADMIN)
+    @operation("GET", "/api/health", "health", "The report of `everloop doctor`.", HealthList, right=ADMIN)
     async def health(self, request: web.Request) -> web.Response:
         found = await self._checks()
         items = [HealthItem(one.name, one.ok, one.found, "" if one.ok else one.fix) for one in found]
         return json_response(HealthList(all(one.ok for one in found), items))
 
-    @operation("GET", "/api/workers", "workers", "Workers, leases and what waits.", WorkerList, right=ADMIN)
+    @operation("GET", "/api/workers", "workers", "Workers, leases and pending work.", WorkerList, right=ADMIN)
     async def workers(self, request: web.Request) -> web.Response:
         work = await self._store.overview()
         return json_response(

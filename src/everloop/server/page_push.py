@@ -1,4 +1,4 @@
-"""Web push for the page: the browsers that an owner wants to be told in, and whether the page is being looked at."""
+"""Web push for the page: an owner's subscribed browsers, and whether the page is being looked at."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LONGEST_ID = 100
 
 
 class PushState(msgspec.Struct):
-    enabled: bool  # the settings have a [channels.push]
-    key: str  # that a browser subscribes with; "" where it is not enabled
+    enabled: bool  # [channels.push] is configured
+    key: str  # the key that a browser subscribes with; "" if push is not enabled
     subscriptions: int  # browsers of the owner
-    content: bool = False  # notifications have the beginning of what was said in them
+    content: bool = False  # notifications include the beginning of the message
 
 
 class SubscriptionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A subscription as a browser gives it, in base64url."""
+    """A subscription as provided by a browser, in base64url."""
 
     endpoint: str
     p256dh: str
@@ -36,22 +36,24 @@ class EndpointBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class VisibleBody(msgspec.Struct, forbid_unknown_fields=True):
-    page: str  # a name that the page has made up for itself
+    page: str  # a name that the page has generated for itself
     visible: bool
 
 
 class PushApi:
-    """Subscriptions belong to the owner of the page that made them."""
+    """Subscriptions belong to the owner of the page that created them."""
 
     def __init__(self, owners: Owners) -> None:
         self._store = owners.store
         self._config = next((one for one in owners.config.channels if (one.network or one.name) == PUSH), None)
 
-    @operation("GET", "/api/push", "push", "Whether notifications can be had, and with which key.", PushState)
+    @operation("GET", "/api/push", "push", "Whether push notifications are available, and with which key.", PushState)
     async def state(self, request: web.Request) -> web.Response:
         return json_response(await self._state(request))
 
-    @operation("POST", "/api/push/subscribe", "subscribe", "Be told in a browser.", PushState, SubscriptionBody)
+    @operation(
+        "POST", "/api/push/subscribe", "subscribe", "Subscribe a browser to notifications.", PushState, SubscriptionBody
+    )
     async def subscribe(self, request: web.Request) -> web.Response:
         from ..channels.base import Options
         from ..channels.push import Subscriptions, checked, fetcher_of
@@ -67,7 +69,14 @@ class PushApi:
         await Subscriptions(self._store, config.name).add(made)
         return json_response(await self._state(request))
 
-    @operation("POST", "/api/push/unsubscribe", "unsubscribe", "Be told in a browser no more.", PushState, EndpointBody)
+    @operation(
+        "POST",
+        "/api/push/unsubscribe",
+        "unsubscribe",
+        "Unsubscribe a browser from notifications.",
+        PushState,
+        EndpointBody,
+    )
     async def unsubscribe(self, request: web.Request) -> web.Response:
         from ..channels.push import Subscriptions
 
@@ -79,7 +88,7 @@ class PushApi:
         return json_response(await self._state(request))
 
     @operation(
-        "POST", "/api/push/visible", "visible", "Tell whether a page is being looked at.", PushState, VisibleBody
+        "POST", "/api/push/visible", "visible", "Report whether a page is being looked at.", PushState, VisibleBody
     )
     async def visible(self, request: web.Request) -> web.Response:
         from ..channels.push import Subscriptions

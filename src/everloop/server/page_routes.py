@@ -1,4 +1,4 @@
-"""Operations of the page's API: declared beside their handlers, and described from there in the OpenAPI document."""
+"""Operations of the page's API: declared next to their handlers, which also generates their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENTS = "text/event-stream"
 
 @dataclass(slots=True, frozen=True)
 class Parameter:
-    """A parameter in the query, or a header."""
+    """A query parameter, or a header."""
 
     name: str
     about: str
@@ -40,19 +40,19 @@ class Parameter:
 
 @dataclass(slots=True, frozen=True)
 class Operation:
-    """What an operation takes and gives. A `{key}` in the path may contain slashes."""
+    """The inputs and outputs of an operation. A `{key}` in the path may contain slashes."""
 
     method: Literal["GET", "POST"]
     path: str
     name: str
     summary: str
-    answer: type[msgspec.Struct] | None = None  # of JSON; None where the answer is something else
+    answer: type[msgspec.Struct] | None = None  # for JSON; None if the response is something else
     body: type[msgspec.Struct] | None = None
     parameters: tuple[Parameter, ...] = ()
     status: int = 200
     right: str = USE
     media: str = JSON
-    public: bool = False  # it needs no login
+    public: bool = False  # no login is required
 
 
 def operation(
@@ -79,7 +79,7 @@ def operation(
 
 
 def operations_of(handlers: type) -> Iterator[tuple[str, Operation]]:
-    """The operations of a class of handlers, each with the name of its method."""
+    """Return the operations of a handler class, each with the name of its method."""
     for name, member in vars(handlers).items():
         if isinstance(made := getattr(member, "operation", None), Operation):
             yield name, made
@@ -94,21 +94,24 @@ def add_operations(router: web.UrlDispatcher, handlers: object) -> None:
 
 
 def _guarded(handler: Handler, right: str) -> Handler:
-    """Let in only who has proven who they are. That a request comes from this machine is no proof: a command with
-    network in the sandbox comes from there, too, and must not answer its own question."""
+    """Only admit authenticated visitors.
+
+    Coming from this machine is not sufficient: a sandboxed command with network access does so, too, and must not be
+    able to answer its own question.
+    """
 
     @needs(right)
     async def handle(request: web.Request) -> web.StreamResponse:
         if request[TOKEN] is None and VISITOR not in request:
             raise unauthorized(
-                "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` makes one",
+                "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` creates one",
                 "not_logged_in",
             )
         try:
             return await handler(request)
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot use its store just now; try again") from error
+            raise unavailable("the server cannot use its store at the moment; try again") from error
 
     return handle
 
@@ -124,19 +127,19 @@ async def read_body(request: web.Request, shape: type[B]) -> B:
     try:
         return msgspec.json.decode(await request.read() or b"{}", type=shape)
     except msgspec.MsgspecError as error:
-        raise bad_request(f"the body is not what is expected here: {error}") from None
+        raise bad_request(f"the body is not valid here: {error}") from None
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> web.Response:
     try:
         data = encode_json(body)
-    except UnicodeEncodeError:  # a lone surrogate in what a model wrote
+    except UnicodeEncodeError:  # a lone surrogate in a model's text
         data = encode(msgspec.to_builtins(body))
     return web.Response(body=data, status=status, content_type=JSON)
 
 
 def read_text(request: web.Request, name: str, most: int = 4_000) -> str:
-    """A text in the query that must be there."""
+    """Return a required text from the query."""
     given = request.query.get(name, "")
     if not given.strip() or len(given) > most:
         raise bad_request(f"{name}: must have 1 to {most:,} characters", name)
@@ -144,7 +147,7 @@ def read_text(request: web.Request, name: str, most: int = 4_000) -> str:
 
 
 def key_of(request: web.Request) -> str:
-    """The key of the session in the path."""
+    """Return the key of the session in the path."""
     key = request.match_info["key"]
     if not key.strip() or len(key) > MAX_KEY or not key.isprintable():
         raise bad_request(f"the session's key must have 1 to {MAX_KEY} printable characters", "key")
@@ -152,7 +155,7 @@ def key_of(request: web.Request) -> str:
 
 
 def own_key_of(request: web.Request) -> str:
-    """The key of a session that a person may write to."""
+    """Return the key of a session that a person may write to."""
     key = key_of(request)
     if key.partition(":")[0] in INSIDE:
         raise bad_request(f"{key.partition(':')[0]}: is reserved for internal sessions", "key")
@@ -160,7 +163,7 @@ def own_key_of(request: web.Request) -> str:
 
 
 def who(request: web.Request) -> str:
-    """The name that a person's deeds are logged under."""
+    """Return the name under which a person's actions are logged."""
     token = request[TOKEN]
     return token.name if token is not None else "user"
 
@@ -169,7 +172,7 @@ def who(request: web.Request) -> str:
 
 
 def paths_of(classes: Sequence[type], ref: Callable[[type], Any], errors: Callable[..., Any]) -> dict[str, Any]:
-    """The paths of these classes of handlers for the OpenAPI document."""
+    """Return the paths of these handler classes for the OpenAPI document."""
     paths: dict[str, Any] = {}
     for handlers in classes:
         for _, made in operations_of(handlers):

@@ -1,4 +1,4 @@
-"""What can be done with a whole session on the page: fork, export, rename, archive, delete; and the pictures in it."""
+"""Operations on whole sessions for the page: fork, export, rename, archive, delete; and the images in a session."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _DATA = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 
 def no_export(entries: Sequence[Logged], title: str, form: Format) -> str:
-    """The export of a server that was given none."""
+    """The default, which exports nothing."""
     raise EverloopError("this server exports no sessions")
 
 
 class ForkBody(msgspec.Struct, forbid_unknown_fields=True):
-    until: int  # the position of the last entry that the new session has
+    until: int  # the position of the last entry in the new session
 
 
 class Forked(msgspec.Struct):
@@ -46,7 +46,7 @@ class Forked(msgspec.Struct):
 
 
 class RenameBody(msgspec.Struct, forbid_unknown_fields=True):
-    title: str  # "" takes a title away
+    title: str  # "" removes a title
 
 
 class Renamed(msgspec.Struct):
@@ -77,7 +77,7 @@ class SessionsApi:
         "POST",
         "/api/sessions/{key}/fork",
         "fork",
-        "Begin a new session with the first entries of this one; an unfinished turn is run again.",
+        "Start a new session with the first entries of this one; an unfinished turn is run again.",
         Forked,
         ForkBody,
     )
@@ -124,7 +124,7 @@ class SessionsApi:
         "POST",
         "/api/sessions/{key}/archive",
         "archive",
-        "Take a session out of the list until something happens in it, or put it back.",
+        "Archive a session until something happens in it, or unarchive it.",
         Archived,
         ArchiveBody,
     )
@@ -175,7 +175,7 @@ class SessionsApi:
 
 
 def pictures_of(one: Logged) -> list[str]:
-    """The data URLs of the pictures in an entry."""
+    """Return the data URLs of the images in an entry."""
     match one.entry:
         case CallEnded(images=images):
             return list(images)
@@ -187,7 +187,7 @@ def pictures_of(one: Logged) -> list[str]:
 
 
 def _decoded(url: str) -> tuple[str, bytes] | None:
-    """The type and bytes of a picture in a data URL; None for anything else."""
+    """Return the type and bytes of an image in a data URL; None for anything else."""
     found = _DATA.match(url)
     if found is None or found[1].lower() not in PICTURES:
         return None

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
-from ..activity import Happening
+from ..activity import ActivityEvent
 from ..activity import Timeline as Activity
 from ..config import Config
 from ..config.prices import cost_of, price_of
@@ -41,24 +41,25 @@ from .page_routes import Parameter, json_response, key_of, operation
 Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeover", "end"]
 TURNS = 50
 SHOWN = 4_000  # characters of a step's text
-WORDS = 100  # characters of what opened a turn
+WORDS = 100  # characters of the message that opened a turn
 TAKEOVER = "The worker that ran this turn was lost, and another one continued here."
 HANDOVER = "This worker continued the turn here."
-PROMPT_OF_NOW = "The system prompt that was sent is not kept: this is the one that would be sent now."
-TOOLS_OF_NOW = "The tools that were offered are not kept: these are those that would be offered now."
+PROMPT_OF_NOW = "The original system prompt is not stored: this is the one that would be sent now."
+TOOLS_OF_NOW = "The original tools are not stored: these are the ones that would be offered now."
 SUBAGENT = "A sub-agent has a note about its task in its prompt, and fewer tools."
-OTHER_FORM = "The provider sends this in a form of its own."
-IDLE = 0.5  # seconds without a step after which the time is cut out
+OTHER_FORM = "The provider sends this in its own format."
+IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 # ---------------------------------------------------------------------------------------------- responses
 
 
 class TurnItem(msgspec.Struct):
     id: str
+    session: str
     started_at: float
     ended_at: float | None
     reason: str | None
-    title: str  # the first words of what opened it
+    title: str  # the first words of the message that opened it
 
 
 class TurnList(msgspec.Struct):
@@ -66,25 +67,25 @@ class TurnList(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-    """Something that took time, or marks a moment."""
+    """Something that took time, or marks a point in time."""
 
     kind: Kind
     name: str  # of the model or the tool
-    at: float  # when it began
+    at: float  # when it started
     seconds: float
-    offset: float  # seconds on the axis, from which idle time is cut out
+    offset: float  # seconds on the axis, which omits idle time
     seq: int | None  # its entry in the log; None while it runs
     status: str
     call: str  # the id of a tool call
-    first_token: float  # seconds; 0 where the answer was not streamed
+    first_token: float  # seconds; 0 if the answer was not streamed
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    cost: float | None  # in dollars; None where no price is known
+    cost: float | None  # in dollars; None if no price is known
     arguments: dict[str, Any]
     text: str
-    flushed: float  # seconds that the turn waited for the disk before the step began
-    flushed_after: float = 0.0  # and after the last step, when it was closed or parked
+    flushed: float  # seconds that the turn waited for flushes before the step
+    flushed_after: float = 0.0  # and after the last step, when the turn was closed or parked
 
 
 class Gap(msgspec.Struct):
@@ -106,7 +107,7 @@ class TurnTimeline(msgspec.Struct):
     cached_tokens: int
     output_tokens: int
     cost: float | None
-    flushed: float  # seconds that it waited for the disk
+    flushed: float  # seconds that it waited for flushes
     steps: list[Step]
     gaps: list[Gap]
 
@@ -114,22 +115,22 @@ class TurnTimeline(msgspec.Struct):
 class SentRequest(msgspec.Struct):
     """The request of a model call."""
 
-    body: str  # the JSON that was sent, but for the fields that ask for a stream
-    notes: list[str]  # what may differ from what was sent then, in a sentence each; empty if it is exact
+    body: str  # the JSON that was sent, without the fields that request a stream
+    notes: list[str]  # sentences about possible differences from the original request; empty if it is exact
 
 
 # ---------------------------------------------------------------------------------------------- the timeline
 
 
 def cost_by(config: Config, model: str, usage: Mapping[str, int]) -> float | None:
-    """What tokens of a model cost; None where no price is known, and for a model on this machine."""
+    """Return the cost of a model's tokens; None if no price is known, and for a model on this machine."""
     if config.provider == "local" or (price := price_of(model, config.prices)) is None:
         return None
     return cost_of(price, usage)
 
 
 def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: float) -> TurnTimeline:
-    """The timeline of a turn from its entries. `now` is the end of what still runs."""
+    """Build the timeline of a turn from its entries. `now` is the end of steps still in progress."""
 
     def cost(model: str, usage: Mapping[str, int]) -> float | None:
         return cost_by(config, model or config.model, usage)
@@ -158,13 +159,13 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
     )
 
 
-def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
+def _steps(activity: Iterable[ActivityEvent], now: float) -> list[Step]:
     steps: list[Step] = []
-    asked: Happening | None = None  # the model call under way
-    running: dict[str, Happening] = {}  # tools, by call
+    asked: ActivityEvent | None = None  # the model call in progress
+    running: dict[str, ActivityEvent] = {}  # tools, by call
     question: Step | None = None
     arguments: dict[str, dict[str, Any]] = {}
-    for one in happenings:
+    for one in activity:
         facts, entry = one.facts, one.entry
         match one.event:
             case "request" | "steered" if isinstance(entry, UserSaid):
@@ -231,17 +232,17 @@ def _steps(happenings: Iterable[Happening], now: float) -> list[Step]:
 
 
 def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: float) -> None:
-    """Add that a worker resumed the turn before the step of an entry, if it did."""
+    """Add a step for a worker that resumed the turn before the step of an entry, if one did."""
     if not entry.worker:
         return
     last = next((step for step in reversed(steps) if step.kind in ("takeover", "model")), None)
-    if last is not None and last.kind == "takeover":  # known by the call that was cut off
+    if last is not None and last.kind == "takeover":  # recognised by the interrupted call
         last.name = entry.worker
     else:
         steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
 
 
-def _model_step(began: float, one: Happening, entry: ModelAnswered) -> Step:
+def _model_step(began: float, one: ActivityEvent, entry: ModelAnswered) -> Step:
     facts = one.facts
     return _step(
         "model",
@@ -298,7 +299,7 @@ def _step(
 
 
 def _place(steps: Sequence[Step]) -> list[Gap]:
-    """Put steps, which are in order, on the axis without idle time. Return what was cut out."""
+    """Place steps, which are in order, on the axis without idle time. Return the gaps."""
     gaps: list[Gap] = []
     if not steps:
         return gaps
@@ -316,10 +317,10 @@ def _place(steps: Sequence[Step]) -> list[Gap]:
 
 
 async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentRequest | None:
-    """The request whose answer is the entry at this position; None if none is there.
+    """Return the request whose answer is the entry at this position; None if there is none.
 
     The conversation is in the log. The system prompt and the tools are in the store under the hashes that the answer
-    names; where they are not, they are built as they would be now.
+    names; if they are missing, they are rebuilt from the current state.
     """
     after = info.history_from if seq > info.history_from else 0
     logged = await agent.store.read_log(info.id, after, seq)
@@ -338,7 +339,7 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
     standing = await _standing(agent, info, request, answered, kept, began)
     conversation = conversation_of(standing.system, compacted, shown)
     model, options = answered.model or agent.model or "", request.options if request is not None else {}
-    body_of = getattr(agent.provider, "request_body", None)  # a provider of the user's own may be anything
+    body_of = getattr(agent.provider, "request_body", None)  # a custom provider may be anything
     body = body_of and body_of(conversation, standing.tools, model, options, standing.extra)
     if body is not None:
         return SentRequest(body.decode(), standing.notes)
@@ -347,14 +348,14 @@ async def request_at(agent: AgentLoop, info: SessionInfo, seq: int) -> SentReque
 
 
 class Kept(msgspec.Struct):
-    """The tools and the further fields of a request, as they are kept."""
+    """The tools and other fields of a request, as stored."""
 
     tools: list[dict[str, Any]]
     extra: dict[str, Any]
 
 
 class Standing(NamedTuple):
-    """What of a request is not in the log."""
+    """The parts of a request that are not in the log."""
 
     system: str
     tools: list[dict[str, Any]]
@@ -380,7 +381,7 @@ async def _standing(
         system = await in_thread(agent.context.shared_prompt)
     else:
         system = msgspec.json.decode(prompt.data, type=str)
-    if prompt is None or not prompt.key:  # else it is the whole prompt of a task
+    if prompt is None or not prompt.key:  # otherwise it is the whole prompt of a task
         system = spec.system(system) if spec is not None else system
         system = agent.context.conversation_prompt(system, began)
     if prompt is None:
@@ -405,6 +406,19 @@ class TimelineApi:
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._store = owners.store
+
+    @operation(
+        "GET",
+        "/api/turns",
+        "requests_log",
+        "The latest turns of all sessions.",
+        TurnList,
+        None,
+        Parameter("limit", "How many turns.", "integer"),
+    )
+    async def all_turns(self, request: web.Request) -> web.Response:
+        found = await self._store.turns(request[OWNER], limit=read_number(request, "limit", TURNS, TURNS))
+        return json_response(TurnList([await self._item(turn) for turn in found]))
 
     @operation(
         "GET",
@@ -439,14 +453,14 @@ class TimelineApi:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
         if sent is None:
-            raise not_found("no model has answered at this position", code="answer_not_found")
+            raise not_found("there is no model answer at this position", code="answer_not_found")
         return json_response(sent)
 
     async def _item(self, turn: TurnInfo) -> TurnItem:
         first = await self._store.read_log(turn.session, turn.first_seq - 1, turn.first_seq)
         entry = first[0].entry if first else None
         title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
-        return TurnItem(turn.id, turn.started_at, turn.ended_at, turn.reason, title)
+        return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title)
 
     async def _session(self, request: web.Request) -> SessionInfo:
         info = await self._store.session(request[OWNER], key_of(request))

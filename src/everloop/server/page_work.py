@@ -1,4 +1,4 @@
-"""Work without a person, for the page: scheduled jobs and sub-agents."""
+"""Unattended work for the page: scheduled jobs and sub-agents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from ..bus import EXECUTOR
 from ..cron.jobs import Job
 from ..cron.schedules import At, next_after
 from ..errors import EverloopError, StoreError
@@ -21,10 +22,11 @@ from .guard import OWNER
 from .page_routes import json_response, operation, read_body
 
 NEXT_RUNS = 3
-LOOKED_THROUGH = 20  # turns of a job's session among which its last one is
+LOOKED_THROUGH = 20  # turns of a job's session that are searched for its last one
 SHOWN = 500  # characters of a result
-SESSIONS = 300  # the latest, among which sub-agents are
+SESSIONS = 300  # the latest sessions, which are searched for sub-agents
 SUB = "sub:"
+RUN = f"{EXECUTOR}:"
 State = Literal["running", "waiting", "failed", "idle"]
 
 
@@ -60,7 +62,8 @@ class JobDone(msgspec.Struct):
 
 
 class AgentItem(msgspec.Struct):
-    """A sub-agent. Its parent is the session that started it, which may be another sub-agent."""
+    """A sub-agent, or a program's run of an agent definition. The parent of a sub-agent is the session that started it,
+    which may be another sub-agent."""
 
     key: str
     parent: str
@@ -69,6 +72,7 @@ class AgentItem(msgspec.Struct):
     state: State
     started_at: float
     updated_at: float
+    definition: str  # the name of the agent definition whose goal it works on; "" for a task without one
 
 
 class AgentList(msgspec.Struct):
@@ -111,7 +115,7 @@ class WorkApi:
         return JobItem(job.id, job.name, job.message, job.words, job.session_key, job.paused, job.deliver, runs, last)
 
     async def _last(self, owner: str, job: Job) -> JobResult | None:
-        """How the job's latest turn ended."""
+        """Return how the job's latest turn ended."""
         info = await self._store.session(owner, job.session_key)
         if info is None:
             return None
@@ -124,16 +128,15 @@ class WorkApi:
                 return JobResult(turn.id, turn.ended_at or turn.started_at, turn.reason, clean(text)[:SHOWN])
         return None
 
-    @operation(
-        "GET", "/api/agents", "agents", "The latest sub-agents, each with the session that started it.", AgentList
-    )
+    @operation("GET", "/api/agents", "agents", "The latest sub-agents and runs of agent definitions.", AgentList)
     async def agents(self, request: web.Request) -> web.Response:
         owner = request[OWNER]
-        found = [info for info in await self._store.sessions(owner, SESSIONS) if info.key.startswith(SUB)]
+        found = [info for info in await self._store.sessions(owner, SESSIONS) if info.key.startswith((SUB, RUN))]
         return json_response(AgentList([await self._agent(owner, info) for info in found]))
 
     async def _agent(self, owner: str, info: SessionInfo) -> AgentItem:
-        began = await self._store.find(owner, f"spawn:{info.key.removeprefix(SUB)}")
+        id = info.key.removeprefix(SUB) if info.key.startswith(SUB) else info.key.rpartition("/")[2]
+        began = await self._store.find(owner, f"spawn:{id}")
         task = began.message.task if began is not None else None
         text = began.message.content if began is not None else ""
         state: State = "running" if info.open_turn is not None else "idle"
@@ -146,11 +149,13 @@ class WorkApi:
             state = "waiting"  # its task has not been taken yet
         label = task.label if task is not None else info.key
         parent = task.parent if task is not None else ""
-        return AgentItem(info.key, parent, label, clean(text)[:SHOWN], state, info.created_at, info.updated_at)
+        definition = str((task.definition or {}).get("name", "")) if task is not None else ""
+        times = info.created_at, info.updated_at
+        return AgentItem(info.key, parent, label, clean(text)[:SHOWN], state, *times, definition)
 
 
 def _next_runs(job: Job) -> list[float]:
-    """When the job is due the next few times. It may read time zones from the disk: call it in a thread."""
+    """Return the next few due times of the job. May read time zones from disk: call it in a thread."""
     runs = [job.next_due]
     while len(runs) < NEXT_RUNS and not isinstance(job.schedule, At):
         due = next_after(job.schedule, max(runs[-1], time.time()))

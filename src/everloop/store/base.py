@@ -189,12 +189,12 @@ class TurnInfo:
     started_at: float
     ended_at: float | None
     reason: str | None
-    flushed: float = 0.0  # seconds that it waited for the disk in the writes that closed or parked it
+    flushed: float = 0.0  # seconds spent on flushes in the writes that closed or parked it
 
 
 @dataclass(slots=True, frozen=True)
 class RequestText:
-    """A text of requests to a model, as JSON; with a key it belongs to the session of that key only."""
+    """A text from requests to a model, as JSON. With a key, it belongs to that session only."""
 
     data: str
     key: str = ""
@@ -515,17 +515,23 @@ class Store(Protocol):
 
     # requests
     async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
-        """Keep texts of an owner's requests by their hashes, unless they are kept already. With the key of a session,
-        they are deleted with it. Like a step of a turn, they are flushed with the next write that is."""
+        """Store texts of an owner's requests by hash, unless they are already stored.
+
+        With a session's key, they are deleted with the session. Like a step of a turn, they are flushed with the next
+        flushed write.
+        """
         ...
 
     async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
-        """Those of the owner's texts with these hashes that are kept."""
+        """Return those of the owner's texts with these hashes that are stored."""
         ...
 
     async def note_flushes(self, seconds: Mapping[int, float]) -> None:
-        """Add to how long turns waited for the disk when they were closed or parked, by the inbox rows that opened
-        them. It is not flushed: a power loss may undo it."""
+        """Add to the time that turns spent on flushes when they were closed or parked, by the inbox rows that opened
+        them.
+
+        It is not flushed: a power loss may undo it.
+        """
         ...
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:

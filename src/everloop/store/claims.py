@@ -250,7 +250,7 @@ def rows_of(claim: Claim, entries: Sequence[Entry]) -> LogRows:
 
 def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> LogRows:
     seqs = list(range(first, first + len(entries)))
-    return LogRows(seqs, [kind_of(entry) for entry in entries], [entry_bytes(entry) for entry in entries], at)
+    return LogRows(seqs, list(map(kind_of, entries)), list(map(entry_bytes, entries)), at)
 
 
 def page_marks(rows: LogRows) -> Iterator[tuple[str, int]]:

@@ -148,7 +148,7 @@ class OwnStore:
         here, there = self.folder.path, self.earlier.workspace
         gone = "the folder that was here before" if self.is_replaced else f"{there}, which is gone,"
         command = f"everloop sessions --adopt {shlex.quote(str(there))} --workspace {shlex.quote(str(here))}"
-        return printable(f"{here} begins without sessions; those of {gone} are kept: `{command}` continues them here")
+        return printable(f"{here} starts without sessions; those of {gone} are kept: `{command}` continues them here")
 
     def claim(self) -> None:
         """Record that the store belongs to this folder, if the folder exists."""

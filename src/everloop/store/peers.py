@@ -296,16 +296,16 @@ class NoRelay:
     def publish(
         self, owner: str, key: str, on_subscriber: Callable[[str], None], on_message: Callable[[bytes], None]
     ) -> EventPublisher:
-        return _Unheard()
+        return _NullStream()
 
     def subscribe(self, owner: str, key: str, on_event: Callable[[bytes], None]) -> EventSubscription:
-        return _Unheard()
+        return _NullStream()
 
     def send(self, owner: str, key: str, data: bytes) -> None:
         pass
 
 
-class _Unheard:
+class _NullStream:
     """A publisher without subscribers, and a subscription without a publisher."""
 
     has_subscribers = False

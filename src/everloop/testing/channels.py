@@ -26,8 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..channels.base import Can
-from ..channels.factory import make_channel
+from ..channels.base import Can, make_channel
 from ..channels.files import refusal, saver
 from ..channels.runner import STATUS, ChannelRunner, chat_of, follower
 from ..channels.text import MARK, render, split

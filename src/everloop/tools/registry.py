@@ -96,6 +96,7 @@ class ToolRegistry:
         self._tools: dict[str, _Registered] = {}
         self._direct = direct
         self._definitions: list[dict[str, Any]] | None = None
+        self._described_outside: bool | None = None
         self.timeout = timeout
         self.result_limit = result_limit
         self.hint = hint  # explains a name that is not a tool's; may read from disk
@@ -108,12 +109,12 @@ class ToolRegistry:
             raise TypeError(f"register() takes a tool, not {tool!r}: {_instead(tool)}")
         registered = replace(_ready(tool), borrowed=borrowed)
         self._tools[registered.definition["function"]["name"]] = registered
-        self._definitions = None
+        self._definitions = self._described_outside = None
 
     def unregister(self, name: str) -> None:
         """Remove a tool, if there is one of that name."""
         if self._tools.pop(name, None) is not None:
-            self._definitions = None
+            self._definitions = self._described_outside = None
 
     def only(self, wanted: Callable[[str], bool]) -> ToolRegistry:
         """Return a registry with only those tools whose names are wanted."""
@@ -201,7 +202,9 @@ class ToolRegistry:
     @property
     def described_outside(self) -> bool:
         """Whether a model that is offered these tools reads text from outside."""
-        return any(registered.tool.described_outside for registered in self._tools.values())
+        if self._described_outside is None:
+            self._described_outside = any(registered.tool.described_outside for registered in self._tools.values())
+        return self._described_outside
 
     async def end_turn(self, turn: str) -> None:
         """Let the tools release what they hold for a turn that has ended."""
@@ -422,7 +425,7 @@ def _output(result: Any, tool: Tool) -> Output:
     a built-in tool is content (a file, a page, the output of a command): JSON in it says nothing about the call.
     """
     text = as_text(result)
-    if isinstance(result, str) and _is_builtin(tool):
+    if isinstance(result, str) and (not text.lstrip().startswith("{") or _is_builtin(tool)):
         return Output(text)
     if not isinstance(result, Mapping):
         result = _object(text)
@@ -489,7 +492,7 @@ def as_text(result: Any) -> str:
 def outputs_folder(home: Path, owner: str, session: str) -> Path:
     """Return the folder of a session. It is created on first use; its name does not reveal the session."""
     name = hashlib.sha256(f"{owner}\0{session}".encode()).hexdigest()[:24]
-    return home / "outputs" / name
+    return home.joinpath("outputs", name)
 
 
 def keep_output(folder: Path, name: str, data: bytes) -> Path:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from everloop.providers import http
+from everloop.providers.http import Timeouts
 
 from .servers import BODY, LENGTH, Peer, Server, answer, client, failure, once, polite, raw, say
 
@@ -155,3 +156,18 @@ async def test_an_answer_that_is_shorter_than_it_said_is_an_error():
 
     async with Server(short) as server, client(server.url) as provider:
         assert "broke: the server closed it" in str(await failure(provider))
+
+
+async def test_the_time_limit_of_one_request_does_not_end_the_next_one_on_its_connection():
+    async def slower_and_slower(peer: Peer) -> None:
+        for wait in (0.0, 0.8):
+            await peer.request()
+            await asyncio.sleep(wait)
+            await peer.send(answer("in time"))
+        await peer.gone()
+
+    async with Server(slower_and_slower) as server, client(server.url, timeouts=Timeouts(total=2)) as provider:
+        assert await say(provider) == "in time"
+        await asyncio.sleep(1.5)  # the limit of the first is reached while the second waits
+        assert await say(provider) == "in time"
+        assert server.connections == 1

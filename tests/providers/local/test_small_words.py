@@ -71,6 +71,13 @@ def test_a_file_that_tells_of_running_is_not_run(request_: str) -> None:
     assert may_be_words(after)
 
 
+def test_a_setting_whose_key_is_named_is_the_line_that_is_changed() -> None:
+    request = "the wifi channel should be 11 in pond.ini"
+    line = call_line(asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file")
+    assert "channel = 6" in line
+    assert "[wifi]" not in line
+
+
 def test_a_number_does_not_stand_in_a_longer_one() -> None:
     request = "in heat.py use 273.15 instead of 273"
     text = "def kelvin(celsius):\n    return celsius + 273\n"

@@ -82,7 +82,7 @@ MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[
 BATCH = 64  # writes per transaction
 RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
 SLOW_SECONDS = 1.5  # a failed attempt that took this long marks its server as silent: others are tried first
-SILENT_SECONDS = 5.0  # until a silent server is tried again
+SILENT_SECONDS = 5.0  # delay before a silent server is tried again
 LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
 # Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
@@ -178,7 +178,7 @@ class Primary:
         self._dsn = dsn
         self._latest = ""
         self._lock = threading.Lock()
-        self._try_at: dict[int, float] = {}  # when to try a server again that was silent
+        self._try_at: dict[int, float] = {}  # when to retry a silent server
 
     def connect(self) -> Connection:
         """Open a connection, or raise a one-line StoreError."""

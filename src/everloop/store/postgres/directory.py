@@ -114,12 +114,12 @@ class Directory:
         return [(owner, self._address(store), held) for owner, store, held in await self._read(PLACES)]
 
     async def pool(self, store: DSN) -> DSN | None:
-        """The pooler through which servers reach a database; None if they connect to it directly."""
+        """Return the pooler through which servers reach a database; None if they connect to it directly."""
         rows = await self._read(POOL, store.without_password)
         return self._address(rows[0][0]) if rows else None
 
     async def pools(self) -> list[tuple[DSN, DSN]]:
-        """The databases that are reached through poolers: (database, pooler)."""
+        """Return (database, pooler) of the databases that are reached through poolers."""
         return [(self._address(store), self._address(pool)) for store, pool in await self._read(POOLS)]
 
     def watch(self, on_change: Callable[[str | None], None]) -> None:
@@ -267,7 +267,7 @@ def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
 
 
 def put_pool(store: DSN, pool: DSN | None, dsn: DSN) -> None:
-    """Have servers reach a database through a pooler, or directly again."""
+    """Make servers reach a database through a pooler, or directly again."""
     with closing(connect(dsn)) as db:
         try:
             migrate(db, dsn)

@@ -214,9 +214,9 @@ class NotifyRelay:
         Called in the heartbeat's thread; with None when it starts to listen, also after a lost connection.
         """
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hear, notices)
+            self._loop.call_soon_threadsafe(self._take_notices, notices)
 
-    def _hear(self, notices: list[tuple[str, str]] | None) -> None:
+    def _take_notices(self, notices: list[tuple[str, str]] | None) -> None:
         if notices is None:
             self._parts.clear()
             if self._subscriptions:  # notifications may have been lost

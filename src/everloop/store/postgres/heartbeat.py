@@ -111,7 +111,7 @@ class Heartbeat:
 
     @property
     def is_late(self) -> bool:
-        """Whether this process has leases to renew and has not done so in time."""
+        """Return whether this process has leases to renew and has not done so in time."""
         renewed_at = self._renewed_at
         return bool(self._workers) and renewed_at > -math.inf and _clock() - renewed_at > self._lease / 2
 

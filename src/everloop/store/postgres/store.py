@@ -109,9 +109,10 @@ class PostgresStore:
 
     @property
     def _lease(self) -> float:
-        """Seconds after which a lease that was not renewed has ended.
+        """Seconds after which an unrenewed lease has expired.
 
-        While this process cannot renew its own leases, none counts as ended: without a primary, no process can.
+        While this process cannot renew its own leases, none counts as expired: without a primary, no process can renew
+        any.
         """
         return math.inf if self.heartbeat.is_late else self._lease_seconds
 

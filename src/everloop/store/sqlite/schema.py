@@ -213,8 +213,8 @@ def m016_archive(db: sqlite3.Connection) -> None:
 
 
 def m017_requests(db: sqlite3.Connection) -> None:
-    """What of the requests to a model is not in the log, each text once for an owner by its hash; with a session's key,
-    it is deleted with that session. And how long a turn waited for the disk in the writes that closed or parked it."""
+    """The parts of model requests that are not in the log, each text once per owner by hash; with a session's key, it
+    is deleted with that session. And the time that a turn spent on flushes in the writes that closed or parked it."""
     db.execute(
         """CREATE TABLE request_text (
             owner TEXT NOT NULL, hash TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL, at REAL NOT NULL,

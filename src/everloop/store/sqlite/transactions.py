@@ -223,12 +223,11 @@ def _insert(db: sqlite3.Connection, session: int, turn: str | None, rows: LogRow
 def append(db: sqlite3.Connection, claim: Claim, rows: LogRows) -> None:
     """Append to the log in one statement, refused unless the claim's fencing token is current."""
     at, turn = time.time() if rows.at is None else rows.at, claim.turn or None
-    values = [
-        value
-        for seq, kind, data in zip(rows.seqs, rows.kinds, rows.data, strict=True)
-        for value in (claim.session, seq, turn, kind, data, at)
-    ]
-    if db.execute(_append(len(rows.seqs)), (*values, claim.session, claim.fence)).rowcount != len(rows.seqs):
+    values: list[Any] = []
+    for seq, kind, data in rows.each():
+        values += claim.session, seq, turn, kind, data, at
+    values += claim.session, claim.fence
+    if db.execute(_append(len(rows.seqs)), values).rowcount != len(rows.seqs):
         raise claims.stale(claim)
 
 

@@ -73,7 +73,7 @@ class Writer:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[sqlite3.Connection], T], kind: Kind = "flushed") -> Write[T]:
-        """Queue a job from a coroutine, or run it at once if it is short."""
+        """Queue a job from a coroutine, or run it at once if it is short: then it is done when this returns."""
         if kind == "short" and not self._flush_always and (written := self._write_here(work)) is not None:
             return written
         job, future = self._wakers.job(kind, work)
@@ -131,11 +131,8 @@ class Writer:
             self._in_use.release()
         if (ended := time.monotonic()) - began > SLOW_SECONDS:
             self._slow_until = ended + AFTER_SLOW_SECONDS
-        # As with the thread, the result is delivered in a later iteration of the event loop: other tasks get their
-        # turn, and a stop or a timeout takes effect before the next step starts.
-        loop = asyncio.get_running_loop()
-        future: Write[T] = Write(loop=loop)
-        loop.call_soon(future.settle, result, error)
+        future: Write[T] = Write()
+        future.settle(result, error)
         return future
 
     def _run(self, jobs: queue.SimpleQueue[Job | None], ending: threading.Thread | None) -> None:

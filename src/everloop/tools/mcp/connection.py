@@ -1,6 +1,6 @@
-"""One MCP server: connected to, spoken to, and connected to again when it was lost.
+"""One MCP server: connecting, calling, and reconnecting when the connection is lost.
 
-All of this runs in the event loop of `McpServers`' own thread.
+All of this runs on the event loop of `McpServers`' own thread.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 class Link:
-    """A connection. One task owns its contexts, enters and leaves them; calls only use the session.
+    """A connection. A single task enters and leaves its contexts; calls only use the session.
 
-    `opened` gives the session, or Unreachable with the reason.
+    `opened` resolves to the session, or fails with Unreachable and the reason.
     """
 
     def __init__(self, server: McpServer, notified: MessageHandlerFnT, deadline: float) -> None:
         self.transport = Program(server) if server.command else Endpoint(server)
         self.opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self.dispatcher: JSONRPCDispatcher[Any] | None = None
-        self.calls = 0  # that wait for their answers
-        self.retired = False  # it takes no new calls and ends with the last one
-        self.doubtful = False  # a call got no answer: ask for a sign of life before the next
+        self.calls = 0  # calls that await their results
+        self.retired = False  # accepts no new calls, and ends with the last one
+        self.doubtful = False  # a call got no answer: check for liveness before the next one
         self._server = server
         self._deadline = deadline
         self._notified = notified
@@ -57,13 +57,13 @@ class Link:
             self.transport.ended.set()
 
     def done(self) -> None:
-        """A call has got its answer, or waits for it no more."""
+        """Note that a call has its result, or no longer waits for it."""
         self.calls -= 1
         if self.retired:
             self.retire()
 
     async def close(self) -> None:
-        """End the connection and wait until nothing of it is left."""
+        """Close the connection, and wait until nothing of it is left."""
         self.transport.ended.set()
         if not self.opened.done():
             self.task.cancel()
@@ -92,10 +92,10 @@ class Link:
         if self.opened.done():
             logger.debug("a connection to the MCP server %s broke: %s", self._server.name, type(error).__name__)
             return
-        while isinstance(error, ExceptionGroup):  # the SDK's contexts wrap what is raised inside them
+        while isinstance(error, ExceptionGroup):  # the SDK's contexts wrap exceptions raised inside them
             error = error.exceptions[0]
         self.opened.set_exception(Unreachable(self._why(error)))
-        self.opened.exception()  # there may be no waiter any more
+        self.opened.exception()  # there may be no waiter left
 
     def _why(self, error: Exception) -> str:
         note = exchange.get()
@@ -112,7 +112,7 @@ class Link:
 
 
 async def _negotiate(session: ClientSession) -> None:
-    """The greeting that all servers of today know; those that only speak the newest protocol are asked by its own."""
+    """Initialise the session as all current servers do; fall back to the newest protocol's own handshake."""
     try:
         await session.initialize()
     except MCPError as error:
@@ -131,26 +131,26 @@ async def _negotiate(session: ClientSession) -> None:
 
 
 logger = logging.getLogger(__name__)
-MAX_TOOLS = 500  # of one server, after its `tools` patterns
+MAX_TOOLS = 500  # per server, after its `tools` patterns
 MAX_LISTED = 20_000
 MAX_PAGES = 200
-PING_SECONDS = 3.0  # for a sign of life from a program that left a call without an answer
-LONGEST_WAIT = 60.0  # seconds between two tries to connect
+PING_SECONDS = 3.0  # for a liveness check of a program that left a call unanswered
+LONGEST_WAIT = 60.0  # seconds between two attempts to connect
 
 
 class Connection:
-    """A server of the config, for as long as the agent runs."""
+    """A configured server, for the lifetime of the agent."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.tools: tuple[types.Tool, ...] = ()
         self._secrets = secrets_of(server)
-        self._link: Link | None = None  # the one that is used
+        self._link: Link | None = None  # the current one
         self._links: set[Link] = set()  # all that have not ended
         self._opening: asyncio.Task[Link] | None = None
-        self._tried = False  # an attempt to connect has ended, well or not
+        self._tried = False  # an attempt to connect has finished, successfully or not
         self._warned = ""
-        self._stale = False  # the server said that its tools have changed
+        self._stale = False  # the server announced that its tools have changed
         self._failures = 0  # since the last call that was answered
         self._next_try = 0.0
 
@@ -163,17 +163,17 @@ class Connection:
                 if self._stale:
                     await self._refresh(self._link, self.server.connect_timeout)
             elif not self.tools and _now() >= self._next_try:
-                self._start()  # in the background: no call waits for a server that was not there at the start
+                self._start()  # in the background: no call waits for a server that was not there at startup
         except Unreachable as error:
             self._warn(error)
 
     async def call(self, name: str, arguments: dict[str, Any], progress: ProgressFnT) -> types.CallToolResult:
-        """Call a tool of the server. Unreachable says why that did not work."""
+        """Call a tool of the server; raise Unreachable with the reason if that fails."""
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
         link = await self._ready_link()
         try:
             return await self._send(link, request, progress)
-        except _SessionLost:  # the server has forgotten us and did nothing: greet it again
+        except _SessionLost:  # the server has lost the session and did nothing: initialise a new one
             if self._link is link:
                 self._link = None
             link.retire()
@@ -200,19 +200,19 @@ class Connection:
         if self._link is not None and self._link.alive:
             return self._link
         if (wait := self._next_try - _now()) > 0 and (self._opening is None or self._opening.done()):
-            raise self._unreachable(f"failed {self._failures} times in a row: it is tried again in {wait:.0f} s")
+            raise self._unreachable(f"failed {self._failures} times in a row: the next attempt is in {wait:.0f} s")
         return await self._open()
 
     def _start(self) -> asyncio.Task[Link]:
-        """The one attempt to connect that is under way."""
+        """Return the current attempt to connect, starting one if necessary."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._connect())
-            self._opening.add_done_callback(_heard)
+            self._opening.add_done_callback(_retrieve_exception)
         return self._opening
 
     async def _open(self) -> Link:
         attempt = self._start()
-        await asyncio.wait([attempt])  # a waiter that stops waiting does not end it for the others
+        await asyncio.wait([attempt])  # a waiter that gives up does not cancel it for the others
         if attempt.cancelled():
             raise self._unreachable("is being closed")
         return attempt.result()
@@ -241,14 +241,14 @@ class Connection:
         return link
 
     def _lost(self, link: Link) -> None:
-        """A connection has ended; the one that is used does so only by itself."""
+        """Handle the end of a connection; the current one never ends on purpose."""
         self._links.discard(link)
         if self._link is link:
             self._failed()
             self._warn(self._unreachable(link.transport.describe_end()))
 
     def _warn(self, failure: Unreachable) -> None:
-        """Tell the log, but not the same thing at every try."""
+        """Log a failure, unless it is the same as last time."""
         if str(failure) != self._warned:
             self._warned = str(failure)
             logger.warning("%s", failure)
@@ -264,7 +264,7 @@ class Connection:
         await link.close()
 
     async def _answers(self, link: Link) -> bool:
-        """Whether a program that owes an answer still gives others."""
+        """Return whether a program that owes a response still answers others."""
         if isinstance(link.transport, Program):
             session = link.opened.result()
             try:
@@ -286,12 +286,12 @@ class Connection:
         exchange.set(note)
         session = link.opened.result()
         sent = asyncio.create_task(session.send_request(request, types.CallToolResult, progress_callback=progress))
-        sent.add_done_callback(_heard)
+        sent.add_done_callback(_retrieve_exception)
         link.calls += 1
         try:
             await asyncio.wait([sent])
         except asyncio.CancelledError:
-            link.doubtful = True  # at once: telling the server about it takes a while
+            link.doubtful = True  # immediately: cancelling on the server takes a while
             sent.cancel()
             raise
         finally:
@@ -303,7 +303,7 @@ class Connection:
                 raise _SessionLost(note.describe()) from None
             raise self._unreachable(await self._why(link, error, note)) from None
         except ValidationError:
-            raise self._unreachable("answered with something that is no result of a tool") from None
+            raise self._unreachable("answered with something that is not a tool result") from None
         self._failures = 0
         return result
 
@@ -312,12 +312,12 @@ class Connection:
             return said
         if error.code == CONNECTION_CLOSED:
             await asyncio.wait([link.task], timeout=5)
-            again = "what the call had begun may have taken effect; it is started again at the next call"
+            again = "the call may have taken effect; the server is restarted at the next call"
             return f"{link.transport.describe_end()}; {again}"
         return f"refused the call: {one_line(error.message, 2000)}"
 
     async def _refresh(self, link: Link, seconds: float) -> None:
-        """List the tools; the ones that were known stay if that fails."""
+        """List the tools; keep the known ones if that fails."""
         self._stale = False
         note = Exchange()
         exchange.set(note)
@@ -329,7 +329,7 @@ class Connection:
         except MCPError as error:
             raise self._unreachable(await self._why(link, error, note)) from None
         except ValidationError:
-            raise self._unreachable("lists its tools in a form that is not MCP's") from None
+            raise self._unreachable("lists its tools in a form that does not conform to MCP") from None
         if found != self.tools:
             self.tools = found
 
@@ -348,7 +348,7 @@ class Connection:
             if not cursor or listed > MAX_LISTED:
                 break
         if len(found) > MAX_TOOLS or cursor:
-            more = f"MCP server {self.server.name}: it has more tools than can be used; the first {MAX_TOOLS} are taken"
+            more = f"MCP server {self.server.name}: it has more tools than can be used; only the first {MAX_TOOLS} are"
             logger.warning("%s: name those you need in [mcp.%s] tools", more, self.server.name)
         return tuple(list(found.values())[:MAX_TOOLS])
 
@@ -361,11 +361,11 @@ class Connection:
         except ValidationError:
             if dispatcher is None or session.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 raise
-        # One tool that breaks the rules must not take the others with it: ask once more and read them one by one.
+        # One invalid tool must not invalidate the others: request the list again and read them one by one.
         raw = await dispatcher.send_raw_request("tools/list", {"cursor": cursor} if cursor else None)
         listed, following = raw.get("tools"), raw.get("nextCursor")
         good = [tool for entry in listed if (tool := _tool(entry))] if isinstance(listed, list) else []
-        logger.warning("MCP server %s: a tool whose definition is not MCP's was left out", self.server.name)
+        logger.warning("MCP server %s: skipped a tool whose definition does not conform to MCP", self.server.name)
         return good, following if isinstance(following, str) else ""
 
     async def _notified(self, message: Any) -> None:
@@ -382,7 +382,7 @@ _OF_THE_CALL = {METHOD_NOT_FOUND, INVALID_PARAMS}  # errors that a new session w
 
 
 class _SessionLost(Exception):
-    """The server does not know the session any more."""
+    """The server no longer knows the session."""
 
 
 def _tool(entry: Any) -> types.Tool | None:
@@ -396,7 +396,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
-    """Mark the failure as seen: there may be no waiter any more."""
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Mark the failure as retrieved: there may be no waiter left."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Remote MCP servers: the SDK's streamable HTTP over a client with limits, which records what went wrong.
+"""MCP servers with URLs: the SDK's streamable HTTP over a client with limits, which records failures.
 
-The SDK reports every refusal as the same error, and a broken connection ends all open calls. Here each call has an
-`Exchange` that records the HTTP status or the broken connection, and only that call fails.
+To the SDK, every refusal by a server is the same error, and a broken connection ends all open calls. Here each call has
+an `Exchange` that records the HTTP status or the broken connection, and only that call fails.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from ...threads import in_thread
 from .limits import MAX_MESSAGE, address_of
 
 CLOSE_SECONDS = 2.0  # for telling the server that the session is over
-SPARE_SECONDS = 10.0  # by which HTTP's timeout exceeds the call's: otherwise the server would not be told to stop
-_BROKEN = 599  # in place of a status if there was none; no server sends it
+# by which HTTP timeouts exceed a call's: if HTTP gave up first, the server would not be told to stop
+SPARE_SECONDS = 10.0
+_BROKEN = 599  # stands in for a missing status: no server sends it
 
 
 @dataclass(slots=True)
 class Exchange:
-    """The HTTP outcome of the last request of a call."""
+    """The HTTP outcome of the last request sent for a call."""
 
     status: int = 0
-    problem: str = ""  # why there was no answer
+    problem: str = ""  # why there was no response
 
     def describe(self) -> str:
-        """Why the request failed and what to do, if HTTP is the reason; otherwise ""."""
+        """Describe why the request failed and what to do, if HTTP is the reason; "" otherwise."""
         status = self.status
         if self.problem or status < 400:
             return self.problem
@@ -52,7 +53,7 @@ exchange: ContextVar[Exchange | None] = ContextVar("everloop_mcp_exchange", defa
 
 
 class Endpoint:
-    """One connection to a server by HTTP. `ended` is set when it is to end; each request stands for itself."""
+    """An HTTP connection to a server. `ended` is set when it is to end; each request is independent."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
@@ -61,9 +62,9 @@ class Endpoint:
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """The streams of messages from and to the server."""
+        """Yield the streams of messages from and to the server."""
         async with (
-            await in_thread(self._client) as client,  # reading the certificates takes a while
+            await in_thread(self._client) as client,  # loading the certificates takes a while
             streamable_http_client(self.server.url, http_client=client, max_sse_event_size=MAX_MESSAGE) as streams,
         ):
             try:
@@ -79,7 +80,7 @@ class Endpoint:
 
     def _client(self) -> httpx2.AsyncClient:
         server = self.server
-        # No proxy and no .netrc from the environment: requests go only where the config says.
+        # No proxy and no .netrc from the environment: data is sent only where the configuration says.
         return httpx2.AsyncClient(
             transport=_Limited(httpx2.AsyncHTTPTransport(trust_env=False), address_of(server.url)),
             headers={**server.headers, "accept-encoding": "identity"},
@@ -89,7 +90,7 @@ class Endpoint:
 
 
 class _Limited(httpx2.AsyncBaseTransport):
-    """A transport that limits the size of responses, and turns failures into responses."""
+    """A transport that limits the size of responses and converts failures to responses."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, address: str) -> None:
         self._inner = inner
@@ -99,7 +100,7 @@ class _Limited(httpx2.AsyncBaseTransport):
         note = (exchange.get() if request.method == "POST" else None) or Exchange()
         note.status, note.problem = 0, ""
         timeout = dict(request.extensions.get("timeout", {}))
-        if request.method == "GET":  # waits for messages of the server without a time limit
+        if request.method == "GET":  # waits for the server's messages, however long that takes
             timeout["read"] = None
         elif request.method == "DELETE":
             timeout = dict.fromkeys(timeout, CLOSE_SECONDS)
@@ -111,7 +112,7 @@ class _Limited(httpx2.AsyncBaseTransport):
                 await response.aclose()
                 raise _Refused("compresses its answers although it was asked not to")
             if response.status_code < 400 and response.headers.get("content-type", "").startswith("text/event-stream"):
-                return response  # its events have their own limit
+                return response  # its events have their own size limit
             return await _whole(response)
         except _Refused as error:
             note.problem = str(error)
@@ -126,11 +127,11 @@ class _Limited(httpx2.AsyncBaseTransport):
 
 
 class _Refused(Exception):
-    """A response whose body is not read."""
+    """A response that is not read."""
 
 
 async def _whole(response: httpx2.Response) -> httpx2.Response:
-    """The same response with its body read, so that it cannot break while the SDK reads it."""
+    """Return the response with its body read, so that it cannot break while the SDK reads it."""
     body = bytearray()
     try:
         assert isinstance(response.stream, httpx2.AsyncByteStream)

@@ -1,4 +1,4 @@
-"""Shared by the parts of the MCP client: limits of what a server may send, and texts that are safe to show."""
+"""Shared parts of the MCP client: message size limits, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ...config import McpServer
 from ...text import clean
 
-MAX_MESSAGE = 32 << 20  # bytes of one message
+MAX_MESSAGE = 32 << 20  # bytes per message
 _SHORTEST_SECRET = 6
 
 
@@ -29,7 +29,8 @@ def without_hidden(text: str) -> str:
 
 
 def secrets_of(server: McpServer) -> list[str]:
-    """The secrets of a server's settings: values of its environment and headers, keys in its URL."""
+    """Return the parts of a server's settings that must never be shown: values of its environment and headers, keys in
+    its URL."""
     address = urlsplit(server.url)
     found = {*server.env.values(), *(value for _, value in parse_qsl(address.query))}
     found |= {part for value in server.headers.values() for part in (value, *value.split())}
@@ -38,14 +39,14 @@ def secrets_of(server: McpServer) -> list[str]:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets."""
+    """Return the text with its secrets hidden."""
     for secret in secrets:
         text = text.replace(secret, "[hidden]")
     return text
 
 
 def address_of(url: str) -> str:
-    """A URL that may be shown: without user, password and query."""
+    """Return a URL that is safe to show: without user, password and query."""
     address = urlsplit(url)
     host = re.sub(r".*@", "", address.netloc)
     return f"{address.scheme}://{host}{address.path}"

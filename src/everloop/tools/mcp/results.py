@@ -1,4 +1,4 @@
-"""Converts what MCP servers send: tool names that model APIs accept, definitions that are safe to use, results."""
+"""Adapts data from MCP servers: names that model APIs accept, definitions that are safe to use, results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .limits import without_hidden
 
 MAX_DESCRIPTION = 8_000
 MAX_SCHEMA = 100_000  # bytes of JSON
-MAX_NAME = 200  # characters of a tool's own name
+MAX_NAME = 200  # characters of a tool's original name
 MAX_IMAGES = 8
 MAX_IMAGE = 5 << 20  # characters of a data URL
 _IMAGE = re.compile(r"image/(?:png|jpeg|gif|webp)")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
-_VALUES = {"const", "default", "enum", "example", "examples"}  # of a schema: data, not schemas
+_VALUES = {"const", "default", "enum", "example", "examples"}  # schema keywords with data, not schemas
 
 
 def prefixes(servers: Sequence[str]) -> dict[str, str]:
-    """The prefix of each server's tool names. It depends only on the config."""
+    """Return the tool name prefix of each server. It depends on the configuration alone."""
     wanted = {name: f"mcp_{_clean(name)[:24]}" for name in servers}
     shared = Counter(wanted.values())
     return {
@@ -37,10 +37,10 @@ def prefixes(servers: Sequence[str]) -> dict[str, str]:
 
 
 def tool_names(prefix: str, names: Sequence[str], others: Iterable[str]) -> dict[str, str]:
-    """Our name for each tool of a server, by the tool's own; `others` are the prefixes of the other servers.
+    """Return our name for each tool of a server, by original name; `others` are the prefixes of the other servers.
 
-    A name that is too long, that two tools would have, or that belongs to another server gets a part computed from the
-    tool's own name. So it stays the same whichever servers are there.
+    A name that is too long, would be used by two tools, or belongs to another server gets a suffix computed from the
+    tool's original name. So it does not depend on which other servers exist.
     """
     longer = tuple(f"{other}_" for other in others if len(other) > len(prefix))
     wanted = {name: f"{prefix}_{_clean(name)}" for name in names}
@@ -61,7 +61,7 @@ def description_of(tool: types.Tool) -> str:
 
 
 def parameters_of(tool: types.Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; a ValueError if it cannot be used."""
+    """Return the schema of a tool's arguments; raise a ValueError if it cannot be used."""
     try:
         schema = _without_patterns(tool.input_schema)
         length = len(encode_json(schema))
@@ -74,7 +74,8 @@ def parameters_of(tool: types.Tool) -> dict[str, Any]:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A schema whose regular expressions are shown to the model but not run: one from outside may never finish."""
+    """Return a schema whose regular expressions are shown to the model but not executed: an external one can take
+    forever."""
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):
@@ -89,7 +90,7 @@ def _without_patterns(schema: Any) -> Any:
 
 
 def output_of(result: types.CallToolResult) -> Output:
-    """A call's result: text for the model, and pictures that it can be shown."""
+    """Convert the result of a call: text for the model, and images that it can be shown."""
     texts: list[str] = []
     images: list[str] = []
     for part in result.content:

@@ -1,7 +1,7 @@
 """MCP: the tools of other programs and services. Each remote tool becomes a `Tool` named `mcp_<server>_<tool>`.
 
-The SDK is slow to import, and servers can keep it busy. So it is loaded only if a server is configured, and runs in a
-thread with an event loop of its own: nothing that a server sends can block the agent's.
+The SDK is slow to import and does what servers make it do, so it is only imported if a server is configured, and runs
+in a thread with its own event loop: nothing that a server sends can block the agent's.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
-PROGRESS_SECONDS = 0.1  # between two lines of progress that are shown
-_LOUD = ("mcp", "client", "httpx2", "httpcore2")  # loggers: they print what servers send, and addresses with keys
+PROGRESS_SECONDS = 0.1  # minimum time between two lines of progress
+_LOUD = ("mcp", "client", "httpx2", "httpcore2")  # loggers that print what servers send, and URLs with keys
 
 
 class McpServers:
-    """The MCP servers of the config. Nothing starts before `ready()`, and without servers nothing starts at all."""
+    """The configured MCP servers. Nothing is started before `ready()`, and nothing at all without a server."""
 
     def __init__(self, servers: Sequence[McpServer]) -> None:
         self._servers = tuple(servers)
         self._thread: _LoopThread | None = None
         self._connections: list[Connection] = []
-        self._tools: dict[str, tuple[object, list[Tool]]] = {}  # by server: its listed tools, and ours
+        # by server: the listed tools, and the tools made from them
+        self._tools: dict[str, tuple[object, list[Tool]]] = {}
         self._closed = False
 
     async def ready(self) -> list[Tool]:
-        """The tools of all servers that can be used now; the same objects for as long as a server's list is the same.
+        """Return the tools of all usable servers; the same objects for as long as a server's list is unchanged.
 
-        The first time it connects to all servers side by side; one that fails is a warning in the log. Later it waits
-        only for a server that said its tools have changed.
+        The first call connects to all servers concurrently; a failure is logged as a warning. Later calls only wait for
+        servers that announced changed tools.
         """
         if not self._servers or self._closed:
             return []
@@ -57,7 +58,7 @@ class McpServers:
         return await self._thread.run(self._ready)
 
     async def provide(self, registry: ToolRegistry) -> None:
-        """Put the tools of `ready()` into the registry, which is left alone if nothing has changed."""
+        """Update the registry with the tools of `ready()`; it is not touched if nothing has changed."""
         tools = {tool.name: tool for tool in await self.ready()}
         for old in [tool for tool in registry if isinstance(tool, RemoteTool) and tool.name not in tools]:
             registry.unregister(old.name)
@@ -66,7 +67,7 @@ class McpServers:
                 registry.register(tool)
 
     async def close(self) -> None:
-        """Close all connections and end the programs that were started."""
+        """Close all connections, and stop the started programs."""
         self._closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -92,7 +93,7 @@ class McpServers:
         return tools
 
     def _make(self, connection: Connection) -> list[Tool]:
-        """The tools of one server. Unusable ones are left out with a warning."""
+        """Return the tools of one server. Unusable ones are skipped with a warning."""
         from . import results
 
         server = connection.server
@@ -107,7 +108,7 @@ class McpServers:
                 usable.register(RemoteTool(names[tool.name], tool, connection, self._run))
             except (ValueError, TypeError, RecursionError) as error:
                 shown, reason = one_line(tool.name, 80), one_line(str(error), 200)
-                logger.warning("MCP server %s: the tool %r is left out: %s", server.name, shown, reason)
+                logger.warning("MCP server %s: skipped the tool %r: %s", server.name, shown, reason)
         return list(usable)
 
     async def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -117,7 +118,7 @@ class McpServers:
 
 
 class RemoteTool(Tool):
-    """One tool of an MCP server."""
+    """A tool of an MCP server."""
 
     name: str
     description: str
@@ -144,13 +145,13 @@ class RemoteTool(Tool):
         context = current.get(None)
         show = _Progress(context.progress if context is not None else lambda text: None)
 
-        async def call() -> Output:  # in the thread of the servers
+        async def call() -> Output:  # runs in the servers' thread
             from .limits import Unreachable
             from .results import output_of
 
             try:
                 return output_of(await self._connection.call(self._tool.name, arguments, show))
-            except Unreachable as error:  # partly the server's own words, so they are marked as untrusted
+            except Unreachable as error:  # partly the server's own words, so they are marked as such
                 return Output(str(error), untrusted=True, failed=True)
 
         output: Output = await self._run(call)
@@ -158,14 +159,16 @@ class RemoteTool(Tool):
 
 
 def _stays(hints: types.ToolAnnotations | None, server: McpServer) -> bool:
-    """Whether a call carries nothing away: a server that runs elsewhere has it as soon as it is called, whatever it
-    says of itself, unless a person vouches for it."""
+    """Return whether a call carries no data away.
+
+    A remote server receives the data as soon as it is called, whatever it claims, unless a person vouches for it.
+    """
     closed = hints is not None and hints.open_world_hint is False
     return closed and (server.trusted or not server.url)
 
 
 class _Progress:
-    """Passes a server's progress reports to the agent's loop, no more than a person can read."""
+    """Passes a server's progress reports to the agent's loop, rate-limited to what a person can read."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -186,12 +189,12 @@ class _Progress:
 
 
 class _LoopThread:
-    """A thread with its own event loop."""
+    """A thread with an event loop, for work that must not run on the caller's."""
 
     def __init__(self) -> None:
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._stop: asyncio.Event | None = None
-        # A daemon, so that a server that hangs does not keep the process from ending.
+        # A daemon thread, so that a hanging server does not keep the process from exiting.
         self._thread = threading.Thread(target=self._work, name="everloop-mcp", daemon=True)
         self._thread.start()
 
@@ -201,7 +204,7 @@ class _LoopThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(function(), loop))
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a last coroutine and end the thread."""
+        """Run a final coroutine and end the thread."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.run(last)
@@ -229,7 +232,7 @@ class _LoopThread:
 
 
 def _load() -> None:
-    """Import the SDK before the loop starts: it takes long and reads files."""
+    """Import the SDK. That takes long and accesses files, so it happens before there is a loop."""
     try:
         from . import connection  # noqa: F401
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Local MCP servers: starts a program, exchanges lines over its standard input and output, and ends it.
+"""MCP servers that are programs: started, spoken to line by line over their standard input and output, and stopped.
 
 The SDK's own transport reads lines of any length and logs each one that it cannot parse; this one has limits, and knows
 why a program ended.
@@ -26,20 +26,21 @@ from ...text import one_line
 from ...threads import in_thread
 from .limits import MAX_MESSAGE, Unreachable
 
-MAX_NOISE = 100  # lines in a row that are not messages; many programs print a greeting
-MAX_RATE = 2_000  # messages a second, over WINDOW seconds
+# consecutive lines that are not messages; a few are tolerated, since many programs print a greeting at startup
+MAX_NOISE = 100
+MAX_RATE = 2_000  # messages per second, over WINDOW seconds
 WINDOW = 5.0
 STOP_SECONDS = 1.0  # between closing the standard input, SIGTERM and SIGKILL
 DRAIN_SECONDS = 0.5  # for the last output of a program that has ended
-LAST_WORDS = 4_000  # bytes of the standard error that are kept
+LAST_WORDS = 4_000  # bytes of standard error that are kept
 _CHUNK = 65_536
-# What a program may need to run, and nothing that could be one of our keys.
+# Variables that a program may need to run, and that cannot contain a key of the runtime.
 _INHERITED = {
     "HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TERM", "TMPDIR", "TZ",
     "USER", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME",
 }  # fmt: skip
 # Runs in a fresh interpreter before the program: the kernel kills the program when the runtime dies, even by SIGKILL.
-# The parent may have died before that was asked for. Python ignores two signals, which the program would inherit.
+# The parent may have died before that was set up. Python ignores two signals, which the program would inherit.
 _LAUNCH = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -54,21 +55,21 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Program:
-    """One run of a server's program. `ended` is set when nothing more will come from it, and when it is to end."""
+    """One run of a server's program. `ended` is set when it will produce nothing more, or when it is to end."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.ended = asyncio.Event()
-        self.problem = ""  # its violation, if it is ended for one
+        self.problem = ""  # its violation, if that is why it was stopped
         self._noise = b""  # the first line that was not a message
-        self._noisy = 0  # how many of them in a row
+        self._noisy = 0  # number of consecutive such lines
         self._errors = b""
 
     @asynccontextmanager
     async def streams(
         self,
     ) -> AsyncIterator[tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[Any]]]:
-        """The streams of messages from and to the program, which runs while the context is open."""
+        """Yield the streams of messages from and to the program, which runs for as long as the context is open."""
         await self._start()
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
@@ -86,14 +87,14 @@ class Program:
                 stream.close()
 
     def describe_end(self) -> str:
-        """Why the program ended: its violation or its exit status, and its last words."""
+        """Describe why the program ended: its violation or exit status, and its last output."""
         code = self._process.returncode
         if self.problem or not code:
             return (self.problem or "ended") + self.details()
         return (f"ended with status {code}" if code > 0 else f"was ended by signal {-code}") + self.details()
 
     def details(self) -> str:
-        """The program's output that probably explains its end."""
+        """Return the program's output in which a person would look for the reason."""
         said = ""
         if self._noise and not self.problem:
             said = f"; its standard output begins with {one_line(self._noise, 200)!r}"
@@ -110,7 +111,7 @@ class Program:
         argv = [found, *server.args]
         if sys.platform == "linux":
             argv = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), found, server.command, *server.args]
-        # PR_SET_PDEATHSIG is about the thread that started the program: this one lives as long as its loop does.
+        # PR_SET_PDEATHSIG refers to the thread that started the program: this thread lives as long as its loop.
         loop = asyncio.get_running_loop()
         try:
             transport, protocol = await loop.subprocess_exec(
@@ -173,7 +174,9 @@ class Program:
             self._noisy += 1
             if self._noisy > MAX_NOISE:
                 shown = one_line(self._noise, 200)
-                raise _Misbehaved(f"writes to its standard output what is no MCP message: {shown!r}") from None
+                raise _Misbehaved(
+                    f"writes something other than MCP messages to its standard output: {shown!r}"
+                ) from None
             return None
         self._noisy, self._noise = 0, b""
         return message
@@ -185,10 +188,10 @@ class Program:
             async for message in outgoing:
                 stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                 await stdin.drain()
-        self.ended.set()  # it does not read any more, or the session is closed
+        self.ended.set()  # it no longer reads, or the session is closed
 
     async def _listen(self) -> None:
-        """Keep the end of the standard error. A program that writes a lot is slowed down."""
+        """Keep the last output on standard error. A program that writes a lot is throttled."""
         stderr = self._process.stderr
         assert stderr is not None
         while chunk := await stderr.read(_CHUNK):
@@ -197,19 +200,19 @@ class Program:
                 await asyncio.sleep(0.01)
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
-        """A child of the program may hold its standard output open: do not wait for that one."""
+        """Wait for the end of the program, but not for children that hold its standard output open."""
         await self._exited.wait()
         await asyncio.wait([reading], timeout=DRAIN_SECONDS)
         reading.cancel()
 
     async def _stop(self) -> None:
-        """End the program as the protocol says, then by signals, with all processes that it started."""
+        """Stop the program as the protocol prescribes, then by signals that it cannot ignore, with its children."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if not await self._gone():
             self._signal(signal.SIGTERM)
             await self._gone()
-        self._signal(signal.SIGKILL)  # also for processes that an ended program has left
+        self._signal(signal.SIGKILL)  # also for children of a program that has ended
         await self._gone()
         self._transport.close()
 
@@ -225,11 +228,11 @@ class Program:
 
 
 class _Misbehaved(Exception):
-    """A violation that ends the connection."""
+    """A violation by the program that ends the connection."""
 
 
 class _Watched(SubprocessStreamProtocol):
-    """Notices the end of the process; asyncio's own wait() also waits until its children close the pipes."""
+    """Reports the end of the process; asyncio's own wait() also waits for its children to close the pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_CHUNK, loop=loop)
@@ -241,7 +244,7 @@ class _Watched(SubprocessStreamProtocol):
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of the runtime's environment that a server's program gets."""
+    """Return the part of the runtime's environment that a server's program gets."""
     return {
         name: value
         for name, value in environment.items()

@@ -41,9 +41,9 @@ class Verdict:
     decision: Decision
     why: str = ""
     shown: str = ""
-    grants: tuple[str, ...] = ()  # what the session is granted when the person answers "always"
-    once: tuple[str, ...] = ()  # what it is granted by a plain yes already
-    granted: bool = False  # allowed by an earlier answer "always"
+    grants: tuple[str, ...] = ()  # granted to the session if the person answers "always"
+    once: tuple[str, ...] = ()  # granted even by a plain yes
+    granted: bool = False  # allowed by an earlier answer of "always"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Unit:
 class _Outcome:
     decision: Decision
     why: str
-    tainted: bool = False  # holds after untrusted content was read
+    tainted: bool = False  # still applies after untrusted content was read
     grants: tuple[str, ...] = ()  # as in `Verdict`
     once: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class Policy:
     ) -> None:
         self.rules = tuple(enumerate(rules, 1))
         self.taint = taint
-        self.addresses = frozenset(addresses)  # that stand in the settings
+        self.addresses = frozenset(addresses)  # addresses in the settings
         self._paths = any(rule.path for rule in rules)
         if any(rule.command or rule.path for rule in rules):
             from . import shell_syntax  # noqa: F401 - imported here rather than in a running event loop
@@ -116,7 +116,7 @@ class Policy:
         return Verdict("ask", outcome.why, shown, outcome.grants, outcome.once)
 
     def takes_long(self, arguments: dict[str, Any]) -> bool:
-        """Whether judging a call may take long enough to be noticed on an event loop."""
+        """Return whether judging a call may take long enough to block the event loop noticeably."""
         if self.rules:
             return any(_size(value) > QUICK for value in arguments.values())
         return bool(self.taint) and _size(arguments.get("command")) > QUICK
@@ -285,9 +285,10 @@ def _working_folder(arguments: dict[str, Any], root: str) -> str:
 
 
 def _steers(arguments: dict[str, Any], plan: Plan, context: CallContext) -> str:
-    """Why a file of the workspace that is written must not be planted; "" where that does not matter.
+    """Return why a workspace file that a call writes must not be planted; "" if it is harmless.
 
-    Of a command, what its text shows is known: what else it turns out to have written is undone when it ends.
+    For a command, only what its text shows is known: anything else that it turns out to have written is undone when it
+    ends.
     """
     root = os.path.normpath(context.workspace)
     roots = (root, str(context.real_workspace or root))
@@ -395,7 +396,8 @@ def _grants(name: str, arguments: dict[str, Any], plan: Plan) -> tuple[str, ...]
         folder = f"@{quote(str(given))}" if (given := arguments.get("working_dir")) else ""
         return (f"{name}{how}{folder}:{plan.command}",)
     if plan.paths:
-        sending = (f"tool:{name}",) if name == "message" else ()  # to read a file is not yet to send it
+        # permission to read a file is not permission to send it
+        sending = (f"tool:{name}",) if name == "message" else ()
         return (*sending, *(f"path{'+write' if plan.writes else ''}:{path}" for path in plan.paths))
     return (f"tool:{name}",)
 

@@ -1,6 +1,7 @@
-"""Files that other programs run or obey by themselves: what the agent is told, what `make`, an editor or git runs.
+"""Files that other programs execute or obey automatically: the agent's instructions, and files that `make`, an editor
+or git runs.
 
-After untrusted content was read, writing one of them is asked for. A command may not leave one behind either.
+After untrusted content was read, writing one of them needs approval. A command may not leave one behind either.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CARGO = "cargo runs it"
 _JVM = "gradle or maven runs it"
 _CONTAINER = "your container tool runs it"
 
-# By the name of the file, in lower case, wherever it lies.
+# By file name in lower case, in any folder.
 _NAMES: dict[str, str] = {
     name: why
     for why, names in (
@@ -104,7 +105,7 @@ _PATTERNS = (
     ("compose.*.y*ml", _CONTAINER),
     ("makefile.*", _MAKE),
 )
-# By consecutive folders (or the last one a file), wherever they lie: everything in them counts.
+# By consecutive folders (or finally a file), anywhere in the path: everything in them counts.
 _FOLDERS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((".vscode",), _EDITOR),
     ((".idea",), _EDITOR),
@@ -141,7 +142,7 @@ _GENERATED = frozenset({
     "target", "build", "dist", "out", ".eggs", ".gradle", ".next", ".nuxt", ".cache", ".mypy_cache", ".pytest_cache",
     ".ruff_cache", ".hypothesis", ".terraform", "_deps", "cmakefiles", ".pnpm-store", ".everloop",
 })  # fmt: skip
-# Files that such tools write again by themselves, outside of those folders.
+# Files outside of those folders that such tools rewrite by themselves.
 _WRITTEN_BY_TOOLS = frozenset({
     "package-lock.json", "npm-shrinkwrap.json", "yarn.lock", "pnpm-lock.yaml", "bun.lock", "bun.lockb", "poetry.lock",
     "uv.lock", "pdm.lock", "pipfile.lock", "cargo.lock", "gemfile.lock",
@@ -149,7 +150,7 @@ _WRITTEN_BY_TOOLS = frozenset({
 
 
 def steers(relative_path: str) -> str:
-    """Why a file of the workspace must not be planted: which program runs or obeys it; "" if none does."""
+    """Return why a file of the workspace must not be planted: which program executes or obeys it; "" if none does."""
     parts = [part for part in relative_path.lower().split("/") if part not in ("", ".")]
     if not parts:
         return ""
@@ -167,20 +168,23 @@ def steers(relative_path: str) -> str:
 
 
 def leads_to_steering(relative_path: str) -> bool:
-    """Whether a link of this name stands for a folder whose files steer (`.github` for `.github/workflows`)."""
+    """Return whether a link of this name replaces a folder with steering files (`.github` for `.github/workflows`)."""
     last = relative_path.lower().rsplit("/", 1)[-1]
     return any(last in folders[:-1] for folders, _ in _FOLDERS)
 
 
 def is_generated(relative_path: str) -> bool:
-    """Whether a folder is one that tools fill: commands may write what they like there."""
+    """Return whether a folder is filled by tools: commands may write anything there."""
     name = relative_path.lower().rsplit("/", 1)[-1]
     return name in _GENERATED or name.endswith((".egg-info", ".dist-info"))
 
 
 def planted_by_command(relative_path: str) -> str:
-    """As `steers`, for files that a command leaves behind: without those that tools keep by themselves, those of the
-    agent, which are checked by their folders, and `.git`, which is checked as a repository."""
+    """Like `steers`, for files that a command leaves behind.
+
+    Excluded are files that tools maintain by themselves, the agent's files, which are checked by folder, and `.git`,
+    which is checked as a repository.
+    """
     path = relative_path.lower()
     name = path.rsplit("/", 1)[-1]
     if name == ".git" or name in _WRITTEN_BY_TOOLS or path.split("/")[0] in _OURS:
@@ -189,8 +193,10 @@ def planted_by_command(relative_path: str) -> str:
 
 
 def named_by_command(relative_path: str) -> str:
-    """As `steers`, for files that the text of a command names as written: what `planted_by_command` says, with those of
-    the agent, and without folders that tools fill."""
+    """Like `steers`, for files that a command names literally.
+
+    That is what `planted_by_command` returns, plus the agent's files, except inside folders that tools fill.
+    """
     folders = relative_path.split("/")
     if folders[0].lower() in _OURS:
         return _AGENT

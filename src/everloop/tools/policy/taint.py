@@ -1,5 +1,5 @@
-"""Which calls need approval after untrusted text was read: exits, which send data out, and plants, which steer later
-sessions."""
+"""Calls that need approval after untrusted text was read: exits, through which data leaves, and plants, which steer
+later sessions."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ def objection(
     settings: Collection[str],
     steers: Callable[[Plan, CallContext], str],
 ) -> Objection | None:
-    """What there is against a call after untrusted text; None where it may run.
+    """Return the objection to a call after untrusted text was read; None if it may run.
 
-    `settings` are the addresses that stand in the settings; `steers` says why a file that a plan writes must not
-    be planted, or "".
+    `settings` are the addresses in the settings; `steers` returns why a file that a plan writes must not be planted, or
+    "".
     """
     if plan.url is not None and plan.sends:
         return _against_address(plan.url, context, conversation, settings)
     if plan.sends:
         return Objection(f"{READ_BEFORE} this call could send data out")
-    # Without a sandbox every command has network access. The user's own files alone do not make each one a question.
+    # Outside of a sandbox, every command has network access. If only the person's own files were read, this does not
+    # turn every command into a question.
     if plan.unconfined and getattr(conversation, "outside", True):
         return Objection(f"{READ_BEFORE} a command outside of any sandbox could send data out")
     if plan.steers:
@@ -61,8 +62,10 @@ def objection(
 
 
 def is_free(url: str, conversation: Sequence[Message], settings: Collection[str]) -> bool:
-    """Whether an address carries nothing that untrusted text could have put there: it stands in the person's own words,
-    in the settings or in the results of a search."""
+    """Return whether an address cannot carry anything that untrusted text put there.
+
+    It must occur in the person's own words, in the settings or in search results.
+    """
     return mentioned(url, conversation) or not {url, *same_site(url)}.isdisjoint(settings)
 
 
@@ -87,13 +90,14 @@ def _against_address(
 
 _PAIRS = {"(": ")", "<": ">", "[": "]", "{": "}", '"': '"', "'": "'", "`": "`", ">": "<", "*": "*", "_": "_", "|": "|"}
 _PAIRS |= {"“": "”", "„": "“", "«": "»", "‘": "’", "「": "」", "（": "）", "《": "》"}
-# May follow an address without being part of it, if the word ends there.
+# May follow an address without being part of it, if the word ends after that.
 _AFTER = ".,;:!?)]}>\"'`*_|…。，、；：！？）」》”“’»"
 _GLUED = "/=&%#@+-._~$?:\\"  # before an address: it is part of something longer
 
 
 def mentioned(url: str, conversation: Sequence[Message]) -> bool:
-    """Whether a user's message or a web search result contains exactly this address, not as part of a longer one."""
+    """Return whether a user message or a web search result contains exactly this address, not just as part of a longer
+    one."""
     if not url or any(character.isspace() for character in url):
         return False
     forms = {url, *same_site(url)}
@@ -101,9 +105,9 @@ def mentioned(url: str, conversation: Sequence[Message]) -> bool:
 
 
 def on_a_page(url: str, conversation: Sequence[Message]) -> bool:
-    """Whether a fetched page contains exactly this address.
+    """Return whether a fetched page contains exactly this address.
 
-    Files, commands and other tools do not count: the model may have written the address there itself.
+    Files, commands and other tools do not count: the model itself may have written what it finds there.
     """
     pages = (
         str(message["content"])
@@ -115,20 +119,20 @@ def on_a_page(url: str, conversation: Sequence[Message]) -> bool:
 
 
 def same_site(url: str) -> Iterator[str]:
-    """The other form of a site's address: with or without the final slash."""
+    """Yield the same address with or without the trailing slash, if it is that of a whole site."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # not an address
+    except ValueError:  # not an address at all
         return
     if parts.netloc and parts.path in ("", "/") and not parts.query and not parts.fragment and url[-1] not in "?#":
         yield url[:-1] if parts.path else url + "/"
 
 
 def _texts(conversation: Sequence[Message]) -> Iterator[str]:
-    own_words = getattr(conversation, "own_words", {})  # the rest was written by a model, or is from a skill
+    own_words = getattr(conversation, "own_words", {})  # the rest was written by a model, or comes from a skill
     for place, message in enumerate(conversation):
         role, content = message.get("role"), own_words.get(place, message.get("content"))
-        # Not the result of a failed search: it may quote the model's own words.
+        # Exclude failed searches: their text may be the model's own words.
         if (role == "user" and not is_marked(content)) or (
             role == "tool" and message.get("name") == "web_search" and is_marked(content)
         ):

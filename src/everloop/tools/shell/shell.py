@@ -159,7 +159,7 @@ class Shell:
                 self._tell(job, await in_thread(self._checks.check, job.ticket))
 
     async def counted(self, output: Output, command: str, network: bool) -> Output:
-        """What a command said, with what is known of where that came from: it may be anything that it has read."""
+        """Return a command's output with what is known of its origin: it may contain anything the command has read."""
         context = current_call()
         if network:
             return replace(output, untrusted=True)
@@ -170,9 +170,9 @@ class Shell:
         return output
 
     async def mark_changed(self, context: CallContext, since: int, untrusted: bool = False) -> None:
-        """Mark the files that a command has changed after untrusted text was read, or read some itself.
+        """Mark the files that a command changed after untrusted text was read, or after it read some itself.
 
-        Where every unknown file is untrusted there is nothing to be marked.
+        If every unknown file is untrusted anyway, nothing needs to be marked.
         """
         if context.taint != "outside" or context.marks is None or not (context.tainted or untrusted):
             return
@@ -384,7 +384,7 @@ class Exec(Tool):
             shown=f"{command}\n(in {folder}, {how}{later})",
             command=command,
             network=network,
-            sends=network or kept,  # what it makes later, unwatched, may steer the agent
+            sends=network or kept,  # files that it creates later, unchecked, may steer the agent
             unconfined=not confined,
         )
 
@@ -406,7 +406,7 @@ class Exec(Tool):
         if background:
             job = await self._shell.start_background(command, working_dir, network, keep)
             until = "the runtime ends" if keep else "this turn is over"
-            # It may put what it fetches into files, which look like any others when they are read.
+            # It may write fetched content to files, which look like any others when they are read.
             return Output(f"Started in the background as {job.id}; it runs until it is done or {until}.", network)
         began = time.time_ns()
         output = await self._run(command, working_dir, timeout, network)
@@ -462,7 +462,7 @@ class Exec(Tool):
         return notes
 
     def is_running(self, workspace: str) -> bool:
-        """Whether a confined command of this process is running in a workspace, given by its real path."""
+        """Return whether a confined command of this process is running in a workspace, given by its real path."""
         return self._shell.is_running(workspace)
 
     async def end_turn(self, turn: str) -> None:
@@ -545,7 +545,8 @@ _READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they ta
 
 
 def reads_nothing(command: str) -> bool:
-    """Whether a command line reads neither files nor the network: its output is text that the model wrote itself."""
+    """Return whether a command line reads neither files nor the network, so that its output is text the model itself
+    wrote."""
     from ..policy.shell_syntax import read  # most agents never run a command
 
     line = read(command)

@@ -72,7 +72,7 @@ class WorkspaceChecks:
             self._recovery.start()
 
     def is_running(self, workspace: str) -> bool:
-        """Whether a confined command of this process is running in a workspace."""
+        """Return whether a confined command of this process is running in a workspace."""
         watched = self._watched.get(workspace)
         return watched is not None and bool(watched.running)
 
@@ -252,7 +252,9 @@ def _put_agent_files_aside(workspace: str, before: AgentFiles) -> list[str]:
         aside = aside_name(name)
         with suppress(FileNotFoundError):
             os.rename(path, os.path.join(workspace, aside))
-            notes.append(f"[{name} instructs the agent and was made after untrusted content was read: now {aside}]")
+            notes.append(
+                f"[{name} instructs the agent and was created after untrusted content was read: it is now {aside}]"
+            )
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Search engines: Brave by key, SearXNG by address, DuckDuckGo without either."""
+"""Search engines: Brave with a key, SearXNG with an address, DuckDuckGo without either."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .fetch import Fetcher, FetchError, Page
 from .urls import URL, BadURL, parse_url
 
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
-MAX_QUERY = 400  # characters, the limit of Brave
+MAX_QUERY = 400  # characters; Brave accepts no more
 MAX_COUNT = 20
 _TAG = re.compile(r"<[^<>]{0,200}>")
 
 
 @dataclass(slots=True, frozen=True)
 class Found:
-    """One result of a search, as plain text."""
+    """A search result, as plain text."""
 
     title: str
     url: str
@@ -34,13 +34,13 @@ class Found:
 
 
 class Engine(Protocol):
-    """A search engine."""
+    """A web search engine."""
 
     @property
     def name(self) -> str: ...
 
     async def search(self, query: str, count: int) -> list[Found]:
-        """At most `count` results, the best first; a ToolError if the search fails."""
+        """Return at most `count` results, best first; raise a ToolError if the engine cannot be queried."""
         ...
 
 
@@ -80,20 +80,20 @@ class Brave:
     async def search(self, query: str, count: int) -> list[Found]:
         headers = {"X-Subscription-Token": self.key, "Accept": "application/json"}
         page = await _ask(self, self.fetcher, self.url, {"q": query, "count": count}, headers)
-        if page.status in (401, 403, 422):  # 422 is for a wrong key, and for a query that it does not take
+        if page.status in (401, 403, 422):  # 422: an invalid key, or a query that Brave does not accept
             raise ToolError("Brave refused to search: a person must check brave_api_key in the settings.")
         _check_status(self, page)
         try:
             answer = msgspec.json.decode(page.body, type=_BraveAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ToolError("Brave sent something that is no list of results: try again later.") from None
+            raise ToolError("Brave returned something other than a list of results: try again later.") from None
         results = answer.web.results if answer.web else []
         return _tidy((result.title, result.url, result.description) for result in results)[:count]
 
 
 @dataclass(slots=True, frozen=True)
 class Searxng:
-    """A SearXNG server, usually the user's own."""
+    """A SearXNG server, usually self-hosted."""
 
     fetcher: Fetcher
     url: str
@@ -120,7 +120,7 @@ _NO_JSON = (
 
 @dataclass(slots=True, frozen=True)
 class DuckDuckGo:
-    """DuckDuckGo, through the ddgs package, whose own HTTP client looks like a browser."""
+    """DuckDuckGo through the ddgs package, which has its own HTTP client and imitates a browser."""
 
     seconds: float = 20.0
     name: str = "DuckDuckGo"
@@ -147,13 +147,13 @@ class DuckDuckGo:
         except RatelimitException:
             raise ToolError(_limited("DuckDuckGo")) from None
         except DDGSException as error:
-            if "No results found" in str(error):  # also raised when it refuses
+            if "No results found" in str(error):  # also reported for a refusal
                 return []
             raise ToolError("DuckDuckGo cannot be reached: try again later, or fetch a page you know.") from None
 
 
 async def _ask(engine: Engine, fetcher: Fetcher, url: str, query: dict[str, Any], headers: dict[str, str]) -> Page:
-    """Ask an engine at the address of the settings, which may be private. Its key is sent nowhere else."""
+    """Query an engine at the configured address, which may be private. Its key is sent nowhere else."""
     try:
         place: URL = parse_url(f"{url}?{urlencode(query)}")
     except BadURL as error:
@@ -172,11 +172,11 @@ def _check_status(engine: Engine, page: Page) -> None:
 
 
 def _limited(name: str) -> str:
-    return f"{name} takes no more searches for now (its rate limit): go on without, or try again in a minute."
+    return f"{name} accepts no more searches for now (its rate limit): continue without, or try again in a minute."
 
 
 def _tidy(results: Iterable[tuple[str | None, str | None, str | None]]) -> list[Found]:
-    """The usable results: plain text, each short, every page once."""
+    """Return the results with valid addresses, without markup, on few lines each, and without duplicates."""
     found: dict[str, Found] = {}
     for title, url, snippet in results:
         try:

@@ -1,7 +1,9 @@
-"""Fetch a page of the web: every address is checked before it is connected to, and everything is bounded.
+"""A single GET of a web page, with every address checked before a connection is made to it, and with limits on
+everything.
 
-A name is resolved once per hop, all its addresses are checked, and the connection goes to one of exactly these: a
-second DNS answer has no effect. No cookies, connections or proxy settings are shared between requests.
+A name is resolved once per hop, all its addresses are checked, and the connection goes to one of exactly those
+addresses, so that DNS rebinding has no effect. No cookie, connection or proxy setting is carried into or out of a
+fetch.
 """
 
 from __future__ import annotations
@@ -30,23 +32,23 @@ if TYPE_CHECKING:
 
 
 MAX_REDIRECTS = 5
-PORTS = (80, 443, 8080, 8443)  # ports of the web; a page must not reach services on other ports
+PORTS = (80, 443, 8080, 8443)  # web ports; a page has no business with other services on other ports
 USER_AGENT = f"Mozilla/5.0 (compatible; Everloop/{__version__})"
 CONNECT_SECONDS = 10.0
-SILENCE_SECONDS = 10.0  # between two pieces of an answer
-MAX_HEADER = 16_384  # bytes of one line; aiohttp takes at most 128 of them
+SILENCE_SECONDS = 10.0  # between two chunks of a response
+MAX_HEADER = 16_384  # bytes per line; aiohttp accepts at most 128 lines
 
 T = TypeVar("T")
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 _is_word = re.compile(r"[a-z0-9.+-]{1,40}(/[a-z0-9.+-]{1,80})?").fullmatch
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15, "identity": 0, "": 0}  # to zlib's window bits
+_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15, "identity": 0, "": 0}  # zlib's window bits
 
 
 class FetchError(ToolError):
-    """A page that was not fetched; the text says why and, where there is a way, what to do.
+    """A page that was not fetched; the text says why and, if possible, what to do.
 
-    One that was raised after a server had answered quotes that server: a media type, the host of a redirect.
+    If it was raised after a server had responded, it quotes that server: a media type, the host of a redirect.
     """
 
 
@@ -56,18 +58,18 @@ class NotPublic(FetchError):
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """What came back. The body is empty unless the status is 200 to 299."""
+    """A response. The body is empty unless the status is 200 to 299."""
 
     url: URL  # after redirects
     status: int
     media_type: str
     charset: str
     body: bytes
-    cut: bool = False  # the body was longer than the limit
+    cut: bool = False  # the body was truncated
 
     @property
     def status_text(self) -> str:
-        """The status in our words, since a server may send any text."""
+        """The status in words: our own, since a server may send anything there."""
         try:
             return f"{self.status} {HTTPStatus(self.status).phrase}"
         except ValueError:
@@ -75,19 +77,19 @@ class Page:
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """The addresses that this machine resolves a name to."""
+    """Return the addresses of a name according to this machine."""
     found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
 
 @dataclass(slots=True, kw_only=True)
 class Fetcher:
-    """Fetches pages of public hosts, and of those private ones that are listed: "host" or "host:port", exactly."""
+    """Fetches pages from public hosts, and from listed private hosts: "host" or "host:port", exactly."""
 
     private_hosts: tuple[str, ...] = ()
     ports: tuple[int, ...] = PORTS
     timeout: float = 30.0  # seconds in total, including redirects
-    max_bytes: int = 5_000_000  # of a body, as sent and as unpacked
+    max_bytes: int = 5_000_000  # of a body, both as sent and decompressed
     resolve: Resolver = system_resolver
     _tls: ssl.SSLContext | None = None
 
@@ -108,8 +110,10 @@ class Fetcher:
             raise FetchError(f"{url.host} did not send the page within {self.timeout:g} seconds.") from None
 
     async def post(self, url: URL, body: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, str]]:
-        """Send a request to a public or listed host; the status and the headers of the answer. No redirect is followed,
-        and nothing of the answer's body is read."""
+        """Send a request to a public or listed host, and return the status and headers of the response.
+
+        No redirect is followed, and the response body is not read.
+        """
         try:
             async with asyncio.timeout(self.timeout):
                 return await self._exchange(url, partial(self._posted, url, body, headers))
@@ -126,7 +130,7 @@ class Fetcher:
             return response.status, {name.lower(): value for name, value in response.headers.items()}
 
     def is_listed(self, url: URL) -> bool:
-        """Whether the user has listed this host and port."""
+        """Return whether the person has listed this host and port."""
         return self._is_listed(url)
 
     async def _follow(
@@ -137,7 +141,7 @@ class Fetcher:
             try:
                 found = await self._hop(url, listed, wanted, headers)
             except FetchError as error:
-                error.untrusted |= hop > 0  # a server named this host
+                error.untrusted |= hop > 0  # the host was named by a server
                 raise
             if isinstance(found, Page):
                 return found
@@ -147,23 +151,23 @@ class Fetcher:
                 raise FetchError(
                     f"{url.host} redirects to an address that is not followed: {error}.", untrusted=True
                 ) from None
-            # A listed host may be entered by a redirect from a listed one only: a page on the internet gets no
-            # way into the network here that the model was not given itself.
-            listed, headers = listed and self._is_listed(url), {}  # a key is not sent to another address
+            # A listed host may only be reached by a redirect from another listed host: a page on the internet must not
+            # open a way into this network that the model was not given.
+            listed, headers = listed and self._is_listed(url), {}  # and no key is passed on to another address
         often = f"more than {redirects} times" if redirects else "elsewhere"
         raise FetchError(f"{url.host} redirects {often}: ask for the page by its own address.", untrusted=True)
 
     def _is_listed(self, url: URL) -> bool:
-        """Whether the user has listed this host and port; an entry without a port means the usual ports of the web."""
+        """Return whether the person has listed this host and port; without a port, the usual web ports are meant."""
         host = f"[{url.host}]" if ":" in url.host else url.host
         listed = {entry.lower() for entry in self.private_hosts}
         return f"{host}:{url.port}" in listed or (url.port in (80, 443) and not listed.isdisjoint({host, url.host}))
 
     async def _addresses(self, url: URL, listed: bool) -> list[Address]:
-        """The addresses to connect to; a FetchError if even one of them is not allowed."""
+        """Return the addresses to connect to; raise a FetchError if any of them is not allowed."""
         if url.port not in self.ports and not listed:
             known = ", ".join(map(str, self.ports))
-            raise NotPublic(f"{url.host}: port {url.port} is not asked; only {known} are. {_HOW_TO_LIST}")
+            raise NotPublic(f"{url.host}: port {url.port} is not allowed; only {known} are. {_HOW_TO_LIST}")
         if url.address is not None:
             found = [url.address]
         else:
@@ -183,7 +187,7 @@ class Fetcher:
     async def _hop(
         self, url: URL, listed: bool, wanted: Callable[[str], bool], headers: Mapping[str, str]
     ) -> Page | str:
-        """Send one request; return the page, or the URL that it redirects to."""
+        """Send one request, and return the page or the address of its redirect."""
 
         async def got(aiohttp: Any, addresses: list[Address]) -> Page | str:
             async with (
@@ -200,9 +204,9 @@ class Fetcher:
     async def _exchange(
         self, url: URL, exchange: Callable[[Any, list[Address]], Awaitable[T]], listed: bool | None = None
     ) -> T:
-        """Run an exchange with the checked addresses of a host; any failure becomes a FetchError."""
+        """Run an exchange with the checked addresses of a host; raise a readable FetchError if it fails."""
         addresses = await self._addresses(url, self._is_listed(url) if listed is None else listed)
-        aiohttp = await in_thread(import_module, "aiohttp")  # a fifth of a second, the first time
+        aiohttp = await in_thread(import_module, "aiohttp")  # takes a fifth of a second the first time
         if url.scheme == "https" and self._tls is None:
             self._tls = await in_thread(certificates)
         try:
@@ -216,7 +220,7 @@ class Fetcher:
             reason = error.os_error.strerror or "no connection"
             raise FetchError(f"{url.host} cannot be reached: {reason}.") from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise FetchError(f"{url.host} sent no proper answer ({type(error).__name__}).") from None
+            raise FetchError(f"{url.host} sent an invalid response ({type(error).__name__}).") from None
 
     def _client(self, aiohttp: Any, addresses: list[Address], headers: Mapping[str, str]) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -252,7 +256,7 @@ class Fetcher:
         encoding = ",".join(response.headers.getall("Content-Encoding", ())).strip().lower()
         if encoding not in _ENCODINGS:
             raise FetchError(
-                f"{url.host} packs the page in a way that was not asked for: {_named(encoding)}.", untrusted=True
+                f"{url.host} compressed the page in a way that was not requested: {_named(encoding)}.", untrusted=True
             )
         pieces: list[bytes] = []
         left = self.max_bytes
@@ -271,12 +275,12 @@ _HOW_TO_LIST = 'A person can allow it by adding "host:port" to private_hosts in 
 
 
 def _named(said: str) -> str:
-    """A server's word, for our message; longer text of a server is not quoted."""
+    """Return a server's word for use in a message; anything longer than a word is not quoted."""
     return said if _is_word(said) else "something unknown"
 
 
 def _same(url: URL) -> Any:
-    """The URL for aiohttp, checked to mean the same to it as to us."""
+    """Return the address for aiohttp, which must parse it as we did."""
     import yarl
 
     asked = yarl.URL(str(url), encoded=True)
@@ -286,20 +290,20 @@ def _same(url: URL) -> Any:
 
 
 def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
-    """The first `limit` bytes of the unpacked body, and whether there is more."""
-    for window in (bits, -15) if bits == 15 else (bits,):  # some servers send deflate without its wrapper
+    """Return the first `limit` decompressed bytes, and whether there are more."""
+    for window in (bits, -15) if bits == 15 else (bits,):  # some servers send deflate without the zlib wrapper
         unpacker = zlib.decompressobj(window)
         try:
             out = unpacker.decompress(data, limit)
         except zlib.error:
             continue
         return out, bool(unpacker.unconsumed_tail)
-    raise FetchError("The page is packed wrongly and cannot be read.")
+    raise FetchError("The page's compression is invalid, so it cannot be read.")
 
 
 @dataclass(slots=True)
 class Pinned:
-    """A resolver for aiohttp that returns the addresses that were checked."""
+    """A resolver for aiohttp that returns the checked addresses of the host."""
 
     addresses: list[Address]
 
@@ -321,10 +325,10 @@ class Pinned:
 
 
 class Metered(socket.socket):
-    """A socket that fails when it has received more than a limit.
+    """A socket that breaks the connection when more has arrived than allowed.
 
-    Code that counts the bytes of a body does not see other data that a server may send endlessly: interim responses,
-    headers, and the framing of chunks.
+    Much that a server may send endlessly never reaches the code that counts the bytes of a body: early hints, headers,
+    chunk framing.
     """
 
     left: int
@@ -342,11 +346,11 @@ class Metered(socket.socket):
     def _count(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise ConnectionAbortedError("more was sent than is taken")
+            raise ConnectionAbortedError("more was sent than is accepted")
 
 
 def sockets_to(addresses: Sequence[Address], most: int) -> Callable[[Any], socket.socket]:
-    """A factory of sockets that connect to these addresses only."""
+    """Return a socket factory for exactly these addresses: whatever happens above, no other address is connected to."""
 
     def make(info: Any) -> socket.socket:
         family, kind, protocol, _, place = info
@@ -364,18 +368,18 @@ def _family(address: Address) -> socket.AddressFamily:
 
 
 def is_this_machine(address: Address) -> bool:
-    """Whether a public address belongs to this machine: a firewall may hide its services from others."""
+    """Return whether a public address is this machine: it may offer services that a firewall hides from others."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
             probe.setblocking(False)
-            probe.connect((str(address), 9))  # sends nothing: the system only chooses the route
+            probe.connect((str(address), 9))  # sends nothing; the system only selects the route
             return bool(ip_address(probe.getsockname()[0]) == address)
     except OSError:
         return False
 
 
 def certificates() -> ssl.SSLContext:
-    """The certificate authorities of this machine, or certifi's if it has none."""
+    """Return a TLS context with this machine's trusted authorities, or certifi's if it has none."""
     context = ssl.create_default_context()
     known = ssl.get_default_verify_paths()
     if not known.cafile and not (known.capath and os.listdir(known.capath)):

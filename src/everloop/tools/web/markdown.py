@@ -1,8 +1,9 @@
-"""Convert a page of HTML to Markdown. Runs as a separate program, so that a malicious page can only harm this process.
+"""Converts an HTML page to Markdown, as a separate program, so that a page crafted to choke a parser affects nothing
+else.
 
-It reads a line of JSON with the page's `url`, `charset` and `plain`, then the page, from standard input, and writes
-JSON with `title`, `text` and `cut`. `web.py` starts it, and ends it when it takes too long. It stands alone: it is
-run as a file, and imports nothing of Everloop.
+It reads a line of JSON with the page's `url`, `charset` and `plain`, followed by the page, from standard input, and
+writes JSON with `title`, `text` and `cut`. `web.py` starts it, and kills it if it takes too long. It is self-contained:
+it runs as a file, and imports nothing from Everloop.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import sys
 from typing import Any
 from urllib.parse import urljoin
 
-MISSING = 3  # exit status: what is needed to read HTML is not installed
-MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # in which the article is searched for, in more than linear time
-MAX_TEXT = 2_000_000  # characters of the result
-SHORT_ARTICLE = 300  # characters: a shorter article may be a teaser or a notice, so the whole page is used
+MISSING = 3  # exit status: the packages for reading HTML are not installed
+MAX_ARTICLE, MAX_TAGS = 1_500_000, 60_000  # limits for article extraction, which takes more than linear time
+MAX_TEXT = 2_000_000  # characters of output
+SHORT_ARTICLE = 300  # characters: a shorter article may be a teaser or a notice, so that the whole page is better
 MEMORY = 2_000_000_000
 CPU_SECONDS = 60
 
 _CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?([A-Za-z0-9_:.-]{1,40})", re.I)
 _TITLE = re.compile(r"<title[^>]{0,300}>([^<]{0,2000})", re.I)
-# Charsets of the web. Python has other codecs that are no charsets; some of them take quadratic time.
+# Character sets of the web. Python supports codecs that are not character sets, some of which take quadratic time.
 _IS_CHARSET = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-\w|mac-\w+|tis-620"
     r"|gb\w+|big5\w*|hz|euc_\w+|shift_ji\w+|iso2022_\w+|johab"
@@ -41,7 +42,7 @@ _BLOCKS = frozenset(
 
 
 def decode(data: bytes, charset: str = "") -> str:
-    """Decode by the byte-order mark, the server's charset, the page's charset, or else as UTF-8."""
+    """Decode the bytes according to their byte order mark, the server's or the page's declaration, or else as UTF-8."""
     for mark, name in _BOMS:
         if data.startswith(mark):
             return data[len(mark) :].decode(name, "replace")
@@ -54,13 +55,13 @@ def decode(data: bytes, charset: str = "") -> str:
         if _IS_CHARSET.fullmatch(known):
             return data.decode(known, "replace")
     try:
-        return codecs.getincrementaldecoder("utf-8")().decode(data)  # its last character may have been cut
+        return codecs.getincrementaldecoder("utf-8")().decode(data)  # the last character may be truncated
     except UnicodeDecodeError:
         return data.decode("cp1252", "replace")
 
 
 def read_page(source: str, url: str, plain: bool = False) -> tuple[str, str]:
-    """The title and text of a page: of its article if it has one, otherwise of all of it."""
+    """Return the title and text of a page: its article if it has one, otherwise the whole page."""
     title = _TITLE.search(source[:200_000])
     huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
     article = "" if plain or huge else _article(source, url)
@@ -86,7 +87,7 @@ def _article(source: str, url: str) -> str:
 
 
 def _whole(source: str, url: str) -> str:
-    """All visible text of a page, in order: blocks as lines, with headings, list items and links marked up."""
+    """Return everything that a page shows, in order: blocks as lines, headings and list items marked, links kept."""
     import lxml.html  # type: ignore[import-untyped]
 
     parser = lxml.html.HTMLParser(remove_comments=True, remove_pis=True)
@@ -96,7 +97,7 @@ def _whole(source: str, url: str) -> str:
         return ""
     pieces: list[str] = []
     stack: list[tuple[Any, bool]] = [(root, False)]
-    room = MAX_TEXT * 2  # many short links on a page with a long address make much of little
+    room = MAX_TEXT * 2  # many short links on a page with a long address expand to a lot of text
     while stack and room > 0:
         element, left = stack.pop()
         tag = element.tag if isinstance(element.tag, str) else ""
@@ -142,7 +143,7 @@ def _spaced(text: str | None) -> str:
 
 
 def _limit_itself() -> None:
-    """Limits that hold even if the parent is gone and cannot kill this process."""
+    """Limit resources even if no process is left to kill this one."""
     try:
         import resource
     except ImportError:  # Windows

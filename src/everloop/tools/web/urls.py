@@ -1,10 +1,11 @@
-"""Parses URLs strictly, so that the URL that is checked, shown and requested is always the same text.
+"""Strict parsing of web addresses: the text that is checked, the text that is shown and the text that is requested are
+identical.
 
-Attacks use URLs that two programs read differently. So a URL with two readings is refused, and any other is rebuilt
-from its parts, in ASCII, before other code sees it.
+Attacks exploit programs that parse an address differently. So anything ambiguous is refused, and the rest is rebuilt
+from its parts, in ASCII, before any other code sees it.
 
-Which network addresses may be reached is decided by tables of our own: `is_global` of the standard library differs
-between versions of Python, does not look into embedded addresses, and counts clouds' metadata services as public.
+Which network addresses may be reached is decided by our own tables: `is_global` of the standard library differs between
+versions of Python, does not look into embedded addresses, and counts cloud metadata services as public.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _stray_percent = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class BadURL(ValueError):
-    """A URL that is refused; the text says why and what to do."""
+    """An address that is refused; the text says why and what to do."""
 
 
 @dataclass(slots=True, frozen=True)
 class URL:
-    """The parts of an http(s) URL; `str()` returns exactly the URL that is requested."""
+    """A parsed http(s) address; `str()` of it is exactly what is requested."""
 
     scheme: str
     host: str  # lower case, ASCII; an IPv6 address without its brackets
     port: int
     target: str  # path and query
-    address: Address | None  # if the host is an IP address
+    address: Address | None  # set if the host is an address, not a name
 
     @property
     def authority(self) -> str:
@@ -50,24 +51,24 @@ class URL:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> URL:
-        """The target of a redirect from here."""
+        """Return the target of a redirect from here."""
         if _odd(location):
-            raise BadURL("it has line ends or other characters that no address may have")
+            raise BadURL("it has newlines or other characters that are not allowed in an address")
         try:
             return parse_url(urljoin(str(self), location))
         except BadURL:
             raise
         except ValueError as error:
-            raise BadURL(f"it is no address ({error})") from None
+            raise BadURL(f"it is not an address ({error})") from None
 
 
 def parse_url(text: str) -> URL:
-    """Parse a URL; a BadURL unless it has exactly one reading."""
+    """Parse an address; raise a BadURL unless it is unambiguous."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_URL:
-        raise BadURL(f"it has {len(text)} characters, and {MAX_URL} is the most")
+        raise BadURL(f"it has {len(text)} characters; the maximum is {MAX_URL}")
     if _odd(text):
-        raise BadURL("it has line ends, control or invisible characters: write it without them")
+        raise BadURL("it has newlines, control or invisible characters: write it without them")
     parts = _parts(text)
     if parts is None or parts[1].lower() not in DEFAULT_PORTS:
         named = _scheme(text)
@@ -96,39 +97,39 @@ def _split_authority(authority: str) -> tuple[str, int | None]:
 
 
 def _read_host(host: str) -> tuple[str, Address | None]:
-    """The normalised host, and its address if it is an IP address."""
+    """Return the canonical host, and its address if it is one."""
     if host.startswith("["):
         try:
             address = IPv6Address(host[1:-1])
         except ValueError:
-            raise BadURL(f"{host} is no IPv6 address") from None
+            raise BadURL(f"{host} is not an IPv6 address") from None
         return str(address), address
     if not host.isascii():
         host = _to_ascii(host)
     host = host.lower().removesuffix(".")
     labels = host.split(".")
     if _is_number(labels[-1]):
-        # Systems read 127.1, 0x7f.1, 017700000001 and the like as addresses, each in its own way.
+        # Systems accept 127.1, 0x7f.1, 017700000001 and the like as addresses, each in its own way.
         try:
             four = IPv4Address(host)
         except ValueError:
             raise BadURL(
-                f"{host[:100]} is no IPv4 address: write four decimal numbers, without leading zeros"
+                f"{host[:100]} is not an IPv4 address: write four decimal numbers, without leading zeros"
             ) from None
         return host, four
     if len(host) > 253 or not all(map(_is_label, labels)):
-        raise BadURL("its host is no possible name")
+        raise BadURL("its host is not a valid name")
     return host, None
 
 
 def _to_ascii(host: str) -> str:
-    """An internationalised host name in the form of the DNS."""
-    import idna  # comes with aiohttp; few hosts need it
+    """Return an internationalised host name as used in the DNS."""
+    import idna  # comes with aiohttp; rarely needed
 
     try:
         return idna.encode(host, uts46=True, std3_rules=True).decode()
     except (idna.IDNAError, UnicodeError):
-        raise BadURL("its host is no possible name") from None
+        raise BadURL("its host is not a valid name") from None
 
 
 def _quoted(text: str) -> str:
@@ -136,21 +137,22 @@ def _quoted(text: str) -> str:
 
 
 Address = IPv4Address | IPv6Address
-# "private": allowed only if the user has listed the host. "never": not even then; no web server has such an address.
+# "private": unreachable unless the person has listed the host. "never": not even then; no web server has such an
+# address.
 Kind = Literal["public", "private", "never"]
 
-_V4: dict[str, Kind] = {  # the first match counts
+_V4: dict[str, Kind] = {  # the first match applies
     "168.63.129.16/32": "never",  # Azure's metadata and agent service
-    "169.254.0.0/16": "never",  # link-local: where nearly all clouds have their metadata service
+    "169.254.0.0/16": "never",  # link-local: the metadata services of nearly all clouds
     "100.100.100.200/32": "never",  # Alibaba's metadata service
     "192.0.0.0/24": "never",  # protocol assignments, and Oracle's metadata service 192.0.0.192
-    "0.0.0.0/8": "never",  # "this host": Linux takes 0.0.0.0 for loopback
+    "0.0.0.0/8": "never",  # "this host": Linux treats 0.0.0.0 as loopback
     "224.0.0.0/4": "never",  # multicast
     "240.0.0.0/4": "never",  # reserved, and broadcast
     "192.0.2.0/24": "never",  # documentation
     "198.51.100.0/24": "never",
     "203.0.113.0/24": "never",
-    "192.31.196.0/24": "never",  # sinks for DNS, relays for multicast and 6to4: no web server is there
+    "192.31.196.0/24": "never",  # DNS sinks, and relays for multicast and 6to4: no web servers
     "192.175.48.0/24": "never",
     "192.52.193.0/24": "never",
     "192.88.99.0/24": "never",
@@ -158,11 +160,11 @@ _V4: dict[str, Kind] = {  # the first match counts
     "10.0.0.0/8": "private",
     "172.16.0.0/12": "private",
     "192.168.0.0/16": "private",
-    "100.64.0.0/10": "private",  # shared by carriers; also used for private networks (Tailscale, clouds)
+    "100.64.0.0/10": "private",  # shared address space of carriers; also used for private networks (Tailscale, clouds)
     "198.18.0.0/15": "private",  # benchmarks; also used for private networks
 }
 
-# What is in none of these is "never": only 2000::/3 has been given out for the internet.
+# Anything in none of these is "never": only 2000::/3 has been allocated for the internet.
 _V6: dict[str, Kind] = {
     "fd00:ec2::/32": "never",  # Amazon's services inside an instance: metadata, pod identity, DNS, time
     "fd20:ce::254/128": "never",  # the metadata services of Google,
@@ -172,14 +174,14 @@ _V6: dict[str, Kind] = {
     "fd00:100::100:200/128": "never",  # and Alibaba
     "::1/128": "private",
     "fc00::/7": "private",
-    "::/96": "public",  # these carry an IPv4 address, which decides
+    "::/96": "public",  # these embed an IPv4 address, which decides
     "::ffff:0:0/96": "public",
-    "64:ff9b::/96": "public",  # its sister 64:ff9b:1::/48 is made to lead into private networks: never
+    "64:ff9b::/96": "public",  # its sibling 64:ff9b:1::/48 is meant for private networks: never
     "2001::/32": "public",
     "2001::/23": "never",  # protocol assignments: benchmarks, ORCHID and others
     "2001:db8::/32": "never",  # documentation
     "3fff::/20": "never",
-    "2620:4f:8000::/48": "never",  # a sink for DNS
+    "2620:4f:8000::/48": "never",  # a DNS sink
     "2000::/3": "public",
 }
 
@@ -194,7 +196,7 @@ _WORST_FIRST: tuple[Kind, ...] = ("never", "private", "public")
 
 
 def kind_of(address: Address) -> Kind:
-    """Whether an address is public. One that carries others inside is as good as the worst of them."""
+    """Return whether an address is public. One with embedded addresses gets the worst of their kinds."""
     if isinstance(address, IPv4Address):
         return next((kind for network, kind in _V4_NETWORKS if address in network), "public")
     if address.scope_id is not None:
@@ -204,7 +206,7 @@ def kind_of(address: Address) -> Kind:
 
 
 def carried(address: IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses that packets to this one may end up at."""
+    """Return the IPv4 addresses that packets to this address may be delivered to."""
     value = int(address)
     second, third, last = (value >> shift & 0xFFFFFFFF for shift in (64, 32, 0))
     found: list[int] = []

@@ -1,5 +1,7 @@
-"""`web_fetch` reads a page, `web_search` finds pages. Pages are parsed in a child process with a time limit: their
-content is untrusted."""
+"""The tools `web_fetch`, which reads a page, and `web_search`, which finds pages.
+
+Pages are parsed in a child process with a time limit, because their content is untrusted.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,20 @@ _HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class WebSettings:
-    """How the web is reached, and what of it."""
+    """Settings for web access."""
 
     search: Search = "auto"  # Brave if there is a key, else SearXNG if there is an address, else DuckDuckGo
     brave_api_key: str = field(default="", repr=False)
     brave_url: str = BRAVE_URL
     searxng_url: str = ""
     private_hosts: tuple[str, ...] = ()  # "host:port", or "host" for ports 80 and 443
-    ports: tuple[int, ...] = PORTS  # of hosts that are not listed
-    timeout: float = 30.0  # seconds for a page or a search
-    max_bytes: int = 5_000_000  # of a page
+    ports: tuple[int, ...] = PORTS  # for hosts that are not listed
+    timeout: float = 30.0  # per page or search
+    max_bytes: int = 5_000_000  # per page
 
 
 def web_tools(settings: WebSettings, *, resolve: Resolver = system_resolver) -> list[Tool]:
-    """The tools of this file. `resolve` finds the addresses of a name."""
+    """Return the tools of this module. `resolve` resolves host names."""
     fetcher = Fetcher(
         private_hosts=settings.private_hosts,
         ports=settings.ports,
@@ -56,7 +58,7 @@ def web_tools(settings: WebSettings, *, resolve: Resolver = system_resolver) -> 
 
 
 def engine_of(settings: WebSettings, fetcher: Fetcher) -> Engine | None:
-    """The search engine that the settings ask for; None if what it needs is not set."""
+    """Return the configured search engine; None if its settings are missing."""
     match settings.search:
         case "auto" if settings.brave_api_key:
             return Brave(fetcher, settings.brave_api_key, settings.brave_url)
@@ -87,11 +89,12 @@ class WebFetch(Tool):
     }
     read_only = True
     untrusted = True
-    sends = True  # an address can carry anything away
+    sends = True  # an address can carry away any data
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
-        self.timeout = fetcher.timeout + 2 * PAGE_SECONDS + 40  # after all that can end it with a better message
+        # later than everything that can end it with a better message
+        self.timeout = fetcher.timeout + 2 * PAGE_SECONDS + 40
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         given = str(arguments.get("url", "")).strip()
@@ -116,13 +119,13 @@ class WebFetch(Tool):
             )
         try:
             return _present(page, asked, await _read(page))
-        except ToolError as error:  # about what a server has sent
+        except ToolError as error:  # about content that a server has sent
             error.untrusted = True
             raise
 
 
 class WebSearch(Tool):
-    """Asks the search engine of the settings."""
+    """Queries the configured search engine."""
 
     name = "web_search"
     description = (
@@ -151,7 +154,10 @@ class WebSearch(Tool):
         self.timeout = timeout + 10
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
-        """A search is not sending: the engine is the person's choice, and strangers do not see what it is asked."""
+        """Plan a search.
+
+        It does not count as sending: the person chose the engine, and others do not see the queries.
+        """
         name = self._engine.name if self._engine else "no engine"
         query = str(arguments.get("query", ""))
         return Plan(shown=f"search {name} for {query if query.isascii() and query.isprintable() else ascii(query)}")
@@ -170,7 +176,7 @@ class WebSearch(Tool):
 
 
 def reading_of(media_type: str) -> Reading | None:
-    """How a page of this media type is read; None for what is not. A page without one is looked into."""
+    """Return how to read a page of this media type; None if it is unsupported. A page without a type is sniffed."""
     if media_type in _HTML:
         return "html"
     if media_type == "application/pdf":
@@ -190,12 +196,12 @@ async def _read(page: Page) -> Readable:
         case "html":
             return await read_html(page.body, str(page.url), page.charset)
         case "pdf" if page.cut:
-            raise ToolError(f"The PDF is bigger than {len(page.body)} bytes, which is the most that is fetched.")
+            raise ToolError(f"The PDF is bigger than {len(page.body)} bytes, which is the maximum.")
         case "pdf":
             return await read_pdf(page.body, f"The PDF of {page.url.host}")
         case "text" | None:
             if not page.charset and b"\0" in page.body[:1024] and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise ToolError(f"{page.url.host} sent something that is no text.")
+                raise ToolError(f"{page.url.host} sent something that is not text.")
             return Readable("", clean(await in_thread(decode, page.body, page.charset)))
         case _:
             assert_never(reading)
@@ -215,13 +221,13 @@ def _entry(number: int, found: Found) -> str:
     return f"{number}. {found.title or found.url}\n   {found.url}{snippet}"
 
 
-PAGE_SECONDS = 12.0  # for a page; then half of that for a simpler reading of it
+PAGE_SECONDS = 12.0  # for a page, then half of that for a simpler way of reading it
 _MAX_ANSWER = 4 * markdown.MAX_TEXT + 100_000  # bytes
 
 
 @dataclass(slots=True, frozen=True)
 class Readable:
-    """A page as it can be read."""
+    """The readable content of a page."""
 
     title: str
     text: str  # Markdown
@@ -229,12 +235,12 @@ class Readable:
 
 
 async def read_html(body: bytes, url: str, charset: str = "", seconds: float = PAGE_SECONDS) -> Readable:
-    """The title and the text of a page; a ToolError if it cannot be read in time."""
+    """Return the title and text of a page; raise a ToolError if it cannot be read in time."""
     return await beside_child(_read_html, body, {"url": url, "charset": charset}, seconds)
 
 
 async def read_pdf(body: bytes, name: str) -> Readable:
-    """The text of a PDF."""
+    """Return the text of a PDF."""
     return await beside_child(_read_pdf, body, name)
 
 

@@ -3,7 +3,6 @@ worked examples."""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,29 +13,12 @@ from typing import Any
 from ....tools.narrow import failed
 from .conversation import Turn
 from .examples import all_examples
-from .words import CHANGES, LATIN, in_every_place, is_file, is_question, means, parts_of, paths_in, pattern, tongue
-
-_DONE = (
-    "created|made|written|wrote|saved|stored|added|appended|inserted|updated|changed|replaced|edited|corrected|fixed|"
-    "renamed|moved|copied|deleted|removed|erased|set|scheduled|run|ran|executed|remembered|noted|sent|installed|sorted"
-)
-_CLAIM = re.compile(
-    rf"\b(?:i|i've|i’ve|we)\s+(?:have\s+|just\s+|now\s+|also\s+|already\s+)*(?:{_DONE})\b"
-    rf"|\b(?:has|have|was|were|is|are)\s+(?:now\s+|just\s+|successfully\s+)*(?:been\s+)(?:now\s+|successfully\s+)*(?:{_DONE})\b"
-    rf"|^(?:{_DONE})\b|\b(?:successfully|done)\b"
-    r"|\bich\s+habe\b.*\b\w*ge\w+(?:t|en)\b|\bhabe ich\b|\bhe\s+\w+(?:ado|ido)\b|\bse ha \w+(?:ado|ido)\b"
-    r"|\bj['’]ai\b|했습니다|했어요|已(?:经|创建|添加|修改|删除|更新|保存)",
-    re.I | re.S,
-)
+from .words import CHANGES, LATIN, in_every_place, is_file, is_question, means, parts_of, paths_in, says, tongue
 
 
 def claims_work(answer: str) -> bool:
     """Whether an answer says that the model has changed something."""
-    return _CLAIM.search(answer) is not None
-
-
-def fingerprint(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name} {json.dumps(arguments, sort_keys=True)}"
+    return says(answer, "claim")
 
 
 # ---------------------------------------------------------------------------------------------- leaks
@@ -44,7 +26,6 @@ def fingerprint(name: str, arguments: Mapping[str, Any]) -> str:
 SHORTEST = 4  # characters of a value that cannot be a chance
 _NEW = re.compile(r"(?<!>)>\s*\S+")  # a file that a command makes may have any name
 _BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # moves or removes whatever has such a name
-_SEVERAL = pattern("several")
 _VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
 _SHOWS = frozenset({"read_file", "grep", "memory_search"})
 # Words of examples that anything may be about.
@@ -69,7 +50,7 @@ def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]
     known = "\n".join(request["_known"])
     command = _NEW.sub(" ", str(arguments.get("command", "")))
     asked = request["_turn"].request
-    several = in_every_place(asked) or _SEVERAL.search(asked) or len(paths_in(asked)) > 1
+    several = in_every_place(asked) or says(asked, "several") or len(paths_in(asked)) > 1
     if _BY_PATTERN.search(command) and not several:
         return True
     names = {path.rpartition("/")[2] for path in paths_in(known)}
@@ -99,7 +80,6 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
 )
 _ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
-_THEN = pattern("then")
 _PATH = r"[\w./-]+\.\w{1,5}"
 LONGEST = 400  # characters of what a program has printed
 _TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
@@ -127,7 +107,7 @@ def sentence(name: str, language: str, **values: str) -> str:
 
 def report(turn: Turn) -> str:
     """The sentence for the turn's last call where that was all that was asked for, or ""."""
-    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or _THEN.search(turn.request):
+    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or says(turn.request, "then"):
         return ""
     name, arguments, result = turn.calls[-1]
     values = {key: str(value).strip() for key, value in arguments.items()}

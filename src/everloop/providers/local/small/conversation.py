@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....tools.narrow import cut, entries, failed, lines_of, narrowed
-from .words import EMPTY, is_file, paths_in, pattern, stems, words
+from .words import EMPTY, is_file, paths_in, says, stems, words
 
 Message = dict[str, Any]
 
@@ -92,10 +92,6 @@ def text_of(message: Message) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the workspace
-
-_OTHER = pattern("other")
-_COPY = pattern("copy")
-_ORIGINAL = pattern("original")
 
 
 @dataclass(slots=True)
@@ -214,21 +210,21 @@ def described(request: str, seen: Seen) -> str:
         parts = [_singular(word) for word in stems(path)]
         if hits := sum(part in said or (not part.isascii() and part in request) for part in parts):
             scores[path] = (hits, hits / len(parts), number)
-    if _OTHER.search(request) and len(scores) > 1:
+    if says(request, "other") and len(scores) > 1:
         scores.pop(seen.focus, None)
     return max(scores, key=lambda path: scores[path]) if scores else ""
 
 
 def meant(request: str, seen: Seen) -> str:
     """The file that a request is about though it names none: described, the other one, the copy, or the last one."""
-    if _OTHER.search(request) and (others := _others(seen)):
+    if says(request, "other") and (others := _others(seen)):
         return described(request, seen) if described(request, seen) in others else others[-1]
     if found := described(request, seen):
         return found
     copies = [copy for copy in seen.copies if seen.has(copy)]
-    if copies and _COPY.search(request):
+    if copies and says(request, "copy"):
         return copies[-1]
-    if copies and _ORIGINAL.search(request) and seen.has(seen.copies[copies[-1]]):
+    if copies and says(request, "original") and seen.has(seen.copies[copies[-1]]):
         return seen.copies[copies[-1]]
     return seen.focus
 

@@ -6,32 +6,34 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....tools.narrow import NARROW, failed
-from .conversation import Seen, Turn, described, meant, shares_words
+from .conversation import Message, Seen, Turn, described, last_request, meant, shares_words, text_of
 from .examples import acts, asks_of_the_past, may_act, needs_tool, next_step
 from .grammar import Values, Wanted
 from .words import (
     CHANGES,
     EMPTY,
+    PATTERNS,
     WORK,
     asks_for_a_change,
     asks_how_many_there_are,
+    files_in,
     folders_in,
     in_every_place,
-    is_file,
     is_question,
     means,
     names_a_file,
     names_an_address,
     orders,
     paths_in,
-    pattern,
     places_in,
     runs_then,
+    says,
     without_files,
     word_set,
     words,
@@ -42,43 +44,10 @@ LONG = 240  # characters from which on a request may hold pasted text
 FEW = 9  # words of a request that only adds to the one before
 RECENT = 2  # turns for which the file touched last is what a request is about
 _CHAT = ("hello", "thanks", "bye")
-_TOOLS = (
-    "remind",
-    "remember",
-    "told",
-    "before",
-    "web",
-    "run",
-    "command",
-    "folder",
-    "file",
-    "show",
-    "find",
-    "sort",
-    "mention",
-    "here",
-    "read",
-)
-_PIECE = pattern("piece")
-_EXPLAIN = pattern("explain")
-_BY_COMMAND = pattern("by_command")
-_REFERS_TO_FILE = pattern("refers_to_file")
-_NOUN = pattern("noun")
+_TOOLS = tuple(word_set("tools"))
 _WHOLE = ("show", "read", "say", "file", "collection")
-_EXISTS = pattern("exists")
 _ASKS = word_set("asks")
-CODE = frozenset(
-    {"py", "sh", "js", "ts", "c", "cpp", "rs", "go", "java", "html", "css", "sql", "rb", "pl", "php", "lua"}
-)
-_IN_GENERAL = pattern("in_general")
-_DOES = pattern("does")
-_LITERALLY = pattern("literally")
-_SAVES_THAT = pattern("saves_that")
-_GOES_ON = pattern("goes_on")
-_CORRECTS = pattern("corrects")
-_SURELY_CORRECTS = pattern("surely_corrects")
-_REMARK = pattern("remark")
-_FIRST_PERSON = pattern("first_person")
+CODE = word_set("code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +76,7 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
     """The route of a request. `recent` is whether a file was touched in the last turns, `needs` what requests like
     it needed: call, words or either."""
     order = instruction(request)
-    named = [path for path in paths_in(order) if is_file(path)]
+    named = files_in(order)
     if named or names_a_file(order):
         source = means(order, "rename", "move", "copy") and len(named) == 1 and not any(map(seen.has, named))
         return Decision("work", meant(order, seen) if source else "")
@@ -116,14 +85,14 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("work")
     if means(order, *_CHAT) and not means(order, *CHANGES, "run") and not found:
         return Decision("talk")
-    if _BY_COMMAND.search(order) and not is_question(order):
+    if says(order, "by_command") and not is_question(order):
         return Decision("work")
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
-    if (_PIECE.search(order) or _EXPLAIN.search(order)) and not into_file and not found:
+    if (says(order, "piece") or says(order, "explain")) and not into_file and not found:
         return Decision("talk")
     if order != request:  # something was pasted, and that says nothing of what is wanted
         return Decision("work" if means(order, *CHANGES, "file") else "talk")
-    goes_on = _GOES_ON.search(order) is not None and len(order.split()) <= FEW
+    goes_on = says(order, "goes_on") and len(order.split()) <= FEW
     asks = is_question(order)
     if found:
         return Decision("work", meant(order, seen), goes_on=goes_on and not asks)
@@ -131,16 +100,16 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
         return Decision("work")
     changes = means(order, *CHANGES[2:]) or means(order, "run")
     if recent and seen.focus and not means(order, "folder", "here"):
-        to_file = _REFERS_TO_FILE.search(order) or means(order, "show", "read", "say", "count", "collection")
+        to_file = says(order, "refers_to_file") or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
             return Decision("talk")
         more = goes_on and seen.last == "edit_file"
         edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
-        if to_file or changes or ((goes_on or edits) and not _FIRST_PERSON.search(order)):
+        if to_file or changes or ((goes_on or edits) and not says(order, "first_person")):
             return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
         if edits or not means(order, *_TOOLS):
             return Decision("talk")
-    if means(order, "web") and _IN_GENERAL.search(order):
+    if means(order, "web") and says(order, "in_general"):
         return Decision("talk")
     counts = means(order, "count") and not asks_how_many_there_are(order)
     if changes or counts or means(order, *_TOOLS):
@@ -151,36 +120,36 @@ def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
 def _corrects(order: str, seen: Seen) -> bool:
     """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
-    short = seen.last == "edit_file" and len(order.split()) <= 4 and not _REMARK.search(order)
-    says_no = _CORRECTS.search(order) and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
-    return bool(_SURELY_CORRECTS.search(order) or says_no)
+    short = seen.last == "edit_file" and len(order.split()) <= 4 and not says(order, "remark")
+    says_no = says(order, "corrects") and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
+    return bool(says(order, "surely_corrects") or says_no)
 
 
 def names_something_else(request: str, seen: Seen) -> bool:
     """Whether a request speaks of something that stands in no file seen so far: it may be another file."""
     lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
-    nouns = [found["noun"] for found in _NOUN.finditer(request)]
+    nouns = [found["noun"] for found in PATTERNS["noun"].finditer(request)]
     return any(
-        not _REFERS_TO_FILE.search(f"the {noun}") and not means(noun, "end", "line") and not shares_words(noun, lines)
+        not says(f"the {noun}", "refers_to_file") and not means(noun, "end", "line") and not shares_words(noun, lines)
         for noun in nouns
     )
 
 
 def shows_all(request: str) -> bool:
     """Whether the file as a whole is asked for: it is named and nothing else is."""
-    if _EXISTS.search(request):
+    if says(request, "exists"):
         return False
-    said = _REFERS_TO_FILE.sub(" ", without_files(request))
+    said = PATTERNS["refers_to_file"].sub(" ", without_files(request))
     rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
     return not rest
 
 
 def writes_code(request: str) -> str:
     """The file of code that is to be written, where the request says what it does and not what stands in it."""
-    files = [path for path in paths_in(request) if is_file(path)]
+    files = files_in(request)
     if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
         return ""
-    return files[0] if _DOES.search(request) and not _LITERALLY.search(request) else ""
+    return files[0] if says(request, "does") and not says(request, "literally") else ""
 
 
 def asks_for_the_files(request: str) -> bool:
@@ -193,7 +162,7 @@ def asks_for_the_files(request: str) -> bool:
 
 def saves_answer(request: str) -> bool:
     """Whether what was just said is to be put into a file: `save that as …`."""
-    return len(request) < LONG and _SAVES_THAT.search(request) is not None
+    return len(request) < LONG and says(request, "saves_that")
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -236,6 +205,64 @@ def _value(node: ast.AST) -> float:
     raise ValueError
 
 
+# ---------------------------------------------------------------------------------------------- certain steps
+
+_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
+_ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
+
+
+def first_call(
+    turn: Turn, names: frozenset[str], before: Seen, there: Seen, answer: str
+) -> tuple[str, dict[str, Any]] | None:
+    """The call that is certain, whatever the model would say: the look at a file that is to be changed or was asked
+    about, or at the folder, where a file may be meant that was not seen yet; the run of a script; what was just said
+    into a file. `answer` is what was said last, where that was talk."""
+    request = turn.request
+    files = files_in(request)
+    looked = [name for name, _, _ in turn.calls]
+    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
+    if not looked and not there.listed and "list_dir" in names and on_file:
+        lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
+        if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
+            return "list_dir", {"path": "."}
+    if not looked and "list_dir" in names and asks_for_the_files(request):
+        return "list_dir", {"path": "."}
+    if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
+        return "write_file", {"path": files[0], "content": saved_part(answer)}
+    if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
+        return None
+    file = turn.file or files[0]
+    if turn.file and means(request, "run") and "exec" in names and (program := _PROGRAMS.get(file.rpartition(".")[2])):
+        return "exec", {"command": f"{program} {shlex.quote(file)}"}
+    if turn.file and means(request, "count") and "exec" in names:
+        return "count_lines", {"path": file}
+    if turn.file and removes(turn, there) == "look":
+        return "read_file", {"path": file}
+    changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
+    again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
+    asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
+    asked = asked or (shows_all(request) and not looked)
+    if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
+        return "read_file", {"path": file}
+    return None
+
+
+def last_words(conversation: Sequence[Message], request: str) -> str:
+    """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
+    answers = [message for message in conversation if message.get("role") == "assistant"]
+    files = paths_in(request)
+    if files and files[0].rpartition(".")[2] in CODE:
+        return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
+    called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
+    return text_of(answers[-1]) if answers and not called else ""
+
+
+def saved_part(answer: str) -> str:
+    """What of an answer is put into a file: its code where it has some, else all of it."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)
+    return "\n".join(blocks) if blocks else f"{answer.strip()}\n"
+
+
 # ---------------------------------------------------------------------------------------------- the next step
 
 # What must have been said for a narrow tool to be offered: nothing is deleted where nothing was said of deleting.
@@ -248,10 +275,7 @@ _MEANT = {
     "count_lines": ("count",),
 }
 _WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
-_POINTS = pattern("points")
-_FILE_ITSELF = pattern("file_itself")
 TRIES = 3  # calls of a turn that may fail
-_MACHINE = pattern("machine")
 
 
 def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
@@ -287,11 +311,11 @@ def removes(turn: Turn, there: Seen) -> str:
     said = turn.request.removesuffix(f"({turn.file})")
     if not turn.file or not means(said, "delete"):
         return ""
-    if _FILE_ITSELF.search(said) or described(said, Seen({turn.file: None})):
+    if says(said, "file_itself") or described(said, Seen({turn.file: None})):
         return "delete"
     if shares_words(said, there.texts.get(turn.file, ())):
         return "remove_line"
-    return "delete" if _POINTS.search(said) or turn.file in there.texts else "look"
+    return "delete" if says(said, "points") or turn.file in there.texts else "look"
 
 
 def only(turn: Turn, there: Seen) -> frozenset[str]:
@@ -334,9 +358,9 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     it is not; where nothing was said of work, no command and no new file can be meant."""
     request = turn.request
     if tool in NARROW:
-        two = tool == "move" and len([path for path in paths_in(request) if is_file(path)]) == 2
+        two = tool == "move" and len(files_in(request)) == 2
         return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
-    named = [path for path in paths_in(request) if is_file(path)]
+    named = files_in(request)
     if only := asks_of_the_past(request, offered):
         return tool == only
     if tool == "edit_file" and "read_file" in offered:
@@ -352,7 +376,7 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):
-        return names_a_file(request) or means(request, *WORK, "show") or _MACHINE.search(request) is not None
+        return names_a_file(request) or means(request, *WORK, "show") or says(request, "machine")
     return True
 
 

@@ -7,27 +7,13 @@ from typing import Any
 
 from ....tools.narrow import cut, short_result
 from .conversation import Message, Seen, calls_of, text_of, texts_of, without_clock
-from .examples import CLIENT, FIXED, Example
+from .examples import CLIENT, FIXED, PROMPTS, Example
 from .grammar import call_text
 
 RESULT_LIMIT = 1_600  # characters of a result that is being looked at
 FULL_LIMIT = 800  # and of one of the last turns
 OLD_LIMIT = 300  # and of one of an earlier turn
 NOTES_LIMIT = 1_200  # characters of what the system prompt says beside the tools
-_SYSTEM = (
-    "You are a helpful assistant that works in a folder on the user's computer. "
-    "To do something or to look something up, answer with one call of a tool as JSON. "
-    "Say only what a result says. When the request is done, or needs no tool, answer in one short sentence, "
-    "in the user's language."
-)
-_CLIENT = (
-    "To use a tool, answer with its call as JSON and nothing else. Use a tool only if the last message needs it; "
-    "otherwise answer in words, in the user's language. Say only what a result says. The tools:"
-)
-_TALK = (
-    "You are a friendly and helpful assistant. Answer the user's last message, in the user's language, shortly unless "
-    "more is asked for. Put code into a fenced block that names its language."
-)
 CLIENT_LIMIT = 400  # characters that describe a client's tool
 MOST_FILES = 20  # names of files in the prompt
 RECENT = 8  # messages of the conversation that are told in full
@@ -38,8 +24,8 @@ _BREAK = "\n\n---\n\n"
 def prefix(names: frozenset[str]) -> list[Message]:
     """The system prompt and the examples that fit the tools there are: the same bytes for all conversations."""
     if not names:
-        return [{"role": "system", "content": "You are a helpful assistant. Answer in short."}]
-    shown: list[Message] = [{"role": "system", "content": _SYSTEM}]
+        return [{"role": "system", "content": PROMPTS["no_tools"]}]
+    shown: list[Message] = [{"role": "system", "content": PROMPTS["system"]}]
     for example in FIXED:
         if example.tools <= names:
             shown += example_messages(example)
@@ -54,7 +40,7 @@ def client_prefix(system: str, tools: Iterable[Mapping[str, Any]]) -> list[Messa
         properties = (tool.get("parameters") or {}).get("properties") or {}
         kinds = {key: f"<{kind.get('type', 'any')}>" for key, kind in properties.items()}
         forms.append(f"{call_text(str(tool.get('name')), kinds)} – {tool.get('description') or ''}"[:CLIENT_LIMIT])
-    about = "\n\n".join(part for part in (surroundings(system), _CLIENT, "\n".join(forms)) if part)
+    about = "\n\n".join(part for part in (surroundings(system), PROMPTS["client"], "\n".join(forms)) if part)
     examples = [message for example in CLIENT for message in example_messages(example)]
     return [{"role": "system", "content": about}, *examples]
 
@@ -99,7 +85,7 @@ def notes(system: str, there: Seen) -> list[Message]:
 def talk(system: str, conversation: Sequence[Message], there: Seen) -> list[Message]:
     """The messages of a request that is talk: no tools and no examples, only what was said and what is known."""
     about = "\n\n".join(part for part in (surroundings(system), texts_of(there.touched[-2:], there, 600)) if part)
-    shown: list[Message] = [{"role": "system", "content": f"{_TALK}\n\n{about}".strip()}]
+    shown: list[Message] = [{"role": "system", "content": f"{PROMPTS['talk']}\n\n{about}".strip()}]
     said = [message for message in conversation if message.get("role") in ("user", "assistant") and text_of(message)]
     limits = [OLD_LIMIT if at < len(said) - RECENT else RESULT_LIMIT for at in range(len(said))]
     for message, limit in zip(said, limits, strict=True):

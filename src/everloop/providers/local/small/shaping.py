@@ -2,14 +2,12 @@
 
 A model of one billion parameters or so loses its way in long prompts and many tools, but copies examples well. So it is
 asked in another way than larger ones, and its answers are converted back into the usual format.
-The prompt begins with what never changes, then has the conversation, then the examples nearest to the request.
+The prompt begins with what never changes; the examples nearest to the request and the conversation follow.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,35 +17,31 @@ from uuid import uuid4
 from ....tools.narrow import NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .answers import claims_work, fingerprint, imitates, invented, leak, report, sentence
+from .answers import claims_work, imitates, invented, leak, report, sentence
 from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
+from .decide import RECENT as RECENT_TURNS
 from .decide import (
-    CODE,
     Decision,
     arithmetic,
-    asks_for_the_files,
     decide,
+    first_call,
     fits,
-    names_something_else,
+    last_words,
     only,
-    removes,
-    saves_answer,
+    saved_part,
     shows_all,
     wanted_next,
     writes_code,
 )
-from .decide import RECENT as RECENT_TURNS
 from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
 from .grammar import Values, Wanted, grammar
 from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
 from .values import values_for
-from .words import CHANGES, asks_for_a_change, in_every_place, is_file, is_question, means, paths_in, tongue
+from .words import paths_in, tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 ANSWER_TOKENS = 600
 PROMPT_TOKENS = 1_500  # of the examples and notes before a conversation
-_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
-_ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -83,7 +77,7 @@ class SmallShaping:
     prompt_tokens = PROMPT_TOKENS
 
     def for_json(self, form: Mapping[str, Any]) -> SmallJson:
-        return SmallJson(self, form)
+        return SmallJson(form)
 
     def prepare(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = True
@@ -113,8 +107,8 @@ class SmallShaping:
     def _work(self, asked: Asked, decision: Decision) -> dict[str, Any] | LLMResponse:
         """The step of a turn that may need tools, on the file that the decision names."""
         turn, names = _resolved(asked.turn, decision, asked.there), names_of(asked.offered)
-        answer = _last_words(asked.conversation[: asked.last], turn.request)
-        if first := _first_call(turn, names, asked.before, asked.there, answer):
+        answer = last_words(asked.conversation[: asked.last], turn.request)
+        if first := first_call(turn, names, asked.before, asked.there, answer):
             return _made(*first)
         if asked.certain and not turn.calls and "write_file" in names and (file := writes_code(turn.request)):
             return _code(asked, file)
@@ -209,7 +203,7 @@ class SmallShaping:
         usage = read_usage(answer.get("usage"))
         text, reason = _text_of_answer(answer)
         if "_code" in request and reason == "stop":
-            saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": _saved(text)})
+            saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": saved_part(text)})
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if "_talk" in request:
             if "_work" in request and imitates(text):  # talk can have done nothing
@@ -265,16 +259,6 @@ def _plainly(messages: list[Message]) -> dict[str, Any]:
     }
 
 
-def _last_words(conversation: Sequence[Message], request: str) -> str:
-    """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
-    answers = [message for message in conversation if message.get("role") == "assistant"]
-    files = paths_in(request)
-    if files and files[0].rpartition(".")[2] in CODE:
-        return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
-    called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
-    return text_of(answers[-1]) if answers and not called else ""
-
-
 def _code(asked: Asked, file: str) -> dict[str, Any]:
     """The request for the code of a file: the plain model writes it with its line breaks, and it is saved as it is."""
     shown = joined(talk(asked.system, asked.conversation, asked.there))
@@ -294,48 +278,6 @@ def _resolved(turn: Turn, decision: Decision, there: Seen) -> Turn:
     return Turn(request, turn.calls, file, decision.corrects, decision.goes_on)
 
 
-def _first_call(
-    turn: Turn, names: frozenset[str], before: Seen, there: Seen, answer: str
-) -> tuple[str, dict[str, Any]] | None:
-    """The call that is certain, whatever the model would say: the look at a file that is to be changed or was asked
-    about, or at the folder, where a file may be meant that was not seen yet; the run of a script; what was just said
-    into a file. `answer` is what was said last, where that was talk."""
-    request = turn.request
-    files = [path for path in paths_in(request) if is_file(path)]
-    looked = [name for name, _, _ in turn.calls]
-    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
-    if not looked and not there.listed and "list_dir" in names and on_file:
-        lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
-        if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
-            return "list_dir", {"path": "."}
-    if not looked and "list_dir" in names and asks_for_the_files(request):
-        return "list_dir", {"path": "."}
-    if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
-        return "write_file", {"path": files[0], "content": _saved(answer)}
-    if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
-        return None
-    file = turn.file or files[0]
-    if turn.file and means(request, "run") and "exec" in names and (program := _PROGRAMS.get(file.rpartition(".")[2])):
-        return "exec", {"command": f"{program} {shlex.quote(file)}"}
-    if turn.file and means(request, "count") and "exec" in names:
-        return "count_lines", {"path": file}
-    if turn.file and removes(turn, there) == "look":
-        return "read_file", {"path": file}
-    changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
-    again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
-    asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
-    asked = asked or (shows_all(request) and not looked)
-    if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
-        return "read_file", {"path": file}
-    return None
-
-
-def _saved(answer: str) -> str:
-    """What of an answer is put into a file: its code where it has some, else all of it."""
-    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)
-    return "\n".join(blocks) if blocks else f"{answer.strip()}\n"
-
-
 def _made(name: str, arguments: dict[str, Any]) -> LLMResponse:
     call = _widened(ToolCallRequest(_new_id(), name, arguments))
     return LLMResponse(None, [call], finish_reason="tool_calls")
@@ -349,7 +291,7 @@ def _widened(call: ToolCallRequest) -> ToolCallRequest:
     """A call of a narrow tool as the command that it stands for."""
     if call.name not in NARROW:
         return call
-    return ToolCallRequest(call.id, "exec", {"command": command_of(call.name, call.arguments)}, call.error)
+    return replace(call, name="exec", arguments={"command": command_of(call.name, call.arguments)})
 
 
 def _begin(turn: Turn, names: frozenset[str]) -> str:
@@ -366,8 +308,8 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
     """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
     turn: Turn = request["_turn"]
     if call is not None:
-        made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
-        return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None
+        made = [(name, arguments) for name, arguments, _ in turn.calls]
+        return _again(request, "words") if (call.name, call.arguments) in made else None
     done = any(acts(name) and not failed(result) for name, _, result in turn.calls)
     if done or not request["_tools"] or not claims_work(text):
         return None
@@ -411,19 +353,18 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- answers in JSON
 
 
-class SmallJson:
+class SmallJson(SmallShaping):
     """Shapes one request whose answer has a form of the caller's. Calls come first; the answer is held to the form."""
 
-    def __init__(self, shaping: SmallShaping, form: Mapping[str, Any]) -> None:
-        self._shaping = shaping
+    def __init__(self, form: Mapping[str, Any]) -> None:
         self._form = form
         self._answers = False
-        self.prompt_tokens = shaping.prompt_tokens
 
-    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
-        request = self._shaping.prepare(messages, tools, certain=False)
-        words = isinstance(request, dict) and request["_wanted"] == "words"
-        return self._answer(request) if words and isinstance(request, dict) else request
+    def prepare(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = False
+    ) -> dict[str, Any] | LLMResponse:
+        request = super().prepare(messages, tools, certain)
+        return self._answer(request) if isinstance(request, dict) and request["_wanted"] == "words" else request
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self._answers = True
@@ -432,9 +373,6 @@ class SmallJson:
         asked = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
         return {**kept, "messages": [*before, asked], "response_format": self._form}
 
-    def for_json(self, form: Mapping[str, Any]) -> SmallJson:
-        return SmallJson(self._shaping, form)
-
     def visible(self, text: str) -> str:
         return text if self._answers else ""
 
@@ -442,5 +380,5 @@ class SmallJson:
         if self._answers:
             text, reason = _text_of_answer(answer)
             return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))
-        step = self._shaping.read(answer, request)
+        step = super().read(answer, request)
         return step if isinstance(step, dict) or step.tool_calls else self._answer(request)

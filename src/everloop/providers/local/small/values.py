@@ -9,6 +9,7 @@ from ....tools.narrow import NARROW, failed, lines_of
 from .conversation import Message, Seen, Turn, text_of
 from .words import (
     BEHIND,
+    PATTERNS,
     alike,
     clock,
     folders_in,
@@ -17,29 +18,18 @@ from .words import (
     kept,
     key_of,
     means,
+    names_key,
     paths_in,
-    pattern,
     places_in,
+    says,
     spans,
     tokens,
     weekday,
     word_set,
 )
 
-# Before the old words: a word that says so, or a verb and at most three words.
-_BEFORE = (
-    r"(?:\b(?:instead of|rather than|not|from|statt|anstatt|nicht|von|en vez de|en lugar de|au lieu de)\s+(?:\w+\s+)?"
-    r"|\b(?:chang\w*|replac\w*|swap\w*|renam\w*|exchang\w*|substitut\w*|ersetz\w*|änder\w*|tausch\w*|cambi\w*|reempla\w*"
-    r"|remplac\w*)\s+(?:[\w']+\s+){0,3}?|把\s*|里的\s*)[\"'“«]?"
-)
-# After the old words.
-_AFTER = (
-    r"[\"'”»]?\s*(?:→|->|(?:should|must) (?:be|read|say)|is now|was renamed|became|with|by|durch|por|par"
-    r"|를|을|改成|改为|换成|替换)"
-)
-_BOTH = pattern("both")
+_BEFORE, _AFTER = PATTERNS["before_old"].pattern, PATTERNS["after_old"].pattern
 _JOINS = word_set("joins")
-_PAIR = pattern("pair")
 _WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
 _STOPS = ".,:;!?\"'“”«»()"
 
@@ -55,12 +45,13 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
         for line in found:
             if old in line and (around := _around(line, old, len(key_of(line)))):
                 places.setdefault(line, []).extend(around)
-    return surely or (perhaps if _BOTH.search(request) else {})
+    unsure = says(request, "both") and not any(names_key(request, line) for line in found)
+    return surely or (perhaps if unsure else {})
 
 
 def names_both(request: str) -> bool:
     """Whether the words that are to be there are named as well as those that are."""
-    return _PAIR.search(request) is not None
+    return says(request, "pair")
 
 
 def new_words(request: str, old: Sequence[str]) -> list[str]:
@@ -161,6 +152,7 @@ def _edits(turn: Turn, files: Sequence[str], there: Seen) -> dict[str, list[str]
     if lines and not (every and named):
         places = swaps(turn.request, lines)
         old = alike(turn.request, places or lines)[:MOST_LINES]
+        old = [line for line in old if names_key(turn.request, line)] or old
         if turn.corrects and not places and there.last_edit in lines and len(old) == len(set(lines)):
             old = [there.last_edit]  # no line was spoken of, so it is the one that was changed last
         given: dict[str, list[str]] = {"old_text": old, "new_text": [kept(turn.request, line) for line in old]}

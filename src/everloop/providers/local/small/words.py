@@ -16,9 +16,12 @@ TONGUES: Mapping[str, str] = _DATA["tongues"]
 DAYS: Sequence[str] = _DATA["days"]["names"]
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    """A word list as a regular expression."""
-    return re.compile(_DATA["patterns"][name], re.I)
+PATTERNS: Mapping[str, re.Pattern[str]] = {name: re.compile(text, re.I) for name, text in _DATA["patterns"].items()}
+
+
+def says(text: str, name: str) -> bool:
+    """Whether the pattern of this name is found in a text."""
+    return PATTERNS[name].search(text) is not None
 
 
 def word_set(name: str) -> frozenset[str]:
@@ -76,8 +79,6 @@ _CLOCK = re.compile(
     r"|(?P<full>\d{1,2}) ?(?:[ap]\.?m\b|uhr\b(?! *\d)|o'clock|heures?\b(?! *\d)))",
     re.I,
 )
-_LATE = pattern("late")
-_EARLY = pattern("early")
 
 
 def weekday(text: str) -> str:
@@ -92,9 +93,9 @@ def clock(text: str) -> tuple[str, str]:
     if len(named) != 1:
         return "", ""
     hour, minute = named.pop()
-    if _LATE.search(text) and hour < 12:
+    if says(text, "late") and hour < 12:
         hour += 12
-    elif _EARLY.search(text) and hour == 12:
+    elif says(text, "early") and hour == 12:
         hour = 0
     return (str(minute), str(hour)) if hour < 24 and minute < 60 else ("", "")
 
@@ -110,6 +111,7 @@ def script(text: str) -> str:
     return LATIN
 
 
+@lru_cache(maxsize=1024)  # that of each example is asked for again and again
 def tongue(text: str) -> str:
     """Which language it is in, as far as that matters: its letters, or one of those that have examples here."""
     if (letters := script(text)) != LATIN:
@@ -172,6 +174,12 @@ def key_of(line: str) -> str:
     """The key of a setting with all up to its value, or nothing."""
     found = _KEY.match(line)
     return found[0] if found else ""
+
+
+def names_key(request: str, line: str) -> bool:
+    """Whether a line is a setting whose key a request names."""
+    key = {word for word in words(key_of(line)) if word not in EMPTY}
+    return bool(key) and key <= {*words(without_files(request))}
 
 
 def kept(request: str, line: str) -> str:
@@ -270,6 +278,11 @@ def is_file(path: str) -> bool:
     return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
 
 
+def files_in(text: str) -> list[str]:
+    """The names of files, and not of folders, that stand in a text."""
+    return [path for path in paths_in(text) if is_file(path)]
+
+
 def stems(path: str) -> list[str]:
     """The words of a file's name without its ending."""
     return words(path.rpartition("/")[2].rpartition(".")[0] or path)
@@ -282,42 +295,36 @@ def without_files(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- kinds of requests
 
-_EVERY = pattern("every")
-_MARK = re.compile("[?\uff1f]")
 _OWN = word_set("own")
-_QUESTION = pattern("question")
-_POLITE = pattern("polite")
-_BETWEEN = pattern("between")
-_SHOULD = pattern("should")
 
 
 def is_question(text: str) -> bool:
     """Whether something is asked, and not only politely asked for."""
-    return _QUESTION.search(text) is not None or (_MARK.search(text) is not None and _POLITE.search(text) is None)
+    return says(text, "question") or (re.search("[?\uff1f]", text) is not None and not says(text, "polite"))
 
 
 def parts_of(text: str) -> list[str]:
     """The parts of what is said, between commas and joining words."""
-    return [part for part in _BETWEEN.split(text) if part.strip()]
+    return [part for part in PATTERNS["between"].split(text) if part.strip()]
 
 
 def orders(text: str) -> str:
     """The text without the parts that ask."""
-    return " ".join(part for part in _BETWEEN.split(text) if not is_question(part))
+    return " ".join(part for part in PATTERNS["between"].split(text) if not is_question(part))
 
 
 def runs_then(text: str) -> bool:
     """Whether something is to be run once the rest is done: `… and run it`."""
-    return any(means(" ".join(part.split()[:2]), "run") for part in _BETWEEN.split(text)[1:])
+    return any(means(" ".join(part.split()[:2]), "run") for part in PATTERNS["between"].split(text)[1:])
 
 
 def asks_for_a_change(text: str) -> bool:
     """Whether it says what one file should say, and is no question about it, nor an order to do something else."""
-    if len([path for path in paths_in(text) if is_file(path)]) != 1 or is_question(text):
+    if len(files_in(text)) != 1 or is_question(text):
         return False
     if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
         return False
-    return means(text, "change") or (bool(_SHOULD.search(text)) and not means(text, "create", "write"))
+    return means(text, "change") or (bool(says(text, "should")) and not means(text, "create", "write"))
 
 
 def asks_how_many_there_are(text: str) -> bool:
@@ -328,4 +335,4 @@ def asks_how_many_there_are(text: str) -> bool:
 
 def in_every_place(text: str) -> bool:
     """Whether what is to be changed may stand in several places."""
-    return _EVERY.search(without_files(text)) is not None
+    return says(without_files(text), "every")

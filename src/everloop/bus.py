@@ -100,6 +100,13 @@ class InboundMessage:
     restored: bool = False  # restored from a backup, so it may have been answered before
 
     def __post_init__(self) -> None:
+        for name in ("channel", "sender_id", "chat_id", "id", "session"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("id", "session")):
+                # chat networks have numbers
+                if not isinstance(value, int):
+                    raise TypeError(f"InboundMessage: {name} must be a text, not {type(value).__name__}")
+                setattr(self, name, str(value))
         if self.metadata and self.cause is None:
             _read_old_metadata(self)
 
@@ -158,6 +165,8 @@ class InboundMessage:
     def addressed(self) -> InboundMessage:
         """Return the message as it enters the inbox: with its session resolved (an internal message belongs to its
         origin's session) and with storable text."""
+        if not isinstance(self.content, str):
+            raise TypeError(f"the content of a message must be a text, not {type(self.content).__name__}")
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
 
@@ -216,6 +225,8 @@ class MessageBus:
         self._outbound: asyncio.Queue[tuple[OutboundMessage, Callable[[], None] | None]] = asyncio.Queue(size)
 
     async def publish_inbound(self, message: InboundMessage) -> None:
+        if not isinstance(message, InboundMessage):
+            raise TypeError(f"publish_inbound() takes an InboundMessage, not {type(message).__name__}")
         await self._inbound.put(message)
 
     async def consume_inbound(self) -> InboundMessage:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from ..log import Call, error_content
 from ..messages import encode_json
@@ -234,7 +234,7 @@ class ToolRegistry:
         if not isinstance(given, dict | str):
             return _failure(f"{name} was not run: its arguments must be an object, not {type(given).__name__}").content
         outer = current.get(None)
-        call = Call(outer.call if outer else uuid.uuid4().hex, name, given)
+        call = Call(outer.call if outer else uuid.uuid4().hex, name, cast("dict[str, Any]", given))
         if self._direct is None:
             return (await self.run(call, outer or _unbound(call.id))).content
         try:

@@ -163,15 +163,17 @@ class InboundMessage:
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
-        """Return the message as it enters the inbox: with its session resolved (an internal message belongs to its
-        origin's session) and with storable text."""
+        """Return the message as it enters the inbox: with its session resolved and with storable text.
+
+        An internal message belongs to its origin's session.
+        """
         if not isinstance(self.content, str):
             raise TypeError(f"the content of a message must be a text, not {type(self.content).__name__}")
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
 
     def opened(self) -> InboundMessage:
-        """Return the message as the inbox keeps it after its turn has opened, without the API request, which is in the
+        """Return the message as the inbox keeps it after its turn has opened: without the API request, which is in the
         log."""
         return self if self.request is None else replace(self, request=None, parts=None)
 
@@ -195,8 +197,7 @@ def _read_old_metadata(message: InboundMessage) -> None:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The question a parked turn asks a person: its session, its position in the log, and the sender the turn works
-    for."""
+    """The question of a parked turn: its session, its position in the log, and the sender that the turn works for."""
 
     session: str
     position: int

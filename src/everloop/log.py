@@ -254,8 +254,10 @@ def encode_entry(entry: Entry) -> str:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """Encode an entry as UTF-8, for stores that take bytes: decoding a long one to str would take longer than encoding
-    it."""
+    """Encode an entry as UTF-8, for stores that take bytes.
+
+    Decoding a long entry to str would take longer than encoding it.
+    """
     if isinstance(entry, UserSaid) and (request := entry.request) is not None and len(request.before) > MANY:
         # One at a time: a single call that encodes megabytes would hold the GIL and block all other threads.
         before = tuple(msgspec.Raw(_encoder.encode(message)) for message in request.before)

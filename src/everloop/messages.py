@@ -90,8 +90,10 @@ class Conversation(list[Message]):
         return b"".join(self.json_parts())
 
     def json_parts(self) -> list[bytes]:
-        """Return the JSON array in parts: few, and mostly unchanged since the last call, so that they need not be
-        copied."""
+        """Return the JSON array in parts, so that it need not be copied.
+
+        There are few parts, and most are unchanged since the last call.
+        """
         if self._encoded > len(self):  # messages were removed: start over
             self._parts.clear()
             self._encoded = 0

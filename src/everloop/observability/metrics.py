@@ -264,8 +264,7 @@ class Page:
         yield sample(name, self._relay.batches)
 
     def _of_standby(self) -> Iterator[str]:
-        """Return the standby wait, which the process knows itself: a query of the store might wait behind the waiting
-        writes."""
+        """Yield the standby wait, which the process itself knows: a query of the store might wait behind the writes."""
         name = "everloop_standby_wait_seconds"
         yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
         yield sample(name, self._store.standby_wait)

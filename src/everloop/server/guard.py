@@ -162,8 +162,10 @@ class Guard:
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token's rights, and read the body before the handler starts: it must be JSON, not too large, not
-        too slow."""
+        """Check the token's rights, and read the body before the handler starts.
+
+        The body must be JSON, not too large, and not too slow.
+        """
         if request.match_info.http_exception is None:  # otherwise there is no handler: the path or the method is wrong
             _check_right(request)
             _check_content_type(request)

@@ -145,8 +145,10 @@ class FoundList(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """What the command line provides to the page: the checks of `doctor`, session export, file names for @ mentions,
-    and the recording of workspace changes."""
+    """What the command line provides to the page.
+
+    These are the checks of `doctor`, session export, file names for @ mentions, and the recording of workspace changes.
+    """
 
     checks: Checks = no_checks
     export: Export = no_export

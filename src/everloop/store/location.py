@@ -209,8 +209,7 @@ def find_earlier(home_folder: Path, workspace: str | Path, own: OwnStore) -> Rec
 
 
 def folder_identity(folder: str | Path) -> str:
-    """Return what survives a move of the folder: its inode and creation time; "" if the file system has nothing
-    permanent."""
+    """Return what survives a move of the folder, its inode and creation time; "" if nothing does."""
     buffer = ctypes.create_string_buffer(256)
     library = ctypes.CDLL(None)
     if not hasattr(library, "statx") or library.statfs(os.fsencode(folder), buffer) != 0:

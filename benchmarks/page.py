@@ -138,7 +138,7 @@ async def lighthouse(folder: Path) -> dict[str, dict[str, int]]:
         for form, options in FORMS.items():
             report = folder / f"{form}.json"
             command = [
-                program, one.page.url, f"--port={port}", "--disable-storage-reset", "--output=json", "--quiet",
+                str(program), one.page.url, f"--port={port}", "--disable-storage-reset", "--output=json", "--quiet",
                 f"--output-path={report}", f"--only-categories={','.join(CATEGORIES)}", "--no-enable-error-reporting",
                 f"--max-wait-for-load={1000 * LOAD_SECONDS}", *options,
             ]  # fmt: skip

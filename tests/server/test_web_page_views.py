@@ -67,7 +67,7 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
         await expect(sent).to_contain_text("Water the roses")
         shown = json.loads(await sent.inner_text())
         assert (shown["messages"], shown["model"]) == (server.seen(0), "scripted")
-        assert shown["tools"] == server.fake.requests[0].body["tools"]
+        assert shown["tools"] == json.loads(server.fake.requests[0].raw)["tools"]
         await expect(steps.nth(1).get_by_text("The request as it was sent")).to_be_visible()
         await one.check("timeline")
         await one.page.get_by_role("link", name="Back to the chat").click()

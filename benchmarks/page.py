@@ -31,6 +31,10 @@ from tests.server.serving import serving
 MESSAGES, WORDS, LOADS = 10_000, 8_000, 5
 FIRST_PAINT, LONGEST_TASK, STREAMING, START = 500.0, 100.0, 2_000.0, 300.0  # milliseconds
 SCORE = 95  # of 100
+ATTEMPTS = 2  # at a run of Lighthouse
+# The page looks at the list of sessions every few seconds, so it is never as quiet as Lighthouse waits for; and the
+# beginning of a trace of 45 seconds, its usual wait, is lost now and then ("NO_NAVSTART").
+LOAD_SECONDS = 12
 LIGHTHOUSE = Path(__file__).parent / "lighthouse"
 CACHE = Path(os.environ.get("EVERLOOP_TEST_CACHE") or LIGHTHOUSE.parent.parent / ".clients").resolve()
 FORMS = {"phone": [], "desktop": ["--preset=desktop"]}
@@ -133,13 +137,18 @@ async def lighthouse(folder: Path) -> dict[str, dict[str, int]]:
         await expect(one.log.get_by_label("Agent", exact=True)).to_have_count(1)
         for form, options in FORMS.items():
             report = folder / f"{form}.json"
-            process = await asyncio.create_subprocess_exec(
-                program, one.page.url, f"--port={port}", "--disable-storage-reset", "--output=json", "--quiet",
+            command = [
+                str(program), one.page.url, f"--port={port}", "--disable-storage-reset", "--output=json", "--quiet",
                 f"--output-path={report}", f"--only-categories={','.join(CATEGORIES)}", "--no-enable-error-reporting",
-                *options,
-            )  # fmt: skip
-            if await asyncio.wait_for(process.wait(), 300):
-                sys.exit("Lighthouse failed; see its message above")
+                f"--max-wait-for-load={1000 * LOAD_SECONDS}", *options,
+            ]  # fmt: skip
+            for attempt in range(ATTEMPTS):
+                process = await asyncio.create_subprocess_exec(*command)
+                if not await asyncio.wait_for(process.wait(), 300):
+                    break
+                print(f"Lighthouse, {form}: attempt {attempt + 1} of {ATTEMPTS} failed; see its message above")
+            else:
+                sys.exit("Lighthouse failed")
             said = json.loads(report.read_text())
             found[form] = {name: round(100 * said["categories"][name]["score"]) for name in CATEGORIES}
         await context.close()

@@ -20,7 +20,7 @@ from everloop.server import access as access_module
 from everloop.server.access import Access
 from everloop.testing.openai_server import FakeOpenAI
 
-from ..support.commands import environment, start
+from ..support.commands import environment, start, until
 from .feeds import PageClient
 from .serving import Serving, call, process, serving
 
@@ -232,6 +232,19 @@ async def test_serve_prints_a_link_that_works_and_a_cookie_outlives_the_server(t
                 assert response.status == 200
             async with browser.get(f"{url}/api/sessions", headers=headers) as response:
                 assert response.status == 401
+
+
+async def test_serve_opens_the_page_in_the_browser_where_it_is_told_to(tmp_path: Path):
+    """The browser here is a program that writes down what it is asked to open."""
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
+    browser.chmod(0o755)
+    async with FakeOpenAI() as fake, process(fake, tmp_path, "--open", BROWSER=f"{browser} %s") as (_, url):
+        await until(seen.exists)
+        address, _, code = seen.read_text().partition("/#link=")
+        assert address == url
+        async with aiohttp.ClientSession() as http, http.post(f"{url}/api/login", json={"link": code}) as response:
+            assert response.status == 200
 
 
 async def test_everloop_link_prints_another_link(server: Serving):

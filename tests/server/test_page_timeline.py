@@ -15,6 +15,8 @@ from everloop.log import CallEnded, CallsAsked, CallsDecided, Logged, ModelAnswe
 from everloop.providers.openai import END_COUNTED
 from everloop.server.page_timeline import timeline_of
 from everloop.store.base import TurnInfo
+from everloop.store.sqlite import SQLiteStore
+from everloop.store.sqlite.writer import Writer
 from tests.support.commands import until
 
 from .feeds import PageClient, page_client, said
@@ -40,7 +42,12 @@ async def sent_at(page: PageClient, key: str, seq: int, end: bytes = END_COUNTED
 async def texts(server: Serving) -> list[tuple[str, str, str]]:
     """The texts that are kept: owner, key and hash."""
     query = "SELECT owner, key, hash FROM request_text ORDER BY hash"
-    return await server.store.writer.submit(lambda db: db.execute(query).fetchall())
+    return await writer_of(server).submit(lambda db: db.execute(query).fetchall())
+
+
+def writer_of(server: Serving) -> Writer:
+    assert isinstance(server.store, SQLiteStore)
+    return server.store.writer
 
 
 def logged(*entries: tuple[float, object]) -> list[Logged]:
@@ -262,10 +269,10 @@ async def test_a_request_that_is_not_kept_is_built_anew_and_says_so(server: Serv
     server.fake.reply("fine")
     page = await said(ada, "web:1", "hello")
     (seq,) = [seq for seq, one in page.entries.items() if one["kind"] == "answer"]
-    await server.store.writer.submit(lambda db: db.execute("DELETE FROM request_text").rowcount)
+    await writer_of(server).submit(lambda db: db.execute("DELETE FROM request_text").rowcount)
     body, notes = await sent_at(ada, "web:1", seq)
     assert body == server.fake.requests[-1].raw  # nothing has changed
-    assert [note.split()[1] for note in notes] == ["system", "tools"]
+    assert [("prompt" in note, "tools" in note) for note in notes] == [(True, False), (False, True)]
 
 
 async def test_attempts_that_failed_and_the_last_wait_for_the_disk_are_told(tmp_path: Path):

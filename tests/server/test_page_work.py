@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from everloop.bus import EXECUTOR, InboundMessage, SubagentTask
+
 from .feeds import PageClient, is_over, page_client
 from .serving import Serving, call
 
@@ -82,3 +84,22 @@ async def test_sub_agents_are_told_with_the_sessions_that_started_them(server: S
     assert agent["key"].startswith("sub:")
     eve = await page_client(server, "eve")
     assert (await eve.api("GET", "agents"))[1] == {"agents": []}
+
+
+async def test_the_run_of_a_definition_is_told_with_its_goal(server: Serving, ada: PageClient):
+    task = SubagentTask(id="r1", label="count", root="r1", report=False, definition={"name": "count"})
+    run = InboundMessage(
+        EXECUTOR, "user", "count", "Count the beans", id="spawn:r1", owner="ada", session="executor:count/r1",
+        reply=False, attended=False, cause=task,
+    )  # fmt: skip
+    await server.store.accept(run)
+    (found,) = (await ada.api("GET", "agents"))[1]["agents"]
+    told = {name: found[name] for name in ("key", "parent", "label", "task", "state", "definition")}
+    assert told == {
+        "key": "executor:count/r1",
+        "parent": "",
+        "label": "count",
+        "task": "Count the beans",
+        "state": "waiting",
+        "definition": "count",
+    }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from .browser import Tab, chromium, link, tab
 from .serving import Serving, call, serving
@@ -100,6 +101,83 @@ async def test_files_are_dropped_pasted_and_chosen_and_pictures_are_drawn(browse
         assert "notes.txt" in said[1]["text"]
         await one.check("pictures")
         assert one.errors == []
+
+
+async def test_output_is_shown_while_a_command_runs_and_a_failure_in_words(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        waits = "echo first; until [ -e go ]; do sleep 0.1; done; echo second"
+        server.fake.calls(call("exec", id="a", command=waits))
+        server.fake.calls(call("read_file", id="b", path="nothing.md"))
+        server.fake.reply("It is **done**.")
+        await one.say("go")
+        card = one.log.locator(".tool").first
+        await expect(card.locator(".output")).to_contain_text("first")
+        await expect(card.locator(".status")).to_contain_text("running")
+        (server.owners.config.workspace / "go").touch()
+        await expect(card.locator(".status")).to_contain_text("done")
+        failed = one.log.locator(".tool").nth(1)
+        await expect(failed.locator(".failure pre")).to_have_text(re.compile("^nothing.md does not exist"))
+        await expect(failed).not_to_contain_text('"status"')
+        await one.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await one.page.get_by_role("button", name="Copy the answer").click()
+        assert await one.page.evaluate("navigator.clipboard.readText()") == "It is **done**."
+        await one.check("failed")
+        assert one.errors == []
+
+
+async def test_a_new_chat_offers_ways_to_begin(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.page.get_by_role("button", name="Remind me every Monday").click()
+        message = one.page.get_by_label("Message", exact=True)
+        await expect(message).to_have_value("Every Monday at 9, remind me to ")
+        await expect(message).to_be_focused()
+        assert server.fake.requests == []
+        server.fake.reply("I will.")
+        await message.press_sequentially("water the beans\n")
+        await expect(one.log.get_by_text("remind me to water the beans")).to_be_visible()
+        await expect(one.page.get_by_role("list", name="Ideas")).to_be_hidden()
+
+
+async def test_a_message_is_shown_once_though_its_answer_is_there_before_the_server_has_said_that_it_took_it(
+    browser: Browser, tmp_path: Path
+):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.page.clock.set_system_time(time.time() + 3600)  # a clock that is wrong
+
+        async def late(route: Route) -> None:
+            response = await route.fetch()
+            await expect(one.log.get_by_text("Hello yourself.")).to_be_visible()
+            await route.fulfill(response=response)
+
+        await one.page.route("**/messages", late)
+        server.fake.reply("Hello yourself.")
+        async with one.page.expect_response("**/messages"):
+            await one.say("Hello")
+        await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+        await expect(one.log.locator(".bubble")).to_have_count(1)
+        await one.page.wait_for_timeout(300)
+        assert await one.log.locator(".bubble").count() == 1
+
+
+async def test_text_is_written_in_its_own_direction_and_nothing_moves_where_that_is_not_wanted(
+    browser: Browser, tmp_path: Path
+):
+    options = {"reduced_motion": "reduce"}
+    async with serving(tmp_path) as server, tab(browser, await link(server), **options) as one:
+        server.fake.reply("الحديقة **جميلة**", token_delay=0.4)
+        await one.say("كيف حال الحديقة؟")
+        dots = one.page.locator(".dots i").first
+        assert await dots.evaluate("dot => getComputedStyle(dot).animationName") == "none"
+        await expect(one.log.locator("strong")).to_be_visible()
+        for text in (".bubble", ".from-agent .markdown > *"):
+            direction = "node => getComputedStyle(node).direction"
+            assert await one.log.locator(text).first.evaluate(direction) == "rtl"
+        await one.page.evaluate("document.documentElement.dir = 'rtl'")
+        sidebar, main = [await one.page.locator(name).bounding_box() for name in (".sidebar", "#main")]
+        assert sidebar
+        assert main
+        assert sidebar["x"] >= main["x"] + main["width"]
+        await one.check("right-to-left")
 
 
 async def test_code_is_coloured_as_text_and_the_session_is_exported(browser: Browser, tmp_path: Path):

@@ -67,7 +67,7 @@ async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: B
         await expect(sent).to_contain_text("Water the roses")
         shown = json.loads(await sent.inner_text())
         assert (shown["messages"], shown["model"]) == (server.seen(0), "scripted")
-        assert shown["tools"] == server.fake.requests[0].body["tools"]
+        assert shown["tools"] == json.loads(server.fake.requests[0].raw)["tools"]
         await expect(steps.nth(1).get_by_text("The request as it was sent")).to_be_visible()
         await one.check("timeline")
         await one.page.get_by_role("link", name="Back to the chat").click()
@@ -165,7 +165,7 @@ async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(br
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()
         heads = {"jobs": "Scheduled jobs", "agents": "Sub-agents", "memory": "Memory and skills", "files": "Files",
-                 "channels": "Channels", "usage": "Usage", "server": "Server"}  # fmt: skip
+                 "channels": "Channels", "usage": "Usage", "log": "Requests", "server": "Server"}  # fmt: skip
         for name, head in heads.items():
             await one.page.keyboard.press("Control+k")
             palette = one.page.get_by_role("combobox", name="Go to a session or a view")
@@ -207,6 +207,28 @@ async def test_jobs_are_paused_resumed_run_and_removed(browser: Browser, tmp_pat
         await expect(one.page.get_by_text("Nothing is scheduled.")).to_be_visible()
         assert await service.list() == []
         assert one.errors == []
+
+
+async def test_the_log_lists_requests_wherever_they_came_from_and_leads_to_their_timelines(
+    browser: Browser, tmp_path: Path
+):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        await one.go("#/log")
+        await expect(one.page.get_by_text("Nothing was asked yet.")).to_be_visible()
+        await one.check("log-empty")
+        server.fake.reply("twelve")
+        server.fake.fail(400, "no beans")
+        await server.ask("How many beans?", {"X-Session": "beans"})
+        await server.fails("And how many peas?")
+        rows = one.page.get_by_role("table", name="Requests").get_by_role("row")
+        await expect(rows).to_have_count(3)
+        await expect(rows.nth(1)).to_contain_text("And how many peas?")
+        await expect(rows.nth(1).locator(".is-bad")).to_have_text("error")
+        await expect(rows.nth(2)).to_contain_text("answer")
+        await one.check("log")
+        await rows.nth(2).get_by_role("link", name="How many beans?").first.click()
+        await expect(one.page.get_by_role("list", name="Steps").get_by_role("listitem")).to_have_count(3)
+        assert one.errors == [], one.errors
 
 
 async def test_sub_agents_stand_in_a_tree_and_can_be_read(browser: Browser, tmp_path: Path):

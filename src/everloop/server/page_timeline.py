@@ -55,6 +55,7 @@ IDLE = 0.5  # gaps of more seconds without a step are cut out
 
 class TurnItem(msgspec.Struct):
     id: str
+    session: str
     started_at: float
     ended_at: float | None
     reason: str | None
@@ -408,6 +409,19 @@ class TimelineApi:
 
     @operation(
         "GET",
+        "/api/turns",
+        "requests_log",
+        "The latest turns of all sessions.",
+        TurnList,
+        None,
+        Parameter("limit", "How many turns.", "integer"),
+    )
+    async def all_turns(self, request: web.Request) -> web.Response:
+        found = await self._store.turns(request[OWNER], limit=read_number(request, "limit", TURNS, TURNS))
+        return json_response(TurnList([await self._item(turn) for turn in found]))
+
+    @operation(
+        "GET",
         "/api/sessions/{key}/turns",
         "turns",
         "The latest turns of a session.",
@@ -446,7 +460,7 @@ class TimelineApi:
         first = await self._store.read_log(turn.session, turn.first_seq - 1, turn.first_seq)
         entry = first[0].entry if first else None
         title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
-        return TurnItem(turn.id, turn.started_at, turn.ended_at, turn.reason, title)
+        return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title)
 
     async def _session(self, request: web.Request) -> SessionInfo:
         info = await self._store.session(request[OWNER], key_of(request))

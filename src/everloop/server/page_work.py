@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from ..bus import EXECUTOR
 from ..cron.jobs import Job
 from ..cron.schedules import At, next_after
 from ..errors import EverloopError, StoreError
@@ -25,6 +26,7 @@ LOOKED_THROUGH = 20  # turns of a job's session that are searched for its last o
 SHOWN = 500  # characters of a result
 SESSIONS = 300  # the latest sessions, which are searched for sub-agents
 SUB = "sub:"
+RUN = f"{EXECUTOR}:"
 State = Literal["running", "waiting", "failed", "idle"]
 
 
@@ -60,7 +62,10 @@ class JobDone(msgspec.Struct):
 
 
 class AgentItem(msgspec.Struct):
-    """A sub-agent. Its parent is the session that started it, which may be another sub-agent."""
+    """A sub-agent, or a program's run of an agent definition.
+
+    The parent of a sub-agent is the session that started it, which may be another sub-agent.
+    """
 
     key: str
     parent: str
@@ -69,6 +74,7 @@ class AgentItem(msgspec.Struct):
     state: State
     started_at: float
     updated_at: float
+    definition: str  # the name of the agent definition whose goal it works on; "" for a task without one
 
 
 class AgentList(msgspec.Struct):
@@ -124,16 +130,15 @@ class WorkApi:
                 return JobResult(turn.id, turn.ended_at or turn.started_at, turn.reason, clean(text)[:SHOWN])
         return None
 
-    @operation(
-        "GET", "/api/agents", "agents", "The latest sub-agents, each with the session that started it.", AgentList
-    )
+    @operation("GET", "/api/agents", "agents", "The latest sub-agents and runs of agent definitions.", AgentList)
     async def agents(self, request: web.Request) -> web.Response:
         owner = request[OWNER]
-        found = [info for info in await self._store.sessions(owner, SESSIONS) if info.key.startswith(SUB)]
+        found = [info for info in await self._store.sessions(owner, SESSIONS) if info.key.startswith((SUB, RUN))]
         return json_response(AgentList([await self._agent(owner, info) for info in found]))
 
     async def _agent(self, owner: str, info: SessionInfo) -> AgentItem:
-        began = await self._store.find(owner, f"spawn:{info.key.removeprefix(SUB)}")
+        id = info.key.removeprefix(SUB) if info.key.startswith(SUB) else info.key.rpartition("/")[2]
+        began = await self._store.find(owner, f"spawn:{id}")
         task = began.message.task if began is not None else None
         text = began.message.content if began is not None else ""
         state: State = "running" if info.open_turn is not None else "idle"
@@ -146,7 +151,9 @@ class WorkApi:
             state = "waiting"  # its task has not been taken yet
         label = task.label if task is not None else info.key
         parent = task.parent if task is not None else ""
-        return AgentItem(info.key, parent, label, clean(text)[:SHOWN], state, info.created_at, info.updated_at)
+        definition = str((task.definition or {}).get("name", "")) if task is not None else ""
+        times = info.created_at, info.updated_at
+        return AgentItem(info.key, parent, label, clean(text)[:SHOWN], state, *times, definition)
 
 
 def _next_runs(job: Job) -> list[float]:

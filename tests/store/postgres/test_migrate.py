@@ -60,7 +60,7 @@ async def fill(store: Store, worker: str) -> None:
         await store.set_timer(Timer(owner, "t", 12.5, {"x": [1, None]}))
         await store.keep_request_texts(owner, "", {"h": '"the prompt"'})
         await store.keep_request_texts(owner, "test:1", {"g": '"of a task"'})
-        await store.note_flushes({claim.inbox[0]: 0.25})
+        await store.note_flushes({asked.inbox[0]: 0.25})
     await store.add_token("laptop", "anna", hash_of("ev_secret"))
     revoked = await store.add_token("old", "anna", hash_of(new_token()))
     await store.revoke_token(revoked.id)

@@ -29,6 +29,7 @@ const VIEWS = {
   agents: { title: "Sub-agents", load: () => import("./agents.js") },
   memory: { title: "Memory and skills", load: () => import("./memory.js") },
   files: { title: "Files", load: () => import("./files.js") },
+  log: { title: "Requests", load: () => import("./log.js") },
   usage: { title: "Usage", load: () => import("./usage.js") },
   channels: { title: "Channels", load: () => import("./channels.js") },
   server: { title: "Server", load: () => import("./server.js") },

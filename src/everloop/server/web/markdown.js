@@ -172,8 +172,13 @@ export function CopyButton({ text, label }) {
   const copy = async (event) => {
     const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
     await navigator.clipboard?.writeText(text);
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    /** @param {string} words @param {string | null} name */
+    const say = (words, name) => {
+      button.textContent = words;
+      if (label) button.ariaLabel = name;
+    };
+    say("Copied", "Copied");
+    setTimeout(() => say("Copy", label ?? null), 1500);
   };
   return h("button", { class: "quiet small", type: "button", "aria-label": label, onClick: copy }, "Copy");
 }

@@ -7,11 +7,14 @@ const CACHE = "everloop";
 
 worker.addEventListener("install", (/** @type {any} */ event) => event.waitUntil(keepFirstLoad().then(() => worker.skipWaiting())));
 
+// The page is asked for while this worker starts.
+worker.addEventListener("activate", (/** @type {any} */ event) => event.waitUntil(worker.registration.navigationPreload?.enable()));
+
 worker.addEventListener("fetch", (/** @type {any} */ event) => {
   const { request } = event;
   const { origin, pathname } = new URL(request.url);
   const isOwn = origin === location.origin && (pathname === "/" || pathname.startsWith("/web/"));
-  if (isOwn && request.method === "GET") event.respondWith(fromServer(request, pathname));
+  if (isOwn && request.method === "GET") event.respondWith(fromServer(event, pathname));
 });
 
 worker.addEventListener("push", (/** @type {any} */ event) => event.waitUntil(notify(event.data?.json() ?? {})));
@@ -51,18 +54,25 @@ async function keepFirstLoad() {
 }
 
 /**
- * @param {Request} request
+ * The server's file, or the one that is kept while the server is away.
+ * @param {any} event
  * @param {string} path
  */
-async function fromServer(request, path) {
-  const cache = await caches.open(CACHE);
+async function fromServer(event, path) {
   try {
-    const response = await fetch(request);
-    if (response.ok) await cache.put(path, response.clone());
+    const response = (await event.preloadResponse) ?? (await fetch(event.request));
+    if (response.ok) event.waitUntil(keep(path, response.clone()));
     return response;
   } catch (error) {
-    const kept = await cache.match(path);
+    const kept = await (await caches.open(CACHE)).match(path);
     if (kept) return kept;
     throw error;
   }
+}
+
+/** Keep a file that has changed. @param {string} path @param {Response} response */
+async function keep(path, response) {
+  const cache = await caches.open(CACHE);
+  const kept = await cache.match(path);
+  if (kept?.headers.get("ETag") !== response.headers.get("ETag")) await cache.put(path, response);
 }

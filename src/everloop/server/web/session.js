@@ -151,8 +151,10 @@ export class Session {
     this.clearLive();
     this.notice.value = "";
     if (entry.kind === "user") {
-      const index = this.sent.value.findIndex((one) => entry.text.trim().startsWith(one.text.trim()));
-      if (index >= 0) this.sent.value = this.sent.value.toSpliced(index, 1);
+      // It waits no longer: until the next state says so, too, it would be shown twice.
+      const { waiting } = this.state.value;
+      this.sent.value = without(this.sent.value, entry.text);
+      if (waiting.length) this.state.value = { ...this.state.value, waiting: without(waiting, entry.text) };
     }
   }
 
@@ -194,10 +196,11 @@ export class Session {
    */
   async send(text, media = []) {
     const id = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+    const before = this.entries.value.at(-1)?.seq ?? 0;
     const { id: taken, reply } = await api(sessionPath(this.key, "messages"), { text, id, busy: "steer", media });
     this.draft = `everloop.draft.${this.key}`;
     if (reply) this.notice.value = reply;
-    else if (!this.entries.value.some((entry) => entry.kind === "user" && entry.text.startsWith(text) && entry.at > Date.now() / 1000 - 2)) {
+    else if (!this.entries.value.some((entry) => entry.kind === "user" && entry.seq > before && entry.text.trim().startsWith(text.trim()))) {
       this.sent.value = [...this.sent.value, { id: taken, text }];
     }
   }
@@ -214,6 +217,16 @@ export class Session {
   async answer(question, answer) {
     await api(sessionPath(this.key, "answer"), { question, ...answer });
   }
+}
+
+/**
+ * Messages without the first one that a text of the log begins with.
+ * @param {{id: string, text: string}[]} messages
+ * @param {string} text
+ */
+function without(messages, text) {
+  const index = messages.findIndex((one) => text.trim().startsWith(one.text.trim()));
+  return index < 0 ? messages : messages.toSpliced(index, 1);
 }
 
 /**

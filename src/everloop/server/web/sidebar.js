@@ -14,7 +14,7 @@ const hasList = signal(false);
 
 /** The views that the list leads to. @type {[string, string][]} */
 export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"],
-  ["channels", "Channels"], ["usage", "Usage"], ["server", "Server"]];
+  ["channels", "Channels"], ["usage", "Usage"], ["log", "Log"], ["server", "Server"]];
 
 const STATES = { running: "running", waiting: "waiting for you", failed: "failed", idle: "" };
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 import drive_everloop
 import drive_raw
 from common import SCENARIOS as SHARED
-from common import Peer, Scenario, check, prompt
+from common import Peer, Scenario, check, echo, prompt
 
 JSON = {"Content-Type": "application/json"}
 
@@ -48,6 +50,74 @@ class Raw(drive_raw.Raw):
                             on_text()
                             parts.append(piece)
         return "".join(parts)
+
+
+class Written(Raw):
+    """The hand-written loop with the writes of a durable turn and nothing else: what our promises cost at least.
+
+    The message and the end are flushed to the disk in a thread; each step in between is written at once.
+    """
+
+    async def start(self) -> None:
+        from everloop.store.sqlite.schema import migrate
+
+        await super().start()
+        self.thread = ThreadPoolExecutor(1)
+        path = Path(self.folder) / "written.db"
+        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self.db.executescript("PRAGMA page_size = 1024; PRAGMA journal_mode = WAL")
+        migrate(self.db)
+
+    async def turn(self, session: str, text: str) -> str:
+        loop = asyncio.get_running_loop()
+        row = await loop.run_in_executor(self.thread, self._begin, session, text)
+        messages = [drive_raw.SYSTEM, {"role": "user", "content": text}]
+        self.db.executescript("PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0")
+        while True:
+            body = {"model": self.model, "messages": messages, "tools": [drive_raw.TOOL]}
+            async with self.http.post(f"{self.base_url}/chat/completions", json=body) as response:
+                message = (await response.json())["choices"][0]["message"]
+            messages.append(message)
+            if not message.get("tool_calls"):
+                await loop.run_in_executor(self.thread, self._end, row, len(messages), message)
+                return str(message["content"])
+            self._write(row, len(messages), message)
+            for call in message["tool_calls"]:
+                result = await echo(**json.loads(call["function"]["arguments"]))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+                self._write(row, len(messages), messages[-1])
+
+    def _begin(self, session: str, text: str) -> int:
+        now = time.time()
+        self.db.executescript("PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 1024; BEGIN IMMEDIATE")
+        made = self.db.execute(
+            "INSERT INTO session (owner, key, created_at, updated_at) VALUES ('me', ?, ?, ?)", (session, now, now)
+        )
+        row = int(made.lastrowid or 0)
+        self.db.execute(
+            "INSERT INTO inbox (owner, session, kind, state, data, at) VALUES ('me', ?, 'message', 'taken', ?, ?)",
+            (row, text, now),
+        )
+        self._write(row, 1, {"role": "user", "content": text})
+        self.db.execute("COMMIT")
+        return row
+
+    def _write(self, session: int, seq: int, message: dict[str, object]) -> None:
+        self.db.execute(
+            "INSERT INTO entry (session, seq, kind, data, at) VALUES (?, ?, 'answer', ?, ?)",
+            (session, seq, json.dumps(message), time.time()),
+        )
+
+    def _end(self, session: int, seq: int, message: dict[str, object]) -> None:
+        self.db.executescript("PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 1024; BEGIN IMMEDIATE")
+        self._write(session, seq, message)
+        self.db.execute("UPDATE inbox SET state = 'done' WHERE session = ?", (session,))
+        self.db.execute("COMMIT")
+
+    async def close(self) -> None:
+        await super().close()
+        self.thread.shutdown()
+        self.db.close()
 
 
 class Everloop(drive_everloop.Everloop):
@@ -88,7 +158,13 @@ class Bytes(Raw):
         return f"done:{text.rpartition(':')[2]}"  # what was asked is always the same, and so is the answer
 
 
-SIDES: dict[str, type[Peer]] = {"raw": Raw, "everloop": Everloop, "effects": Effects, "bytes": Bytes}
+SIDES: dict[str, type[Peer]] = {
+    "raw": Raw,
+    "written": Written,
+    "everloop": Everloop,
+    "effects": Effects,
+    "bytes": Bytes,
+}
 
 
 async def first_token(side: Streaming, n: int, size: int) -> dict[str, float]:

@@ -117,7 +117,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "arithmetic": [(shaping, "arithmetic", _always(""))],
     "code files": [(shaping, "writes_code", _always(""))],
     "saved answers": [(decide, "saves_answer", _always(False))],
-    "language of examples": [(examples, "tongue", _always("§latin")), (examples, "_tongue", _always("§latin"))],
+    "language of examples": [(examples, "tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }
 

@@ -20,6 +20,18 @@ async def test_messages_come_out_in_the_order_they_went_in():
     assert [(await bus.consume_outbound()).content for _ in range(3)] == ["0", "1", "2"]
 
 
+async def test_numbers_of_a_chat_network_become_texts_and_other_types_are_refused():
+    message = InboundMessage("telegram", 7, 42, "hi", id=1001)  # type: ignore[arg-type]
+    assert (message.sender_id, message.chat_id, message.id) == ("7", "42", "1001")
+    assert (message.session, message.session_key) == (None, "telegram:42")
+    with pytest.raises(TypeError, match="chat_id must be a text, not NoneType"):
+        InboundMessage("telegram", "7", None, "hi")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="content of a message must be a text, not int"):
+        InboundMessage("telegram", "7", "42", 5).addressed()  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes an InboundMessage, not str"):
+        await MessageBus().publish_inbound("hi")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("side", ["inbound", "outbound"])
 async def test_a_full_bus_makes_its_publisher_wait(side):
     bus = MessageBus(size=2)

@@ -23,6 +23,8 @@ from everloop.log import (
     decode_entry,
     encode_entry,
     entry_bytes,
+    error_content,
+    error_in,
     messages_of,
     open_turn,
 )
@@ -114,3 +116,17 @@ def test_a_log_adds_up_to_a_conversation_that_models_take(log, roles):
     messages = list(messages_of(log))
     assert " ".join(message["role"] for message in messages) == roles
     assert check_conversation(messages) == []
+
+
+def test_the_message_of_an_error_is_read_back_and_nothing_else_is_taken_for_one():
+    written = error_content('no file "a"\n\ud800', "look again")
+    assert error_in(written) == 'no file "a"\n?'
+    assert written == '{"status":"error","message":"no file \\"a\\"\\n?","advice":"look again"}'
+    for content in (
+        "",
+        "not found",
+        '{"status":"error"}',
+        '{"status":"error","message":',
+        '{"status":"ok","message":"x"}',
+    ):
+        assert error_in(content) is None, content

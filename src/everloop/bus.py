@@ -100,6 +100,13 @@ class InboundMessage:
     restored: bool = False  # restored from a backup, so it may have been answered before
 
     def __post_init__(self) -> None:
+        for name in ("channel", "sender_id", "chat_id", "id", "session"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("id", "session")):
+                # chat networks have numbers
+                if not isinstance(value, int):
+                    raise TypeError(f"InboundMessage: {name} must be a text, not {type(value).__name__}")
+                setattr(self, name, str(value))
         if self.metadata and self.cause is None:
             _read_old_metadata(self)
 
@@ -156,13 +163,17 @@ class InboundMessage:
         return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
 
     def addressed(self) -> InboundMessage:
-        """Return the message as it enters the inbox: with its session resolved (an internal message belongs to its
-        origin's session) and with storable text."""
+        """Return the message as it enters the inbox: with its session resolved and with storable text.
+
+        An internal message belongs to its origin's session.
+        """
+        if not isinstance(self.content, str):
+            raise TypeError(f"the content of a message must be a text, not {type(self.content).__name__}")
         session = ":".join(self.origin) if self.channel == "system" else self.session_key
         return replace(self, content=clean(self.content), session=self.session or session)
 
     def opened(self) -> InboundMessage:
-        """Return the message as the inbox keeps it after its turn has opened, without the API request, which is in the
+        """Return the message as the inbox keeps it after its turn has opened: without the API request, which is in the
         log."""
         return self if self.request is None else replace(self, request=None, parts=None)
 
@@ -186,8 +197,7 @@ def _read_old_metadata(message: InboundMessage) -> None:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The question a parked turn asks a person: its session, its position in the log, and the sender the turn works
-    for."""
+    """The question of a parked turn: its session, its position in the log, and the sender that the turn works for."""
 
     session: str
     position: int
@@ -216,6 +226,8 @@ class MessageBus:
         self._outbound: asyncio.Queue[tuple[OutboundMessage, Callable[[], None] | None]] = asyncio.Queue(size)
 
     async def publish_inbound(self, message: InboundMessage) -> None:
+        if not isinstance(message, InboundMessage):
+            raise TypeError(f"publish_inbound() takes an InboundMessage, not {type(message).__name__}")
         await self._inbound.put(message)
 
     async def consume_inbound(self) -> InboundMessage:

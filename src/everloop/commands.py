@@ -100,7 +100,7 @@ def kind_of(message: InboundMessage) -> Kind:
     A message from inside the system (a sub-agent's result, a scheduled job) is never a command: text that an agent
     wrote must not be able to approve, stop or clear anything.
     """
-    if message.channel in INSIDE or message.metadata.get("cron"):
+    if message.channel in INSIDE or message.cron is not None:
         return "message"
     if (name := command_of(message.content)) is not None:
         return "urgent" if name in URGENT else "command"

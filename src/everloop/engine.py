@@ -232,10 +232,9 @@ class Turn:
         self.asked_at, self.first_at = time.monotonic(), 0.0
 
     def timed(self, answered: ModelAnswered) -> ModelAnswered:
-        """Add timings to an answer, complete or partial, and mark it untrusted if the model saw external tool
-        descriptions.
+        """Add timings to an answer, complete or partial, and mark it untrusted if the model saw external descriptions.
 
-        Those descriptions are in no entry, so the log must record the fact: the tools may be gone later.
+        Descriptions of external tools are in no entry, so the log must record the fact: the tools may be gone later.
         """
         seconds = round(time.monotonic() - self.asked_at, 4)
         first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
@@ -255,8 +254,7 @@ class Turn:
         )
 
     def stamp(self) -> tuple[float, str]:
-        """Return what the next entry records about the step before it: its flush time, and the worker that resumed the
-        turn.
+        """Return the flush time of the last step and the worker that resumed the turn, for the next entry.
 
         That entry is written anyway, so this costs no extra write.
         """

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from .messages import Conversation, Message, assistant_message, tool_message
+from .text import clean
 
 T_co = TypeVar("T_co", covariant=True)
 Content = str | list[dict[str, Any]]
@@ -253,8 +254,10 @@ def encode_entry(entry: Entry) -> str:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """Encode an entry as UTF-8, for stores that take bytes: decoding a long one to str would take longer than encoding
-    it."""
+    """Encode an entry as UTF-8, for stores that take bytes.
+
+    Decoding a long entry to str would take longer than encoding it.
+    """
     if isinstance(entry, UserSaid) and (request := entry.request) is not None and len(request.before) > MANY:
         # One at a time: a single call that encodes megabytes would hold the GIL and block all other threads.
         before = tuple(msgspec.Raw(_encoder.encode(message)) for message in request.before)
@@ -388,6 +391,24 @@ def with_notice(content: str, repeats: int) -> str:
     if isinstance(body, dict):
         return msgspec.json.encode({**body, "notice": notice}).decode()
     return f"{content}\n[{notice}]"
+
+
+ERROR = '{"status":"error","message":'  # how the result of a failed call begins
+
+
+def error_content(message: str, advice: str) -> str:
+    """The result of a failed call, in the one form that the model sees."""
+    return msgspec.json.encode({"status": "error", "message": clean(message), "advice": advice}).decode()
+
+
+def error_in(content: str) -> str | None:
+    """The message in the result of a failed call; None for any other result."""
+    if not content.startswith(ERROR):
+        return None
+    try:
+        return str(msgspec.json.decode(content)["message"])
+    except msgspec.DecodeError:  # a tool's own text that begins alike
+        return None
 
 
 def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:

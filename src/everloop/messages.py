@@ -53,7 +53,7 @@ class Conversation(list[Message]):
         # For user messages that a person did not write, or not entirely: the person's own words, by index.
         self.own_words: dict[int, Any] = {}
         self.stopgap = False  # the summary was made without a model
-        self.weighed = (0, 0)  # number of messages counted, and their token estimate
+        self.weighed = (0, 0)  # number of messages weighed, and their total weight (see `Measure`)
         self.extend(messages)
 
     def append(self, message: Message) -> None:
@@ -90,8 +90,10 @@ class Conversation(list[Message]):
         return b"".join(self.json_parts())
 
     def json_parts(self) -> list[bytes]:
-        """Return the JSON array in parts: few, and mostly unchanged since the last call, so that they need not be
-        copied."""
+        """Return the JSON array in parts, so that it need not be copied.
+
+        There are few parts, and most are unchanged since the last call.
+        """
         if self._encoded > len(self):  # messages were removed: start over
             self._parts.clear()
             self._encoded = 0

@@ -110,8 +110,10 @@ def _belongs_to_cut(entry: Entry) -> bool:
 
 
 def _limits(recorded: Sequence[Entry]) -> Limits:
-    """Reconstruct the limits, which are not in the log: as many rounds as it took, plus one if they did not end the
-    turn."""
+    """Reconstruct the limits, which are not in the log.
+
+    The limit of rounds is as many as the turn took, plus one if they did not end it.
+    """
     rounds = sum(isinstance(entry, ModelAnswered) for entry in recorded)
     last = recorded[-1]
     if isinstance(last, TurnEnded) and last.reason == "empty":

@@ -145,8 +145,10 @@ def _best_place(text: str, query: str, span: int) -> int:
 
 
 def _hits(text: str, word: str) -> list[int]:
-    """Return the offsets of a word; if there are none, of its stem, or of character pairs in scripts without word
-    boundaries."""
+    """Return the offsets of a word.
+
+    If there are none, return those of its stem, or of character pairs in scripts without word boundaries.
+    """
     tries = [word, *(word[:-cut] for cut in (1, 2, 3) if len(word) - cut >= 3)]
     for each in tries:
         if found := _places(text, each):

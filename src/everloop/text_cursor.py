@@ -93,10 +93,9 @@ class TextCursor:
         return self.text
 
     def finish(self, text: str) -> str | None:
-        """Take the whole text from the log and return the part that is left to show; None if it differs from what was
-        shown.
+        """Take the whole text from the log and return the part that is left to show.
 
-        The log may lack leading or trailing whitespace that was streamed.
+        None if the text differs from what was shown. The log may lack leading or trailing whitespace that was streamed.
         """
         shown = self._shown if self.is_behind else self.text
         for said in (shown, shown.lstrip(), shown.strip()):

@@ -132,7 +132,8 @@ class FakeDiscord:
 
     async def drop(self, code: int = 4000) -> None:
         assert self.socket is not None
-        await self.socket.close(code=code)
+        socket, self.socket = self.socket, None  # of two that close it, aiohttp would let one wait for ever
+        await socket.close(code=code)
 
     def forget_session(self) -> None:
         """The next attempt to resume is refused."""
@@ -152,7 +153,7 @@ class FakeDiscord:
                 if self._chance.random() < 0.5:
                     await self.socket.send_json({"op": 7, "d": None})
                 else:
-                    await self.socket.close(code=self._chance.choice([1001, 4000]))
+                    await self.drop(self._chance.choice([1001, 4000]))
 
     async def _gateway(self, request: web.Request) -> web.StreamResponse:
         assert (request.query["v"], request.query["encoding"]) == ("10", "json")

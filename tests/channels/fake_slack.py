@@ -157,7 +157,8 @@ class FakeSlack:
         if code is None:
             await self.socket.send_json({"type": "disconnect", "reason": "refresh_requested"})
         else:
-            await self.socket.close(code=code)
+            socket, self.socket = self.socket, None  # of two that close it, aiohttp would let one wait for ever
+            await socket.close(code=code)
 
     # ------------------------------------------------------------------------------------------ delivery
 

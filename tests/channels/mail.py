@@ -140,6 +140,11 @@ class MailNetwork:
         async with server_process(*command, port=port, folder=self._folder), smtp:
             yield self
 
+    @property
+    def folder(self) -> Path:
+        """The maildir."""
+        return self._folder / "mail"
+
     async def say(self, chat: str, text: str, **headers: str) -> None:
         await self.attach(chat, [], text, **headers)
 

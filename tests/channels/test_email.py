@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import imaplib
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -326,11 +327,11 @@ async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at
         began.append(text)
         mail.put(mail.written(ANNA, text))
 
-    def idle_late(server: Any) -> None:
+    def idle_late(server: Any, seconds: float) -> bool:
         if len(began) == 1:  # between the search and IDLE
             deliver("before IDLE")
             assert server.noop()[0] == "OK"  # the server tells of it now: to another command than IDLE
-        idle(server)
+        return idle(server, seconds)
 
     def search_late(server: Any, last: int) -> bool:
         found = has_new(server, last)
@@ -344,6 +345,28 @@ async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at
         async with asyncio.timeout(30):
             await until(lambda: len(mail.heard(ANNA)) == 2)
     assert mail.heard(ANNA) == ["re: after the search", "re: before IDLE"]
+
+
+async def test_a_mail_that_comes_in_the_tick_in_which_the_server_looks_is_answered_soon(
+    mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sees by the time of its folder that there is something new, and that has not changed."""
+    has_new, came = email._has_new, threading.Event()
+    new = mail.folder / "new"
+
+    def search_late(server: Any, last: int) -> bool:
+        found = has_new(server, last)
+        if not found and not came.is_set():
+            came.set()
+            before = new.stat().st_mtime_ns
+            mail.put(mail.written(ANNA, "in the same tick"))
+            os.utime(new, ns=(before, before))
+        return found
+
+    monkeypatch.setattr(email, "_has_new", search_late)
+    async with running(mail.settings, tmp_path):
+        await until(lambda: mail.heard(ANNA))
+    assert mail.heard(ANNA) == ["re: in the same tick"]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +393,7 @@ def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         host, port = listener.getsockname()
         server = imaplib.IMAP4(host, port, timeout=20)
-        waiting = threading.Thread(target=email._idle, args=(server,), daemon=True)
+        waiting = threading.Thread(target=email._idle, args=(server, 60.0), daemon=True)
         waiting.start()
         waiting.join(20)
         assert not waiting.is_alive()

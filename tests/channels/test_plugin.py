@@ -110,5 +110,5 @@ async def test_the_kit_sees_a_channel_that_acknowledges_too_early(
     async with channels.Forker() as forker:
         scene = channels.Scene(forker, new_post, tmp_path / "kit", [("1", "hello")], patience=3.0)
         # The message is neither in the network nor in the inbox: it is waited for in vain.
-        with pytest.raises(AssertionError, match=r"not done within .*: 0 of 1 messages were taken"):
+        with pytest.raises(AssertionError, match=r"not done within .*: 0 of 1 messages were accepted"):
             await scene.run([(10_000, "before"), (10_000, "before")])

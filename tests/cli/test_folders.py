@@ -274,7 +274,7 @@ async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(s
     said = await run_in(new, server)
     command = f"everloop sessions --adopt {old} --workspace {new}"
     for line in (listed.err.splitlines()[0] + "\n", said):
-        assert line.startswith(f"everloop: {new} begins without sessions; those of ")
+        assert line.startswith(f"everloop: {new} starts without sessions; those of ")
         assert line.endswith(f"are kept: `{command}` continues them here\n")
     assert server.requests[-1].messages == 2
     assert await run_in(new, server) == ""  # it has sessions of its own now

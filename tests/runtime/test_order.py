@@ -122,15 +122,15 @@ async def test_a_provider_that_returns_something_else_is_told_so(start):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (LLMResponse(5), "an LLMResponse whose content is a int, not a text"),
-        (LLMResponse("x", reasoning=["y"]), "an LLMResponse whose reasoning is a list, not a text"),
-        (LLMResponse(None, [{"name": "f"}]), "a call that is a dict, not a ToolCallRequest"),
+        ({"content": 5}, "an LLMResponse whose content is a int, not a text"),
+        ({"content": "x", "reasoning": ["y"]}, "an LLMResponse whose reasoning is a list, not a text"),
+        ({"content": None, "tool_calls": [{"name": "f"}]}, "a call that is a dict, not a ToolCallRequest"),
     ],
 )
 async def test_a_provider_whose_answer_has_parts_of_another_type_is_told_which(start, answer, told):
     class Sloppy(LLMProvider):
         async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
-            return answer
+            return LLMResponse(**answer)
 
     assert f"the provider returned {told}" in await start(Sloppy()).agent.process_direct("hi")
 
@@ -144,7 +144,9 @@ async def test_a_provider_whose_chat_is_not_async_is_told_so(start):
 
 
 async def test_a_call_without_a_name_is_an_unknown_tool_and_the_turn_goes_on(start):
-    nameless: Any = [ToolCallRequest("c1", None, {}), ToolCallRequest("c2", 7, {})]
+    none: Any = None
+    number: Any = 7
+    nameless = [ToolCallRequest("c1", none, {}), ToolCallRequest("c2", number, {})]
     model = ScriptedProvider([LLMResponse(None, nameless), "done"])
     assert await start(model).agent.process_direct("hi") == "done"
     results = [message["content"] for message in model.requests[1].messages if message["role"] == "tool"]

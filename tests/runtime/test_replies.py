@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus
+from everloop.bus import CronOrigin
 from everloop.commands import Answer, answer_of, kind_of
 from everloop.config import Config, Rule
 from everloop.log import CallsAsked, CallsDecided
@@ -51,8 +52,8 @@ def test_only_a_persons_bare_word_is_a_reply():
     assert kind(media=["a.png"]) == "message"
     assert kind(channel="system") == "message"
     assert kind(channel="sub") == "message"
-    assert kind("/approve", metadata={"cron": "job"}) == "message"
-    assert kind(metadata={"cron": "job"}) == "message"
+    assert kind("/approve", cause=CronOrigin("job")) == "message"
+    assert kind(cause=CronOrigin("job")) == "message"
 
 
 @pytest.mark.parametrize(("word", "launched"), [("y", ["ada"]), (" Yes ", ["ada"]), ("n", []), ("NO", [])])
@@ -187,7 +188,7 @@ async def test_what_comes_from_inside_the_system_answers_nothing(tmp_path, pad, 
         await agent.bus.consume_outbound()
         await agent.bus.publish_inbound(InboundMessage("system", "sub", "test:1", word))
         assert "still waiting" in (await agent.bus.consume_outbound()).content
-        job = InboundMessage("test", "cron", "1", word, metadata={"cron": "job"})
+        job = InboundMessage("test", "cron", "1", word, cause=CronOrigin("job"))
         await agent.bus.publish_inbound(job)
         assert "still waiting" in (await agent.bus.consume_outbound()).content
         assert pad.launched == []

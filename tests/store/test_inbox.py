@@ -115,6 +115,19 @@ async def test_an_interrupted_turn_whose_message_is_damaged_ends_and_the_next_on
     assert await set_aside(store) == 1
 
 
+async def test_a_new_message_that_cannot_be_decoded_behind_a_damaged_turn_is_set_aside_too(store, me, other):
+    claim = await begun(store, me, "one", id="m1")
+    await store.release(claim)
+    await damage(store, "m1")
+    broken = message("two")
+    broken.sender_id = 5  # type: ignore[assignment]  # it is written as it is, and not read again
+    assert await store.begin("me", "test:1", other, broken, "message") is None
+    following = await store.begin("me", "test:1", other, message("three"), "message")
+    assert following is not None
+    assert following.message.content == "three"
+    assert await set_aside(store) == 2
+
+
 async def test_a_turn_that_is_not_in_the_log_leaves_nothing_there_when_its_message_is_damaged(store, me, other):
     claim = await begun(store, me, "one", media=["a.png"])
     assert await log_of(store) == []  # the worker reads the picture first

@@ -34,7 +34,7 @@ Standing = Literal["owner", "peer", "member", "stranger"]
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A stranger who was given a code."""
+    """A stranger who was given a pairing code and is not confirmed yet."""
 
     code: str
     sender: str
@@ -48,7 +48,7 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class PairedPeer(msgspec.Struct, frozen=True):
-    """A person whose code was confirmed."""
+    """A person whose pairing code was confirmed."""
 
     sender: str
     name: str
@@ -69,7 +69,7 @@ class Pairings:
         return {peer.sender: peer for peer in found}
 
     async def pending(self) -> list[Pending]:
-        """The codes that are valid, the oldest first. Those that have expired are removed."""
+        """Return the valid codes, oldest first, and remove those that have expired."""
         state = await self._store.channel_state(self._channel)
         found = [msgspec.json.decode(value, type=Pending) for key, value in state.items() if key.startswith(_CODE)]
         for one in found:
@@ -78,7 +78,7 @@ class Pairings:
         return sorted((one for one in found if one.is_valid), key=lambda one: one.at)
 
     async def new_code(self, message: Received, chat_id: str) -> str | None:
-        """A code for a stranger; None if they have one already, or too many strangers have."""
+        """Make a code for a stranger; None if they already have one, or if too many strangers do."""
         pending = await self.pending()
         if len(pending) >= MOST_PENDING or any(one.sender == message.sender for one in pending):
             return None
@@ -88,7 +88,7 @@ class Pairings:
         return code
 
     async def confirm(self, code: str, owner: str, admin: bool = False) -> PairedPeer | None:
-        """Pair the person who has this code, and tell them; None when no valid code is the same."""
+        """Pair the person who was given this code, and tell them; None if no valid code matches."""
         wanted = code.strip().upper().replace("-", "")
         for one in await self.pending():
             if secrets.compare_digest(one.code.encode(), wanted.encode()):
@@ -108,7 +108,7 @@ class Pairings:
 
 
 async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, id: str) -> None:
-    """Say something in a chat that no turn says, once for each id."""
+    """Send a text to a chat outside of any turn, once per id."""
     # In a session of its own: what strangers and commands cause stays out of the conversation.
     about = InboundMessage(
         channel, "channel", chat_id, "", id=f"{channel}:{id}", owner=owner, session=f"{channel}:access"
@@ -118,7 +118,7 @@ async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, 
 
 
 async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool) -> str:
-    """Confirm a code of any channel and return what to tell the owner; an `EverloopError` if there is none."""
+    """Confirm a code of any channel and return the text for the owner; raises `EverloopError` if no code matches."""
     for name, config in channels.items():
         if (peer := await Pairings(store, name).confirm(code, config.owner, admin)) is not None:
             return f"Paired {peer.name or peer.sender} ({name}:{peer.sender})."
@@ -126,7 +126,7 @@ async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], cod
 
 
 def same_id(id: str, can: Can) -> str:
-    """The id of a person or a group in one form, where the network has several for the same one."""
+    """Return the canonical form of a person's or group's id, where the network has several."""
     return id if can.case else fold_case(id)
 
 
@@ -141,7 +141,7 @@ class Access:
         self._pairings = pairings
 
     async def standing(self, message: Received) -> Standing:
-        """What the sender is here. People on the allow list count as owners: the settings name them."""
+        """Return the sender's role. People on the allow list count as owners, because the settings name them."""
         if same_id(message.sender, self._can) in self._allowed:
             return "owner"
         if (peer := (await self._pairings.peers()).get(message.sender)) is not None:
@@ -160,7 +160,7 @@ class RateLimit:
         self._windows: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def count(self, sender: str, now: float) -> int:
-        """Count a message. Return by how many the sender is over the limit in this window."""
+        """Count a message and return by how many the sender exceeds the limit in this window."""
         began, number = self._windows.pop(sender, (now, 0))
         if now - began >= 60:
             began, number = now, 0

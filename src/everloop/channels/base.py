@@ -27,12 +27,12 @@ StateRow = tuple[str, str, str | None]  # space, key and value; None for no valu
 
 
 def space_of(channel: str, space: str) -> str:
-    """The name under which the store has a space of a channel."""
+    """Return the store's name for a space of a channel."""
     return f"{channel}:{space}"
 
 
 def fold_case(id: str) -> str:
-    """An id in small letters. Other letters than A to Z stay: some would become those of another person."""
+    """Return the id with A to Z in lower case. No other letter is folded: some would become another person's id."""
     return id.translate(_SMALL)
 
 
@@ -65,7 +65,7 @@ class Can:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a message. It is read only when the message is taken; `read` gets the most bytes that it may have."""
+    """A file of a received message. It is read only once the message is accepted; `read` takes the largest size."""
 
     name: str
     read: Callable[[int], Awaitable[bytes]]
@@ -74,7 +74,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message as a network delivers it."""
+    """A message as the network delivered it."""
 
     chat: str
     sender: str
@@ -127,7 +127,7 @@ class Part:
 
 
 class Later(Exception):
-    """The network has not taken the part, and wants to be asked again after some seconds."""
+    """The network did not accept the part and asks for a retry after some seconds."""
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         super().__init__(reason or f"try again in {seconds:g} s")
@@ -135,15 +135,15 @@ class Later(Exception):
 
 
 class Never(Exception):
-    """The network refuses the part, and would refuse it again."""
+    """The network refuses the part, and would refuse every retry."""
 
 
 class NoFile(Exception):
-    """The network does not take this file, and the part with it was not sent: the chat is told so instead."""
+    """The network does not accept this file. The part was not sent; the chat is told so instead."""
 
 
 class Inbox(Protocol):
-    """Where a channel puts what it receives."""
+    """Where a channel delivers what it receives."""
 
     async def accept(self, message: Received) -> bool:
         """Return when the message is on disk, or was refused: only then may the network be told that it arrived.
@@ -153,25 +153,25 @@ class Inbox(Protocol):
         ...
 
     async def ready(self) -> None:
-        """The channel is connected: from now on a failure is a new one."""
+        """Report that the channel is connected; a later failure is a new one."""
         ...
 
     async def knows(self, sender: str) -> bool:
-        """Whether a person may be answered in a chat of their own: an invitation of anyone else is left alone."""
+        """Whether a person may be answered in a direct chat. Invitations from anyone else are ignored."""
         ...
 
     async def cursor(self) -> str:
-        """The value that was kept last; "" at first."""
+        """Return the value that was stored last; "" if there is none."""
         ...
 
     async def keep_cursor(self, value: str) -> None: ...
 
     async def state(self, space: str) -> dict[str, str]:
-        """What the channel keeps in a space of its own, by key."""
+        """Return what the channel has stored in one of its spaces, by key."""
         ...
 
     async def write_state(self, rows: Sequence[StateRow], expected: StateRow) -> bool:
-        """Write all of these rows or none of them. False when the value of `expected` is another one now."""
+        """Write all of these rows, or none. Returns False if the value of `expected` has changed meanwhile."""
         ...
 
 
@@ -216,14 +216,14 @@ class Options:
         self._secrets: list[str] = []
 
     def text(self, key: str, default: str | None = None, *, choices: Iterable[str] = ()) -> str:
-        """A text. Without a default it must be set."""
+        """Read a text. Without a default it must be set."""
         found = self._read(key, str, "a text", default)
         if choices and found not in (allowed := tuple(choices)):
             raise self._wrong(key, "must be one of " + ", ".join(f'"{choice}"' for choice in allowed))
         return str(found)
 
     def address(self, key: str, default: str | None = None) -> str:
-        """The address of a server. Without a default it must be set."""
+        """Read the address of a server. Without a default it must be set."""
         from ..providers.http import origin_of
 
         found = self.text(key, default)
@@ -249,7 +249,7 @@ class Options:
         return tuple(found)
 
     def secret(self, key: str, default: str | None = None) -> str:
-        """A secret: from the environment, the table, or the file that the table names."""
+        """Read a secret from the environment, the table, or the file that the table names."""
         variable = f"EVERLOOP_CHANNEL_{self.name}_{key}".upper().replace("-", "_")
         self._known.append(f"{key}_file")
         value = self._env.get(variable, "").strip() or self._table.get(key) or self._from_file(key) or default
@@ -263,13 +263,13 @@ class Options:
         return value
 
     def check(self) -> None:
-        """Refuse settings that the channel has not read."""
+        """Reject settings that the channel did not read."""
         for key in self._table:
             if key not in self._known:
                 raise self._wrong(key, f"is unknown; allowed: {', '.join(sorted(self._known))}")
 
     def redacted(self, text: str) -> str:
-        """The text without the secrets."""
+        """Return the text with the secrets removed."""
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return text
@@ -320,8 +320,10 @@ KEEP_THINGS = frozenset({"push"})  # networks that are given the store
 
 
 def make_channel(config: ChannelConfig, store: Store | None = None) -> tuple[Channel, Options]:
-    """A channel and its options; a `ConfigError` in one line if the settings are wrong. Reads files: not for the event
-    loop. Some networks send only with a store."""
+    """Create a channel and its options; raises a one-line `ConfigError` if the settings are wrong.
+
+    It reads files, so call it in a thread. Some networks can send only if they are given the store.
+    """
     network = config.network or config.name
     options = Options(config.name, config.options)
     if network in SHIPPED:

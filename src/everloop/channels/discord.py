@@ -131,14 +131,14 @@ class Failure(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """The last message that was taken of a chat."""
+    """The last message that was accepted from a chat."""
 
     id: str
     group: bool
 
 
 class Cursor(msgspec.Struct):
-    """Where receiving is: the gateway's session, and how far each chat was read."""
+    """The position of receiving: the gateway's session, and how far each chat was read."""
 
     session: str = ""
     url: str = ""
@@ -269,7 +269,7 @@ class Discord:
                     await self._take_button(msgspec.json.decode(frame.d, type=Interaction), inbox)
 
     async def _catch_up(self, inbox: Inbox) -> None:
-        """Read what came to the known chats while no session was there."""
+        """Read what arrived in the known chats while there was no session."""
         for chat in list(self._at.seen):
             while True:
                 last = self._at.seen[chat]
@@ -413,7 +413,7 @@ class Discord:
 
 
 class Heartbeat:
-    """Tells the gateway that the connection lives, and ends it when the gateway does not answer."""
+    """Sends heartbeats to the gateway, and closes the connection if one is not answered."""
 
     def __init__(self, socket: WebSocket, seconds: float) -> None:
         self.seq: int | None = None
@@ -442,7 +442,7 @@ def _id(chat: str) -> str:
 
 
 def _received(message: Message, me: str) -> Received | None:
-    """The message; None for what no person wrote."""
+    """Convert a message; None if no person wrote it."""
     author = message.author
     if author.bot or author.id == me or message.webhook_id is not None or message.type not in MESSAGE_TYPES:
         return None

@@ -30,7 +30,9 @@ from ..threads import in_thread
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received, fold_case
 
 CONNECT_SECONDS = 30.0
-IDLE_SECONDS = 25 * 60.0  # servers end an IDLE after half an hour
+IDLE_SECONDS = 9 * 60.0  # servers end an IDLE after half an hour, and routers forget a silent connection sooner
+# A mail that arrives in the tick in which the server reads its folder is not noticed before the server looks again.
+SETTLE_SECONDS = 2.0
 LARGEST_HEAD = 1_000_000  # bytes of every mail that are read: what is behind them is mostly attachments
 LARGEST = 36_000_000  # bytes of a mail that are read if its sender is known
 LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers take mails of 25 MB, in which files are longer
@@ -50,7 +52,7 @@ TLS = ("implicit", "starttls", "none")
 
 
 class Connection:
-    """A connection that one thread opens and another may close, also before it is open."""
+    """A connection that one thread opens and another may close, even before it is open."""
 
     def __init__(self) -> None:
         self._server: imaplib.IMAP4 | None = None
@@ -101,21 +103,23 @@ class Email:
             server = await in_thread(self._log_in, connection)
             last = await self._begin(server, inbox)
             await inbox.ready()
+            wait = SETTLE_SECONDS
             while True:
                 for mail in await in_thread(_fetch, server, last[1]):
+                    wait = SETTLE_SECONDS
                     if (message := await self._received(mail, last[0], server, inbox)) is not None:
                         await inbox.accept(message)
                     last = (last[0], mail.uid)
                     await inbox.keep_cursor(f"{last[0]}:{mail.uid}")
                 if not await in_thread(_has_new, server, last[1]):
-                    await in_thread(_idle, server)
+                    wait = IDLE_SECONDS if await in_thread(_idle, server, wait) else SETTLE_SECONDS
         except (imaplib.IMAP4.error, ssl.SSLError) as error:
             raise OSError(one_line(str(error), 200)) from None
         finally:
             connection.close()
 
     async def _received(self, mail: Mail, validity: int, server: imaplib.IMAP4, inbox: Inbox) -> Received | None:
-        """The message that a mail is. Of a mail whose sender is not known, only the headers are parsed."""
+        """Convert a mail to a message. If the sender is not known, only its headers are parsed."""
         envelope = await in_thread(read_envelope, mail.data, self._address, self._auth_server)
         if envelope is None or not await inbox.knows(envelope.sender):
             return None
@@ -157,7 +161,7 @@ class Email:
         return server
 
     async def _begin(self, server: imaplib.IMAP4, inbox: Inbox) -> tuple[int, int]:
-        """(UIDVALIDITY, last UID). A mailbox that is new, or was made anew, begins with the mails to come."""
+        """Return UIDVALIDITY and the last UID. In a new or recreated mailbox, receiving starts with the next mail."""
         validity = _number(server, "UIDVALIDITY")
         kept = await inbox.cursor()
         if kept:
@@ -176,7 +180,7 @@ class Email:
         return str(message["Message-ID"])
 
     def _send(self, message: EmailMessage) -> None:
-        """Send a mail in this thread, which closes the connection even if its caller has gone."""
+        """Send a mail. This thread closes the connection even if the caller was cancelled."""
         try:
             server = self._connect_smtp()
         except (OSError, smtplib.SMTPException) as error:
@@ -244,12 +248,12 @@ class Email:
 
 
 def _undecodable(text: str) -> str:
-    """A text for a header in which the standard library finds no encoded word: it writes them decoded."""
+    """Return a header text without encoded words: the standard library would write them decoded, line ends included."""
     return text.replace("=?", "= ?")
 
 
 def _check_headers(message: EmailMessage) -> None:
-    """Refuse a mail in which a header, as it is sent, carries another one."""
+    """Refuse a mail if one of its headers, once serialized, injects another."""
     head = message.as_bytes().partition(b"\n\n")[0].decode("ascii", "replace")
     if [line.partition(":")[0] for line in head.split("\n") if line[:1] not in (" ", "\t")] != message.keys():
         raise Never("a header of the mail has a line end")
@@ -275,7 +279,7 @@ def _number(server: imaplib.IMAP4, name: str) -> int:
 
 
 def _uids(server: imaplib.IMAP4, last: int) -> list[int]:
-    """The UIDs above the last one. A server answers with the highest one if there is none."""
+    """Return the UIDs above the last one. Servers answer with the highest UID if there is none."""
     status, data = server.uid("SEARCH", f"UID {last + 1}:*")
     if status != "OK":
         raise OSError(f"IMAP: {one_line(str(data), 100)}")
@@ -296,7 +300,7 @@ class Mail(NamedTuple):
 
 
 def _fetch(server: imaplib.IMAP4, last: int) -> list[Mail]:
-    """The next mails, oldest first."""
+    """Fetch the next mails, oldest first."""
     return [_fetch_one(server, uid, LARGEST_HEAD) for uid in _uids(server, last)[:AT_ONCE]]
 
 
@@ -311,12 +315,12 @@ def _fetch_one(server: imaplib.IMAP4, uid: int, most: int) -> Mail:
     return Mail(uid, body, int(size[1]) if size else len(body))
 
 
-def _idle(server: imaplib.IMAP4) -> None:
-    """Wait until the server says anything, or until the IDLE is to be renewed."""
+def _idle(server: imaplib.IMAP4, seconds: float) -> bool:
+    """Wait until the server reports something, or for some seconds. Returns whether it reported nothing."""
     if "IDLE" not in server.capabilities:
         raise Never("the server has no IDLE")
     if server.untagged_responses.pop("EXISTS", None):  # told with the answer to an earlier command
-        return
+        return False
     tag = server._new_tag()
     server.send(tag + b" IDLE\r\n")
     line, told = server.readline(), False
@@ -324,16 +328,18 @@ def _idle(server: imaplib.IMAP4) -> None:
         line, told = server.readline(), True
     if not line.startswith(b"+"):
         raise OSError(f"IMAP: {one_line(line, 100)}")
-    if not told and not _has_unread(server):
-        select.select([server.socket()], [], [], IDLE_SECONDS)
+    told = told or _has_unread(server)
+    if not told:
+        told = bool(select.select([server.socket()], [], [], seconds)[0])
     server.send(b"DONE\r\n")
     while not (line := server.readline()).startswith(tag):
         if not line:
             raise OSError("the server closed the connection")
+    return not told
 
 
 def _has_unread(server: imaplib.IMAP4) -> bool:
-    """Whether bytes were received that nothing has read yet: they are in a buffer, where `select` does not see them."""
+    """Whether received bytes are waiting in a buffer, where `select` cannot see them."""
     file: Any = getattr(server, "_file", None) or server.file
     connection = server.socket()
     before = connection.gettimeout()
@@ -350,7 +356,7 @@ def _has_unread(server: imaplib.IMAP4) -> bool:
 
 
 class Headers:
-    """The headers of a mail, not decoded: an encoded word can hide what must not be taken for syntax."""
+    """The raw headers of a mail. They are not decoded: an encoded word can hide text that would be read as syntax."""
 
     def __init__(self, head: bytes) -> None:
         self._values: dict[str, list[str]] = {}
@@ -367,7 +373,7 @@ class Headers:
 
 
 class Envelope(NamedTuple):
-    """What the headers of a mail say of it."""
+    """What the headers say about a mail."""
 
     sender: str
     name: str
@@ -377,7 +383,7 @@ class Envelope(NamedTuple):
 
 
 def read_envelope(data: bytes, own: str, auth_server: str) -> Envelope | None:
-    """Read the headers of a mail; None for what no person wrote, or what may not be from its sender."""
+    """Read the headers of a mail; None if no person wrote it, or if its sender may be forged."""
     end = re.search(rb"\r?\n\r?\n", data[:LARGEST_HEADERS])
     if end is None and len(data) >= LARGEST_HEADERS:
         return None
@@ -398,7 +404,7 @@ def read_envelope(data: bytes, own: str, auth_server: str) -> Envelope | None:
 
 
 def received(envelope: Envelope, data: bytes, size: int, fallback: str) -> Received:
-    """The message that a mail of this size is; `fallback` is its id if it names none."""
+    """Convert a mail of this size to a message; `fallback` is its id if it has no usable Message-ID."""
     subject, references = envelope.subject, envelope.references
     mail, is_whole = parsed(data), size <= len(data)
     text = UNREADABLE if mail is None else body_of(mail)
@@ -420,7 +426,7 @@ def received(envelope: Envelope, data: bytes, size: int, fallback: str) -> Recei
 
 
 def sender_of(headers: Headers) -> str | None:
-    """The address in the only `From` header; None if that could be read in two ways."""
+    """Return the address in the `From` header; None if the header is ambiguous."""
     if len(found := headers.all("From")) != 1:
         return None
     bare = _without_comments(found[0])
@@ -433,7 +439,7 @@ def sender_of(headers: Headers) -> str | None:
 
 
 def _is_automatic(headers: Headers, sender: str) -> bool:
-    """Whether a program wrote the mail: two programs must not answer each other for ever."""
+    """Whether a program wrote the mail: two programs must not answer each other endlessly."""
     submitted = headers["Auto-Submitted"].lower()
     bulk = headers["Precedence"].lower() in ("bulk", "junk", "list", "auto_reply")
     lists = any(headers[name] for name in ("List-Id", "List-Unsubscribe", "X-Autoreply", "X-Auto-Response-Suppress"))
@@ -472,7 +478,7 @@ def _says_pass(verdict: str, domain: str, auth_server: str) -> bool:
 
 
 def _without_comments(value: str) -> str:
-    """A header without its comments and quoted strings; "" if one of them has no end."""
+    """Return a header without comments and quoted strings; "" if one of them is not closed."""
     kept: list[str] = []
     depth, is_quoted, is_escaped = 0, False, False
     for letter in value:
@@ -506,7 +512,7 @@ def _aligned(signer: str, domain: str) -> bool:
 
 
 def _decoded(value: str) -> str:
-    """A header with its encoded words as text. The result may have line ends in it."""
+    """Return a header with its encoded words decoded. The result may contain line ends."""
     try:
         return str(make_header(decode_header(value[:LONGEST_HEADER])))
     except (LookupError, ValueError, HeaderParseError):
@@ -514,7 +520,7 @@ def _decoded(value: str) -> str:
 
 
 class _ShortHeaders(Compat32):
-    """Parses the headers of parts fast, however long a sender made them."""
+    """Keeps parsing the headers of parts fast, however long they are."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
@@ -522,7 +528,7 @@ class _ShortHeaders(Compat32):
 
 
 def parsed(data: bytes) -> Message | None:
-    """The parts of a mail; None if parsing it would take too long."""
+    """Parse a mail; None if that would take too long."""
     multiparts = len(re.findall(rb"multipart/", data, re.I))
     if multiparts > MOST_MULTIPARTS or (multiparts and len(re.findall(rb"[\r\n]--", data)) > MOST_PARTS):
         return None
@@ -530,7 +536,7 @@ def parsed(data: bytes) -> Message | None:
 
 
 def body_of(mail: Message) -> str:
-    """The words of a mail: without what it quotes and without the signature."""
+    """Return the text of a mail without quoted text and signature."""
     bodies = _bodies(mail)
     if (found := bodies.get("text/plain") or bodies.get("text/html")) is None:
         return ""
@@ -546,7 +552,7 @@ def body_of(mail: Message) -> str:
 
 
 def attachments_of(mail: Message) -> Iterator[Attachment]:
-    """The files of a mail: all that is neither a form of its text nor a signature, pictures in the text too."""
+    """Yield the files of a mail: every part that is neither its text nor a signature, inline pictures included."""
     bodies = list(_bodies(mail).values())
     for part in _leaves(mail):
         if any(part is body for body in bodies) or part.get_content_subtype().endswith("-signature"):
@@ -556,7 +562,7 @@ def attachments_of(mail: Message) -> Iterator[Attachment]:
 
 
 def _bodies(mail: Message) -> dict[str, Message]:
-    """The forms of a mail's text, by their types."""
+    """Return the versions of a mail's text by media type."""
     found: dict[str, Message] = {}
     for part in _leaves(mail):
         kind = part.get_content_type()
@@ -574,7 +580,7 @@ def _name_of(part: Message) -> str:
 
 
 def _content(part: Message) -> bytes:
-    """What a part holds. A mail in the mail is a file as it is."""
+    """Return the content of a part. An attached mail is a file."""
     try:
         if part.is_multipart():
             return b"".join(one.as_bytes() for one in part.get_payload() if isinstance(one, Message))
@@ -592,7 +598,7 @@ def _attachment(name: str, data: bytes) -> Attachment:
 
 
 def _leaves(part: Message) -> Iterator[Message]:
-    """The parts of a mail that have no parts; a mail within it is one."""
+    """Yield the parts of a mail that have no parts themselves; an attached mail counts as one."""
     if part.get_content_maintype() == "multipart" and part.is_multipart():
         for inner in part.get_payload():
             if isinstance(inner, Message):
@@ -602,7 +608,7 @@ def _leaves(part: Message) -> Iterator[Message]:
 
 
 def _without_quotes(text: str) -> str:
-    """The text above a quoted mail at the end, and above the signature."""
+    """Return the text without a quoted mail at the end and without the signature."""
     text = re.split(r"^-- ?$", text, maxsplit=1, flags=re.M)[0]
     lines = text.rstrip().split("\n")
     end = len(lines)

@@ -1,4 +1,4 @@
-"""Files of messages: what people attach is put into the workspace, what the agent sends is read from its copy."""
+"""Files of messages: attachments are saved to the workspace, and files to send are read from their copies."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _write(workspace: Path, name: str, data: bytes) -> str:
 
 
 def name_of(channel: str, message: str, number: int, given: str) -> str:
-    """A file name that is the same whenever the message comes, so that a repeat makes no second file."""
+    """Return a file name that is the same for every delivery of a message, so that a repeat creates no second file."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(clean(given))).strip("-.")[-60:] or "file"
     return f"{channel}-{hashlib.sha256(f'{message} {number}'.encode()).hexdigest()[:12]}-{base}"
 
 
 async def fetched(file: Attachment, limit: int) -> bytes | str:
-    """The content of a file; or a note about why it is not there, for the model."""
+    """Return the content of a file, or a note for the model about why it is missing."""
     shown = one_line(clean(file.name), 80)
     too_large = f"[{shown} is larger than {limit // MEGABYTE} MB, and was not taken.]"
     if file.size is not None and file.size > limit:
@@ -79,7 +79,7 @@ async def fetched(file: Attachment, limit: int) -> bytes | str:
 
 
 async def opened(outgoing: OutgoingFiles, path: str, limit: int) -> OutgoingFile | str:
-    """A file to send; or a note about why it is not sent, for the people in the chat."""
+    """Return a file to send, or a note for the people in the chat about why it is not sent."""
     name = os.path.basename(path)
     shown = one_line(clean(name), 80)
     try:
@@ -95,6 +95,6 @@ async def opened(outgoing: OutgoingFiles, path: str, limit: int) -> OutgoingFile
 
 
 def refusal(name: str, reason: str = "") -> str:
-    """The note for the people in a chat about a file that their network does not take."""
+    """Return the note for the people in a chat about a file that their network does not accept."""
     why = f" ({one_line(reason, 100)})" if reason else ""
     return f"[{one_line(clean(name), 80)} cannot be sent here{why}.]"

@@ -45,12 +45,12 @@ class Reply(NamedTuple):
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds that the server asks to wait."""
+        """How many seconds the server asks to wait."""
         return retry_after(self.headers)
 
 
 def header_bytes(value: str) -> bytes:
-    """A header as it came: it may hold bytes that are no text."""
+    """Return a header's raw bytes, which may not be valid text."""
     return value.encode("utf-8", "surrogateescape")
 
 
@@ -96,7 +96,7 @@ class HttpClient:
         return Reply(response.status, response.headers, data)
 
     async def download(self, target: str, headers: Mapping[str, str], limit: int) -> bytes:
-        """The content of a file: at most one byte more than the limit."""
+        """Download a file, up to one byte more than the limit."""
         try:
             reply = await self.request("GET", target, headers, b"", DOWNLOAD_SECONDS, largest=limit)
         except TooLarge:
@@ -140,15 +140,14 @@ class HttpClient:
 
 
 def form_of(fields: Mapping[str, str], files: Mapping[str, OutgoingFile]) -> tuple[str, bytes]:
-    """A form with files: its content type, and its body."""
+    """Return the content type and the body of a form with files."""
     boundary = new_boundary()
     given = {name: FormFile(file.name, file.type, file.data) for name, file in files.items()}
     return form_type(boundary), form_body(fields, given, boundary)
 
 
 def _client_for(url: str, hosts: Sequence[str], home: HttpClient) -> HttpClient:
-    """A client for an address that a network gave. It must be one of its own hosts, by https, or the API's own
-    server."""
+    """Return a client for an address that a network sent: HTTPS at one of its own hosts, or the API's server."""
     try:
         origin = origin_of(url)
     except ValueError:
@@ -160,7 +159,7 @@ def _client_for(url: str, hosts: Sequence[str], home: HttpClient) -> HttpClient:
 
 
 async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit: int, token: str = "") -> bytes:
-    """Read a file whose address a network gave."""
+    """Download a file from an address that the network sent."""
     client = _client_for(url, hosts, home)
     try:
         return await client.download(client.target, {"Authorization": f"Bearer {token}"} if token else {}, limit)
@@ -169,7 +168,7 @@ async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit:
 
 
 async def upload_to(url: str, hosts: Sequence[str], home: HttpClient, file: OutgoingFile) -> None:
-    """Send the content of a file to an address that a network gave, where a repeat does no harm."""
+    """Upload a file to an address that the network sent. A repeat does no harm there."""
     client = _client_for(url, hosts, home)
     try:
         reply = await client.post(client.target, {"Content-Type": file.type}, file.data, UPLOAD_SECONDS)
@@ -183,7 +182,7 @@ async def upload_to(url: str, hosts: Sequence[str], home: HttpClient, file: Outg
 
 
 class Closed(OSError):
-    """The connection has ended; `code` says why, if the server did."""
+    """The connection was closed; `code` is the server's reason, if it gave one."""
 
     def __init__(self, code: int | None, reason: str = "") -> None:
         super().__init__(f"the server closed the connection ({code or 'without a reason'}) {reason}".strip())
@@ -191,13 +190,13 @@ class Closed(OSError):
 
 
 class WebSocket:
-    """A connection that carries one JSON text a frame."""
+    """A connection with one JSON text per frame."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
 
     async def receive(self) -> bytes:
-        """The next text; `Closed` when there is none."""
+        """Return the next text; raises `Closed` at the end."""
         from aiohttp import WSMsgType
 
         while True:
@@ -216,7 +215,7 @@ class WebSocket:
 
 @asynccontextmanager
 async def connected(url: str, *, heartbeat: float | None = None) -> AsyncIterator[WebSocket]:
-    """Connect; with a `heartbeat` the connection ends when the server does not answer a ping in so many seconds."""
+    """Connect. With a `heartbeat`, the connection is closed if a ping is not answered within that many seconds."""
     aiohttp = await in_thread(import_module, "aiohttp")
     async with aiohttp.ClientSession(trust_env=True) as session:
         async with asyncio.timeout(SOCKET_SECONDS):
@@ -237,7 +236,7 @@ async def connected(url: str, *, heartbeat: float | None = None) -> AsyncIterato
 
 @asynccontextmanager
 async def listening(host: str, port: int, path: str, handle: Handle, largest: int = LARGEST_BODY) -> AsyncIterator[int]:
-    """Hand the POST requests to a path to `handle`; yield the port, which is any free one if 0 is given."""
+    """Serve POST requests to a path with `handle`, and yield the port; 0 picks a free one."""
     web = await in_thread(import_module, "aiohttp.web")
     app = web.Application(client_max_size=largest)
     app.router.add_post("/" + path.strip("/"), handle)

@@ -189,7 +189,7 @@ class Irc:
             raise Never("the server offers no SASL: remove `account`, or use another server")
 
     async def _next(self) -> Line:
-        """The next line that is for the caller: pings and pongs are dealt with here."""
+        """Return the next line for the caller; pings and pongs are handled here."""
         while True:
             line = parse(await self._read())
             if line.command == "PING":
@@ -253,7 +253,7 @@ class Irc:
         )
 
     def _without_nick(self, text: str) -> tuple[str, bool]:
-        """The text without the nick that it begins with, and whether the nick is in it at all."""
+        """Return the text without a leading nick, and whether it mentions the nick at all."""
         nick = re.escape(self._me)
         if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
             return text[begins.end() :], True
@@ -290,7 +290,7 @@ class Irc:
 
 
 def _safe(text: str) -> str:
-    """A text that the server takes for a text: without control characters."""
+    """Return the text without control characters, which could start another command."""
     return "".join(_letters(text))
 
 

@@ -121,7 +121,7 @@ class Uploaded(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """An answer that says nothing more."""
+    """A reply without content."""
 
 
 class Failure(msgspec.Struct):
@@ -203,7 +203,7 @@ class Matrix:
         self._has_keys.set()
 
     async def _take_keys(self, synced: Synced) -> None:
-        """Take the keys that a sync has, before the messages that need them."""
+        """Process the keys in a sync before the messages that need them."""
         if self._crypto is not None:
             fallback = synced.device_unused_fallback_key_types
             has_fallback = fallback is None or "signed_curve25519" in fallback
@@ -211,7 +211,7 @@ class Matrix:
             await self._crypto.take(synced.to_device.events, synced.device_lists, count, has_fallback)
 
     async def _take_waiting(self, inbox: Inbox) -> None:
-        """Take the messages whose keys have come."""
+        """Process the messages whose keys have arrived."""
         if self._crypto is None:
             return
         for one in await self._crypto.readable_again():
@@ -233,7 +233,7 @@ class Matrix:
         return await self._call("GET", target, None, Synced, self._poll_client, seconds + MARGIN_SECONDS)
 
     async def _join_invites(self, rooms: Rooms, inbox: Inbox) -> None:
-        """Join the rooms that people who are let in have invited the agent to. Others get nothing."""
+        """Accept invitations from admitted people; ignore all others."""
         for room, invited in rooms.invite.items():
             mine = [one for one in invited.invite_state.events if one.type == "m.room.member"]
             by = next((one.sender for one in mine if one.state_key == self._me), "")
@@ -299,7 +299,7 @@ class Matrix:
         return self._crypto is not None and await self._settings(room) is not None
 
     async def _settings(self, room: str) -> dict[str, Any] | None:
-        """How a room is encrypted; None if it is not. Once it was, it is for ever, whatever the server says."""
+        """Return a room's encryption settings; None if it is plain. A server cannot turn encryption off again."""
         if room in self._encrypted or room in self._plain:
             return self._encrypted.get(room)
         try:
@@ -335,7 +335,7 @@ class Matrix:
         return found[::-1]
 
     async def _received(self, room: str, event: Event) -> Received | None:
-        """The message of an event; None for what no person wrote."""
+        """Convert an event to a message; None if no person wrote it."""
         content = event.content
         if event.type != "m.room.message" or event.sender == self._me or not event.event_id:
             return None
@@ -383,7 +383,7 @@ class Matrix:
         return await self._download(url if isinstance(url, str) else "", limit)
 
     async def _download(self, url: str, limit: int) -> bytes:
-        """Read what is at an address such as mxc://example.org/abc."""
+        """Download a file by its address, such as mxc://example.org/abc."""
         if not (found := re.fullmatch(r"mxc://([^/\s?#]+)/([A-Za-z0-9_-]+)", url)):
             raise Never("no address of a file")
         target = f"{self._client.target.rstrip('/')}{MEDIA}/download/{quote(found[1], safe=':')}/{found[2]}"
@@ -396,7 +396,7 @@ class Matrix:
         return self._direct[room]
 
     def _without_name(self, text: str) -> tuple[str, bool]:
-        """The text without the name that it begins with, and whether a name is in it at all."""
+        """Return the text without a leading name, and whether it mentions a name at all."""
         local = self._me[1:].partition(":")[0]
         names = "|".join(re.escape(name) for name in (self._me, *self._names, local))
         if begins := re.match(rf"@?(?:{names})[:,]?\s+", text, re.IGNORECASE):
@@ -421,7 +421,7 @@ class Matrix:
         return (await self._call("PUT", target, content, SentEvent)).event_id
 
     async def _crypto_for(self, room: str) -> Crypto | None:
-        """The keys for an encrypted room; None for one that is not encrypted."""
+        """Return the keys for an encrypted room; None for a plain one."""
         if not self._encrypts:
             return None
         with contextlib.suppress(TimeoutError):
@@ -441,7 +441,7 @@ class Matrix:
             raise Later(2.0, f"cannot encrypt: {error}") from error
 
     async def _file_content(self, part: Part) -> dict[str, Any]:
-        """Upload a file, encrypted if the room is. Return what its message says of it."""
+        """Upload a file, encrypted if the room is, and return the content of its message."""
         (file,) = part.files
         content: dict[str, Any] = {
             "msgtype": "m.image" if file.is_picture else "m.file",
@@ -527,7 +527,7 @@ def _import_crypto(options: Options) -> None:
 
 
 def _without_quote(text: str) -> str:
-    """A reply without the lines that older clients quote before it."""
+    """Return a reply without the quoted lines that older clients put first."""
     lines = text.split("\n")
     while lines and lines[0].startswith("> "):
         lines.pop(0)

@@ -201,7 +201,7 @@ class Members(msgspec.Struct):
 
 
 class Done(msgspec.Struct):
-    """An answer that says nothing more."""
+    """A reply without content."""
 
 
 class Crypto:
@@ -579,7 +579,7 @@ class Crypto:
             return [one for one in self.waiting.values() if again or one.session in news]
 
     async def forget(self, event_id: str) -> None:
-        """An event waits no longer."""
+        """Remove an event that no longer waits."""
         async with self._lock:
             if event_id in self.waiting:
                 await self._write([(WAITING, event_id, None)])
@@ -588,7 +588,7 @@ class Crypto:
     # ------------------------------------------------------------------------------------------ writing in rooms
 
     async def keep_room(self, room: str, settings: Mapping[str, Any]) -> None:
-        """Remember that a room is encrypted: a server that denies it later is not believed."""
+        """Store that a room is encrypted, so that a server cannot deny it later."""
         async with self._lock:
             await self._write([(ROOMS, room, _json(settings))])
 
@@ -781,7 +781,7 @@ class FileKey(msgspec.Struct):
 
 
 class EncryptedFile(msgspec.Struct):
-    """What a message says of its file, which is encrypted by AES-256 in counter mode."""
+    """What a message says about its file, which is encrypted with AES-256 in counter mode."""
 
     url: str
     key: FileKey
@@ -790,7 +790,7 @@ class EncryptedFile(msgspec.Struct):
 
 
 def encrypted(data: bytes) -> tuple[bytes, dict[str, Any]]:
-    """A file under a key of its own, and what a message says of it besides its address."""
+    """Encrypt a file with a new key. Returns it and what its message says about it, without the address."""
     key, iv = secrets.token_bytes(32), secrets.token_bytes(8) + bytes(8)  # the counter begins at 0
     encryptor = Cipher(algorithms.AES(key), modes.CTR(iv)).encryptor()
     made = encryptor.update(data) + encryptor.finalize()
@@ -801,7 +801,7 @@ def encrypted(data: bytes) -> tuple[bytes, dict[str, Any]]:
 
 
 def decrypted(data: bytes, file: EncryptedFile) -> bytes:
-    """The content of a file; a file that the server has changed is refused."""
+    """Decrypt a file; raises `Never` if the server changed it."""
     try:
         key, iv = _from_base64(file.key.k), _from_base64(file.iv)
         wanted = _from_base64(file.hashes["sha256"])

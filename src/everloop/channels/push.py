@@ -1,4 +1,4 @@
-"""Web push: tells the browsers of an owner that a turn of the page has ended, or that a question waits.
+"""Web push: notifies an owner's browsers that a turn of the page has ended, or that a question is waiting.
 
 The chat id of a message is its owner. It goes to each browser that the owner has subscribed on the page, encrypted for
 that browser alone (RFC 8291) and signed with the server's own key (RFC 8292). A browser shows two notifications with
@@ -46,7 +46,7 @@ _SUBSCRIPTION, _SEEN, _VAPID = "subscription:", "seen:", "vapid"
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """A browser that wants to be told."""
+    """A browser that has subscribed to notifications."""
 
     owner: str
     endpoint: str
@@ -61,14 +61,14 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A page that an owner was looking at."""
+    """A page that was visible to an owner."""
 
     owner: str
     at: float
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """What a browser is sent. By default nothing that was said is in it."""
+    """The payload of a notification. By default it contains nothing of what was said."""
 
     title: str
     body: str  # the session's title
@@ -89,7 +89,7 @@ class Subscriptions:
         return [one for one in found if one.owner == owner]
 
     async def add(self, one: Subscription) -> None:
-        """Add a subscription, or renew it. The oldest of too many is forgotten."""
+        """Add or renew a subscription; beyond the limit the oldest is removed."""
         others = [other for other in await self.of(one.owner) if other.key != one.key]
         for old in sorted(others, key=lambda other: other.at)[: max(len(others) - MOST + 1, 0)]:
             await self.remove(old)
@@ -99,13 +99,13 @@ class Subscriptions:
         await self._store.set_channel_state(self._channel, one.key, None)
 
     async def look(self, owner: str, page: str, visible: bool) -> None:
-        """A page has become visible, still is, or is hidden now."""
+        """Record that a page is visible or hidden."""
         key = _SEEN + _short(f"{owner}\0{page}")
         value = encode_json(Seen(owner, time.time())).decode() if visible else None
         await self._store.set_channel_state(self._channel, key, value)
 
     async def is_looking(self, owner: str) -> bool:
-        """Whether a page of the owner is visible. Pages that have gone without a word are forgotten."""
+        """Whether a page of the owner is visible. Pages that stopped reporting are removed."""
         state, now = await self._store.channel_state(self._channel), time.time()
         seen = {key: _decode_seen(value) for key, value in state.items() if key.startswith(_SEEN)}
         for key, one in seen.items():
@@ -114,7 +114,7 @@ class Subscriptions:
         return any(one.owner == owner and now - one.at <= SEEN_SECONDS for one in seen.values())
 
     async def key(self) -> Any:
-        """The server's key pair, made when it is first needed: the same for all servers of the store."""
+        """Return the key pair, created on first use and shared by all servers of the store."""
         vapid = (await in_thread(import_module, "py_vapid")).Vapid02
         async with asyncio.timeout(SEND_SECONDS):
             while not (pem := (await self._store.channel_state(self._channel)).get(_VAPID, "")):
@@ -131,7 +131,7 @@ class Subscriptions:
         return _public(await self.key())
 
     async def is_allowed(self, one: Subscription) -> bool:
-        """Whether the login that made a subscription still holds."""
+        """Whether the login that created a subscription is still valid."""
         if not one.token:
             return True
         return any(token.id == one.token and token.revoked_at is None for token in await self._store.tokens(one.owner))
@@ -142,7 +142,7 @@ def is_installed() -> bool:
 
 
 def checked(owner: str, endpoint: str, p256dh: str, auth: str, token: str, fetcher: Fetcher) -> Subscription:
-    """A subscription as a browser gave it; an `EverloopError` in one line if it cannot be one."""
+    """Validate a browser's subscription; raises a one-line `EverloopError` if it is invalid."""
     try:
         url = parse_url(endpoint)
     except BadURL as error:
@@ -216,7 +216,7 @@ class Push:
         return encode_json(Payload(TITLES.get(part.extra.get("kind", ""), TITLES["ended"]), body, session, key))
 
     async def _tell(self, one: Subscription, payload: bytes, vapid: Any, part: Part, age: float) -> bool:
-        """Tell a browser. False if the push service knows it no more."""
+        """Notify a browser. Returns False if the push service no longer knows it."""
         url = parse_url(one.endpoint)
         if url.scheme != "https" and not self._fetcher.is_listed(url):
             return False
@@ -250,12 +250,12 @@ class Push:
 
 
 def fetcher_of(options: Options) -> Fetcher:
-    """What requests to push services are sent with: to public addresses, and to those that are listed."""
+    """Return the client for push services: public addresses, and those that are listed."""
     return Fetcher(private_hosts=options.texts("private_hosts"), timeout=SEND_SECONDS)
 
 
 def _raise(problems: Sequence[Exception]) -> None:
-    """Raise the problem that decides: a try that may help comes before a refusal."""
+    """Raise the most important problem: one that a retry may solve comes before a refusal."""
     for kind in (OSError, FetchError, Later, Never):
         for error in problems:
             if isinstance(error, kind):

@@ -69,7 +69,7 @@ def lease_of(channel: str) -> str:
 
 
 def chat_id_of(chat: str, thread: str, threads: bool) -> str:
-    """The chat id of a chat, or of a thread in it, which is a session of its own where the network has threads."""
+    """Return the id of a chat, or of a thread in it, which is a session of its own where the network has threads."""
     if not threads:
         return chat
     chat, thread = (one.replace("%", "%25").replace("/", "%2F") for one in (chat, thread))
@@ -77,7 +77,7 @@ def chat_id_of(chat: str, thread: str, threads: bool) -> str:
 
 
 def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
-    """The chat and the thread of a chat id."""
+    """Split a chat id into the chat and the thread."""
     if not threads:
         return chat_id, ""
     chat, _, thread = chat_id.partition("/")
@@ -85,14 +85,14 @@ def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What the last worker knew of its connection."""
+    """The state of the connection, as the last worker reported it."""
 
     at: float
     error: str = ""  # why it does not work; "" while it does
 
 
 def follower(owners: Owners) -> Follow:
-    """Follow sessions from the end of their logs on, wherever their turns run."""
+    """Return a function that follows sessions from the current end of their logs, wherever their turns run."""
 
     async def follow(owner: str, key: str) -> SessionSubscriber:
         agent, info = await owners.agent(owner), await owners.store.session(owner, key)
@@ -230,7 +230,7 @@ class Account:
                 await self._store.wake(ANY)
 
     async def _receive(self) -> None:
-        """Keep receiving: whatever ends it, it is begun again after a while, and the status says why."""
+        """Receive until cancelled. After any failure it is restarted with a delay, and the status gives the reason."""
         delay = FIRST_DELAY
         while True:
             began, accepted = time.monotonic(), self._inbox.accepted
@@ -256,7 +256,7 @@ def describe(error: BaseException) -> str:
 
 
 class Reporter:
-    """Says how a channel is: in the log and in the store, without its secrets, and only when it changes."""
+    """Reports a channel's state to the log and the store, without secrets and only when it changes."""
 
     def __init__(self, store: Store, name: str, options: Options, meters: Meters | None) -> None:
         self._store = store
@@ -282,7 +282,7 @@ class Reporter:
             self._meters.channels.add(self._name, outcome)
 
     def clean(self, text: str) -> str:
-        """A reason on one line, without secrets."""
+        """Return a reason on one line, without secrets."""
         return one_line(self._options.redacted(text), 300)
 
     async def _keep(self, error: str) -> None:
@@ -296,7 +296,7 @@ class Reporter:
 
 
 class ChannelInbox:
-    """Takes what a channel receives: decides who is answered, and puts it into the store's inbox."""
+    """Accepts what a channel receives: decides who is answered, and writes messages to the store's inbox."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class ChannelInbox:
         await self._reporter.works()
 
     async def knows(self, sender: str) -> bool:
-        """Whether a person may be answered in a chat of their own, if only with a pairing code."""
+        """Whether a person may be answered in a direct chat, if only with a pairing code."""
         asks = Received(chat=sender, sender=sender, text="")
         return self._config.pairing or await self._access.standing(asks) != "stranger"
 
@@ -406,7 +406,7 @@ class ChannelInbox:
         return True
 
     async def _may_answer(self, incoming: InboundMessage) -> bool:
-        """Whether a message is no answer to the session's open question, or one of the person who caused it."""
+        """Whether a message may answer the session's open question: only the person who caused it may."""
         if answer_of(incoming.content) is None:
             return True
         info = await self._store.session(incoming.owner, incoming.session_key)
@@ -448,7 +448,7 @@ class ChannelInbox:
         return True
 
     async def _take_files(self, message: Received, incoming: InboundMessage) -> None:
-        """Put the files of a message into the workspace; what is not taken is said in its text."""
+        """Save the files of a message to the workspace, and note in its text which were left out."""
         limit, notes = MEGABYTE * self._config.media_mb, list[str]()
         for number, file in enumerate(message.files):
             if number == 2 * MOST_FILES:
@@ -489,7 +489,7 @@ class ChannelInbox:
         )
 
     def _session_of(self, message: Received) -> str | None:
-        """The session that a person's direct chats share; None for the chat's own."""
+        """Return the session that a person's direct chats share; None if the chat has its own."""
         person = self._shared.get(same_id(message.sender, self._can))
         return f"link:{person}" if person and not message.group and not message.thread else None
 
@@ -501,7 +501,7 @@ class ChannelInbox:
         await tell(self._store, self._config.name, self._config.owner, self._chat_id(message), text, id)
 
     async def _offer_code(self, message: Received) -> None:
-        """Give a stranger a code if the settings say so; strangers in groups get nothing."""
+        """Send a stranger a pairing code if pairing is on; strangers in groups get nothing."""
         if not self._config.pairing or message.group:
             return
         code = await self._pairings.new_code(message, self._chat_id(message))
@@ -522,7 +522,7 @@ class ChannelInbox:
         await self._say(message, said, "pair")
 
     async def _is_over_limit(self, message: Received) -> bool:
-        """Whether the sender has written too often. They are told once a minute."""
+        """Whether the sender has exceeded the rate limit. They are told once a minute."""
         over = self._rates.count(message.sender, time.monotonic())
         known = f"{self._config.name}:{message.id}"
         if over and message.id is not None and await self._store.find(self._config.owner, known) is not None:
@@ -588,7 +588,7 @@ class Questions:
 
 @dataclass(slots=True)
 class Queued:
-    """A message to send, and how far it is."""
+    """A message to send, and its progress."""
 
     row: Outgoing
     parts: list[SentPart]
@@ -598,7 +598,7 @@ class Queued:
 
 
 class LeaseLost(Exception):
-    """Another worker sends this message now."""
+    """Another worker has taken over this message."""
 
 
 class Sender:
@@ -646,7 +646,7 @@ class Sender:
             self._tasks.clear()
 
     async def _find_instance(self) -> str:
-        """A name of this store, so that no key is ever used by two stores."""
+        """Return an id of this store, so that two stores never use the same key."""
         if not (found := (await self._store.channel_state("")).get(INSTANCE, "")):
             found = secrets.token_hex(8)
             await self._store.set_channel_state("", INSTANCE, found)
@@ -717,7 +717,7 @@ class Sender:
             await in_thread(self._outgoing.forget, message.media)
 
     async def _open(self, paths: Sequence[str]) -> tuple[tuple[OutgoingFile, ...], list[str]]:
-        """The files to send, and notes about those that are not."""
+        """Return the files to send, and notes about those that cannot be sent."""
         files, notes = list[OutgoingFile](), list[str]()
         can = self._channel.can
         left = min(can.media, MEGABYTE * self._config.media_mb)
@@ -734,7 +734,7 @@ class Sender:
         return tuple(files), notes
 
     async def _buttons(self, one: Queued, question: Question) -> tuple[Button, ...]:
-        """The buttons of a question, which the store then knows by their token."""
+        """Return the buttons of a question, and store the question under their token."""
         token = self._key(one, "question")[:TOKEN_LENGTH]
         await self._questions.keep(token, question, one.row.message.chat_id)
         return tuple(Button(label, f"{token}.{choice}") for choice, (label, _) in CHOICES.items())
@@ -762,14 +762,14 @@ class Sender:
         )
 
     def _without_files(self, part: Part, reason: str) -> Part:
-        """The part with a note in the place of each file, which the network does not take."""
+        """Return the part with a note in place of each file that the network does not accept."""
         note = "\n\n".join(refusal(file.name, self._reporter.clean(reason)) for file in part.files)
         shown = note if self._channel.can.form == "plain" else render(note, self._channel.can.form)
         text, plain = f"{part.text}\n\n{shown}".strip(), f"{part.plain}\n\n{note}".strip()
         return replace(part, files=(), text=text, plain=plain)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
-        """Send a part, as often as it takes. Return the network's id; None when the message was given up."""
+        """Send a part, with retries. Returns the network's id; None if the message was given up."""
         key = self._key(one, part.number)
         delay = FIRST_DELAY
         while True:
@@ -815,7 +815,7 @@ class Sender:
             await self._reporter.works()
 
     async def _patiently(self, one: Queued, sent: bool) -> bool:
-        """Write the mark, as often as it takes: what the network has must not be sent again because of a full disk."""
+        """Write the mark, with retries: a full disk must not cause a message to be sent again."""
         delay = FIRST_DELAY
         while True:
             try:
@@ -861,7 +861,7 @@ def steps_of(text: str, files: int, can: Can, start: int) -> Iterator[Step]:
 
 
 def _with_last(steps: Iterator[Step]) -> Iterator[tuple[Step, bool]]:
-    """The steps, each with whether it is the last one."""
+    """Yield each step together with whether it is the last one."""
     previous: Step | None = None
     for step in steps:
         if previous is not None:

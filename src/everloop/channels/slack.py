@@ -77,7 +77,7 @@ class Place(msgspec.Struct):
 
 
 class Payload(msgspec.Struct):
-    """What an event or a pressed button comes in."""
+    """The payload of an event or a pressed button."""
 
     type: str = ""
     challenge: str = ""
@@ -241,7 +241,7 @@ class Slack:
                     return  # the buttons stay, and are of no use any more
 
     def _received(self, event: Event) -> Received | None:
-        """The message of an event; None for what no person wrote."""
+        """Convert an event to a message; None if no person wrote it."""
         if event.type not in ("message", "app_mention") or event.subtype not in WRITTEN_BY_PEOPLE:
             return None
         if not event.user or event.bot_id or event.user == self._me or not event.ts or not event.channel:
@@ -262,11 +262,11 @@ class Slack:
         )
 
     async def _download(self, file: File, limit: int) -> bytes:
-        """Read a file; the token is sent to Slack alone."""
+        """Download a file; the token is sent only to Slack."""
         return await download_from(file.url_private_download, (".slack.com",), self._client, limit, self._token)
 
     async def _name_of(self, user: str) -> str:
-        """A person's name; "" where the app may not read it."""
+        """Return a person's name; "" if the app may not read it."""
         if user not in self._names:
             try:
                 found = (await self._call("users.info", {"user": user}, Person, form=True)).user
@@ -291,7 +291,7 @@ class Slack:
         return f"{part.chat}:{sent.ts}"
 
     async def _send_file(self, part: Part) -> str:
-        """Upload a file, and then share it: only that is seen, so that only that may be a repeat."""
+        """Upload a file, then share it. Only sharing is visible, so only sharing can be a repeat."""
         (file,) = part.files
         if not file.data:
             raise NoFile("it is empty")
@@ -365,7 +365,7 @@ class Slack:
 
 
 def _text(chat: str, text: str) -> dict[str, Any]:
-    """A text for a chat, in which Slack looks for no names: an `@here` in it calls nobody."""
+    """Return the arguments for a text in which Slack does not look for names: an `@here` in it notifies nobody."""
     return {"channel": chat, "text": text, "parse": "none", "link_names": False}
 
 
@@ -377,7 +377,7 @@ def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool
 
 
 def _read(body: bytes) -> Payload | None:
-    """What an envelope holds; None for kinds that are newer than this."""
+    """Decode an envelope's payload; None if it is of an unknown kind."""
     try:
         return msgspec.json.decode(body, type=Payload)
     except msgspec.MsgspecError:
@@ -385,7 +385,7 @@ def _read(body: bytes) -> Payload | None:
 
 
 def _plain(text: str) -> str:
-    """A text as the person has written it: Slack puts links and mentions in angle brackets."""
+    """Return a text as the person wrote it: Slack puts links and mentions in angle brackets."""
 
     def shown(found: re.Match[str]) -> str:
         target, _, label = found[1].partition("|")
@@ -397,7 +397,7 @@ def _plain(text: str) -> str:
 
 
 def _blocks(part: Part) -> list[dict[str, Any]]:
-    """A text with buttons below it."""
+    """Return the blocks of a text with buttons below it."""
     blocks: list[dict[str, Any]] = []
     rest = part.text
     while rest:

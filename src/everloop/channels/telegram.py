@@ -109,7 +109,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct):
-    """Every answer of the Bot API."""
+    """The envelope of every reply of the Bot API."""
 
     ok: bool
     result: msgspec.Raw = msgspec.Raw()
@@ -364,7 +364,7 @@ def _envelope(reply: Reply) -> Envelope:
 
 
 def _received(update: Update, me: User, attachments: Callable[[Message], tuple[Attachment, ...]]) -> Received | None:
-    """The message of an update; None for what no person wrote, and for what cannot be read."""
+    """Convert an update to a message; None if no person wrote it, or if it cannot be read."""
     if not bytes(update.message):
         return None
     try:
@@ -395,7 +395,7 @@ def _received(update: Update, me: User, attachments: Callable[[Message], tuple[A
 
 
 def _without_mention(text: str, entities: list[Entity], me: User) -> tuple[str, bool]:
-    """The text without the bot's name, and whether it was there. Entities count in UTF-16 units."""
+    """Return the text without the bot's name, and whether it was mentioned. Entities count in UTF-16 units."""
     units = text.encode("utf-16-le")
     named = False
     for entity in sorted(entities, key=lambda one: one.offset, reverse=True):

@@ -15,7 +15,7 @@ _FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.M)
 
 
 def length(text: str, unit: Unit) -> int:
-    """How long a text is, as a network counts."""
+    """Return a text's length in the network's unit."""
     if unit == "bytes":
         return len(text.encode())
     return len(text) if unit == "characters" else len(text.encode("utf-16-le")) // 2

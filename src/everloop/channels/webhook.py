@@ -65,13 +65,13 @@ class Outgoing(msgspec.Struct, omit_defaults=True):
 
 
 class Taken(msgspec.Struct):
-    """What the receiver may answer."""
+    """The optional reply of the receiver."""
 
     id: str = ""
 
 
 def signature(secret: str, at: str, body: bytes) -> str:
-    """The value of the signature header."""
+    """Return the value of the signature header."""
     return "sha256=" + hmac.new(secret.encode(), header_bytes(at) + b"." + body, hashlib.sha256).hexdigest()
 
 

@@ -139,7 +139,7 @@ class Xmpp:
             await self._take(stanza, person, inbox)
 
     def _sort(self, stanza: ET.Element) -> None:
-        """Take a stanza from the stream: presences and the archive at once, messages in their turn."""
+        """Handle a stanza from the stream: presences and archive results at once, messages in order."""
         sender = stanza.get("from", "")
         if stanza.tag == f"{CLIENT}presence":
             self._note_occupant(stanza, sender)
@@ -166,7 +166,7 @@ class Xmpp:
             self._occupants[sender] = bare(jid)
 
     def _settle(self, stanza: ET.Element, sender: str) -> None:
-        """End the waiting for a part: a room has reflected it, or it was refused."""
+        """Complete the send of a part that a room has reflected or the server has refused."""
         future = self._sent.get(stanza.get("id", ""))
         if future is None or future.done():
             return
@@ -176,7 +176,7 @@ class Xmpp:
             future.set_result(None)
 
     async def _take(self, stanza: ET.Element, person: str, inbox: Inbox) -> None:
-        """Take a message that has just come; `person` is who wrote it in a room, where the room tells that."""
+        """Process a live message; `person` is its author's address in a room, if the room reveals it."""
         room = bare(stanza.get("from", ""))
         archive = room if stanza.get("type") == "groupchat" else ""
         own = archive or bare(self._jid)
@@ -225,12 +225,12 @@ class Xmpp:
         return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text, files=attached)
 
     def _files(self, stanza: ET.Element) -> list[tuple[str, str]]:
-        """The names and addresses of a message's files (XEP-0066)."""
+        """Return the names and addresses of a message's files (XEP-0066)."""
         urls = [(one.text or "").strip() for one in stanza.findall(f"{OOB}x/{OOB}url")]
         return [(unquote(urlsplit(url).path.rpartition("/")[2]), url) for url in urls if self._is_safe(url)]
 
     async def _download(self, url: str, limit: int) -> bytes:
-        """Read a file from the address that a person sent: a public one, or one that is listed."""
+        """Download a file from an address that a person sent, if it is public or listed."""
         fetcher = Fetcher(
             private_hosts=self._private_hosts, ports=FILE_PORTS, timeout=DOWNLOAD_SECONDS, max_bytes=limit
         )
@@ -243,7 +243,7 @@ class Xmpp:
         return bytes(limit + 1) if page.cut else page.body
 
     def _without_nick(self, text: str) -> tuple[str, bool]:
-        """The text without the nick that it begins with, and whether the nick is in it at all."""
+        """Return the text without a leading nick, and whether it mentions the nick at all."""
         nick = re.escape(self._nick)
         if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
             return text[begins.end() :], True
@@ -252,7 +252,7 @@ class Xmpp:
     # ------------------------------------------------------------------------------------------ the archive
 
     async def _catch_up(self, archive: str, inbox: Inbox) -> None:
-        """Take what an archive has since the last message that was taken."""
+        """Process what an archive has received since the last accepted message."""
         if archive not in self._at and self._from_now:
             async for entry in self._pages(archive, before="", most=1):
                 self._at[archive] = entry.id
@@ -264,9 +264,10 @@ class Xmpp:
             await self._accept(archive, entry.id, entry.message, person, inbox)
 
     def _archived_person(self, room: str, message: ET.Element) -> str:
-        """Who wrote a message of a room's archive, as the room noted it then: the nick may be another person's now.
+        """Return the author's address of an archived room message, as the room recorded it: the nick may be another
+        person's by now.
 
-        In a room that tells everyone's address it does so itself. Elsewhere the note may be the sender's invention.
+        Only a room that reveals everyone's address records it itself. Elsewhere the sender may have forged the record.
         """
         noted = [bare(jid) for one in message.findall(f"{MUC_USER}x/{MUC_USER}item") if (jid := one.get("jid"))]
         return noted[0] if room in self._public and len(noted) == 1 else ""
@@ -274,7 +275,7 @@ class Xmpp:
     async def _pages(
         self, archive: str, *, after: str = "", before: str | None = None, most: int = PAGE, chat: str = ""
     ) -> AsyncIterator[Entry]:
-        """The messages of an archive after an id; or, with `before`, only the last ones."""
+        """Yield the messages of an archive after an id or, with `before`, only the last ones."""
         assert self._stream is not None
         while True:
             form = within(
@@ -351,7 +352,7 @@ class Xmpp:
         return key
 
     async def _upload(self, stream: XmppStream, file: OutgoingFile) -> str:
-        """Upload a file (XEP-0363), and return its address. Nothing is seen of it before the address is sent."""
+        """Upload a file (XEP-0363) and return its address. Nobody sees it before the address is sent."""
         if self._uploads is None:
             self._uploads = await self._find_uploads(stream)
         if not self._uploads:
@@ -379,11 +380,11 @@ class Xmpp:
         return got.get("url", "")
 
     def _is_safe(self, url: str) -> bool:
-        """Whether a file may be sent there: encrypted, unless the whole account is not."""
+        """Whether a file may be transferred over this address: only over TLS, unless the account itself uses none."""
         return url.startswith("https://") or (self._security == "none" and url.startswith("http://"))
 
     async def _find_uploads(self, stream: XmppStream) -> str:
-        """The service of the server that takes files; "" if there is none."""
+        """Return the server's upload service; "" if there is none."""
         domain = bare(self._jid).partition("@")[2]
         items = await stream.ask("get", element(f"{DISCO_ITEMS}query"), domain)
         services = [one.get("jid", "") for one in items.findall(f"{DISCO_ITEMS}query/{DISCO_ITEMS}item")]

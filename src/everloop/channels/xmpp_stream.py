@@ -29,7 +29,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def element(tag: str, text: str = "", **attributes: str) -> ET.Element:
-    """An element with a text, without the characters that XML cannot have."""
+    """Return an element with a text, without characters that XML does not allow."""
     made = ET.Element(tag, {name: _NOT_XML.sub("", value) for name, value in attributes.items()})
     made.text = _NOT_XML.sub("", text) or None
     return made
@@ -45,7 +45,7 @@ def bare(jid: str) -> str:
 
 
 def serialized(stanza: ET.Element, inside: str = CLIENT[1:-1]) -> str:
-    """An element as text, without prefixes, which servers need not understand in a stream."""
+    """Serialize an element without namespace prefixes, which servers need not understand in a stream."""
     space, _, name = stanza.tag[1:].partition("}")
     attributes = dict(stanza.attrib) if space == inside else {"xmlns": space, **stanza.attrib}
     words = "".join(f" {key}={quoteattr(value)}" for key, value in attributes.items())
@@ -54,7 +54,7 @@ def serialized(stanza: ET.Element, inside: str = CLIENT[1:-1]) -> str:
 
 
 class Stanzas:
-    """Cuts the bytes of a stream into its elements."""
+    """Splits the bytes of a stream into elements."""
 
     def __init__(self) -> None:
         self._parser: Any = ET.XMLPullParser(("start", "end"))
@@ -258,13 +258,13 @@ class XmppStream:
 
 
 def _failure(stanza: ET.Element) -> str:
-    """What a failure or an error says."""
+    """Return the text of a failure or an error."""
     words = [child.text if child.tag.endswith("}text") and child.text else child.tag.partition("}")[2]
              for child in stanza.iter() if child is not stanza]  # fmt: skip
     return one_line(" ".join(words), 200) or stanza.tag.partition("}")[2]
 
 
 def error_of(stanza: ET.Element) -> str:
-    """The condition of an error stanza."""
+    """Return the condition of an error stanza."""
     found = stanza.find(f"{CLIENT}error")
     return _failure(found) if found is not None else "error"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import stat
 import time
 from collections import deque
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import events
+from ..log import error_in
 from ..text import one_line, printable
-from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result
+from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result, split_exit_status
 from .status import SessionStatus
 
 SHOWN_LINES = 6  # of a command's output
@@ -24,7 +24,6 @@ SHOWN_DIFF = 24  # lines of a diff
 LIVE_LINES = 3  # the latest lines of a running command
 MOST_CARDS = 200  # that can be shown again
 MOST_BYTES = 262_144  # of a file that is compared
-_STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
 # Here any sentence is an answer, unlike in other chats.
 HOW_TO_ANSWER_HERE = (
     "Answer y (yes), n (no) or a (always in this session). Any other sentence means no, and tells me why."
@@ -59,8 +58,8 @@ class Card:
         mark = mark_of(self.name, self.ended.status, self.ended.content)
         look: Style = "good" if mark == "✓" else "bad"
         status = "" if self.ended.status in ("ok", "error") else f"{self.ended.status}: "
-        if self.name == "exec" and (found := _STATUS.search(self.ended.content)):
-            status = f"exit status {found[1]} " if mark == "✗" else ""
+        if self.name == "exec" and (code := split_exit_status(self.ended.content)[1]) is not None:
+            status = f"exit status {code} " if mark == "✗" else ""
         parts: list[Line] = [(look, mark), ("" if mark == "✓" else "bad", f" {self.title}")]
         parts.append(("dim", f"  {self.ended.seconds:.1f} s  {status}{self._summary()}".rstrip()))
         parts.append(("dim", f"  #{self.number}"))
@@ -86,7 +85,7 @@ class Card:
             lines = self.diff()
             return lines[:SHOWN_DIFF], max(0, len(lines) - SHOWN_DIFF)
         if self.name == "exec":
-            text = _STATUS.sub("", self.ended.content)
+            text, _ = split_exit_status(self.ended.content)
             if self.ended.status != "ok":
                 text = short_result(text, 400)
             lines = [("dim", line) for line in text.splitlines()] if text != "(no output)" else []
@@ -183,7 +182,7 @@ class CardRenderer(Renderer):
         """Write the card of a command that the user ran."""
         self._count += 1
         card = Card(self._count, "exec", {"command": command}, time.monotonic())
-        status = "error" if result.startswith('{"status":"error"') else "ok"
+        status = "ok" if error_in(result) is None else "error"
         card.ended = events.ToolEnded("", "exec", result, status, 0.0)
         self._finish(card, most=SHOWN_BY_USER)
 

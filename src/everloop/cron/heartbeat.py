@@ -136,7 +136,6 @@ class Heartbeat:
             "cron",
             self._chat_id,
             text,
-            metadata={"cron": HEARTBEAT},
             cause=CronOrigin(HEARTBEAT),
             id=f"cron:{HEARTBEAT}:{int(latest_until(schedule, timer.due_at, now))}",
             owner=timer.owner,

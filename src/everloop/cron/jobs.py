@@ -99,7 +99,6 @@ class Job:
             "cron",
             self.chat_id,
             self.message,
-            metadata={"cron": self.id},
             cause=CronOrigin(self.id, self.may_schedule, self._note, self.deliver),
             id=f"cron:{self.id}:{slot if isinstance(slot, str) else int(slot)}",
             owner=self.owner,

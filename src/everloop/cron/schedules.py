@@ -115,8 +115,10 @@ def _next_fixed(expression: str, tz: str, after: int) -> float | None:
 
 
 def _next_running(expression: str, tz: str, after: int) -> float | None:
-    """Return the next due time when the clocks show a matching time: a skipped time is not due, a repeated one is due
-    twice."""
+    """Return the next time at which the clocks show a matching time.
+
+    A skipped time is not due; a repeated one is due twice.
+    """
     from cronsim import CronSim
 
     place = zone(tz)

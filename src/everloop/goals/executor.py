@@ -137,8 +137,7 @@ class AgentExecutor:
         store: Store | str | Path | DSN | None = None,
         session: str | None = None,
     ) -> Self:
-        """Create an executor after checking that the definition can run here; a DefinitionError explains in one line
-        why not.
+        """Create an executor; raise a one-line DefinitionError if the definition cannot run here.
 
         `tools` is a registry of additional tools that the definition may name; they override built-in ones. `store` is
         where runs are kept, by default the workspace's own store. `session` is the key of the runs' session, by default

@@ -120,12 +120,12 @@ class Meters:
     def __init__(self) -> None:
         self._started = time.time()
         self.turns = Counter("everloop_turns_total", "Turns that ended in this process, by reason.", "reason")
-        self.taken = Counter("everloop_messages_taken_total", "Messages that turns of this process took.")
+        self.taken = Counter("everloop_messages_taken_total", "Messages taken up by turns of this process.")
         self.taken_over = Counter("everloop_turns_taken_over_total", "Interrupted turns that this process resumed.")
         self.stale = Counter("everloop_stale_writes_total", "Writes refused because another worker holds the session.")
         self.model_calls = Counter("everloop_model_calls_total", "Answers of the model.")
         self.model_seconds = Histogram(
-            "everloop_model_call_seconds", "Seconds until the model had answered, including retries.", ANSWER_SECONDS
+            "everloop_model_call_seconds", "Duration of model calls in seconds, including retries.", ANSWER_SECONDS
         )
         self.first_token = Histogram(
             "everloop_model_first_token_seconds",
@@ -140,7 +140,7 @@ class Meters:
         self.tool_calls = Counter("everloop_tool_calls_total", "Tool calls that ended, by status.", "tool", "status")
         self.channels = Counter(
             "everloop_channel_messages_total",
-            "Messages of chat networks, by what became of them.",
+            "Messages of chat networks, by outcome.",
             "channel",
             "outcome",
         )
@@ -264,8 +264,7 @@ class Page:
         yield sample(name, self._relay.batches)
 
     def _of_standby(self) -> Iterator[str]:
-        """Return the standby wait, which the process knows itself: a query of the store might wait behind the waiting
-        writes."""
+        """Yield the standby wait, which the process itself knows: a query of the store might wait behind the writes."""
         name = "everloop_standby_wait_seconds"
         yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
         yield sample(name, self._store.standby_wait)

@@ -94,7 +94,7 @@ class LLMResponse:
 def extra_of(provider: LLMProvider) -> dict[str, Any]:
     """The further fields of a provider's requests. A provider of the user's own may have anything under that name."""
     extra: Any = getattr(provider, "extra", None)
-    return dict(extra) if isinstance(extra, Mapping) else {}
+    return dict(extra) if extra and isinstance(extra, Mapping) else {}
 
 
 def counts(response: LLMResponse) -> dict[str, int]:

@@ -315,7 +315,7 @@ class AgentLoop:
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:
-        """Run a session whose inbox a job has just put a message into."""
+        """Run a session into whose inbox a job has just put a message."""
         if self.owner in (None, owner):
             self.dispatcher.kick(owner, key)
         else:
@@ -377,8 +377,10 @@ class AgentLoop:
         on_event: events.Emit | None = None,
         attended: bool = False,
     ) -> TurnResult:
-        """Run one turn as `process_direct` does, and return its full result: the answer, why it ended, its error and
-        its usage."""
+        """Run one turn as `process_direct` does, and return its full result.
+
+        That is the answer, why the turn ended, its error and its usage.
+        """
         return await self.take(_direct(content, session_key, channel, chat_id, media, attended), on_event)
 
     async def take(self, message: InboundMessage, on_event: events.Emit | None = None) -> TurnResult:
@@ -411,8 +413,7 @@ class AgentLoop:
         return await (await self.dispatcher.submit(message, kind, show))
 
     async def resume(self, session_key: str = "cli:direct", owner: str = "me") -> None:
-        """Resume a session's open turn and the messages queued behind it, if an earlier process left any, and its
-        sub-agents."""
+        """Resume what an earlier process left of a session: its open turn, its queued messages and its sub-agents."""
         await self.subagents.resume(owner, session_key)
         self.dispatcher.kick(owner, session_key)
         session = self.dispatcher.session(owner, session_key)

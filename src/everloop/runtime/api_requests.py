@@ -260,8 +260,10 @@ class Requests:
         return Earlier(row.message.content, isinstance(last, TurnEnded) and last.reason in UNANSWERED)
 
     async def holds(self, owner: str, id: str, seq: int, chars: int) -> bool:
-        """Return whether this position exists in the request's turn: a log entry followed by at least `chars`
-        characters of text."""
+        """Return whether this position exists in the request's turn.
+
+        A position is a log entry followed by at least `chars` characters of text.
+        """
         row = await self._store.find(owner, id)
         if row is None or row.first_seq is None:
             return False
@@ -305,8 +307,7 @@ class Requests:
 
 
 class PlainCalls:
-    """Forwards requests that are not turns, such as embeddings, to the provider's endpoints other than chat, within the
-    owner's budget."""
+    """Forwards requests that are not turns, such as embeddings, to the provider, within the owner's budget."""
 
     def __init__(self, provider: LLMProvider, budgets: Budgets) -> None:
         self._provider = provider

@@ -100,8 +100,10 @@ class Budgets:
         return [Spent(scope, total, cost) for scope in scopes]
 
     def _scopes(self, claim: Claim) -> Scopes:
-        """Return the budgets that apply to a turn, each with its limits: the root turn, the day, and every sub-agent
-        above it that has a token cap."""
+        """Return the budgets that apply to a turn, each with its limits.
+
+        They are those of the root turn, of the day, and of every sub-agent above it that has a token cap.
+        """
         root = (task.root if (task := claim.message.task) is not None else "") or claim.turn
         scopes: Scopes = {}
         if self._limited:

@@ -85,8 +85,7 @@ class ChatCommands:
         return decided[0], taken
 
     async def _stop_turn(self, message: InboundMessage, word: Incoming | InboundMessage | None) -> bool:
-        """Stop the session's turn, whether it is running, interrupted or parked, or about to start with an earlier
-        message."""
+        """Stop the session's turn: running, interrupted, parked, or about to start with an earlier message."""
         where = (message.owner, message.session_key)
         request = message.cause if isinstance(message.cause, StopRequest) else StopRequest()
         given, told = request.target, request.chat_told or (message.reply and message.channel not in PULLED)

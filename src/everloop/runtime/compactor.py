@@ -93,8 +93,7 @@ class Histories:
         return found.conversation if found is not None else None
 
     def _take(self, session: int) -> _CacheEntry | None:
-        """Remove the entry while a turn uses it, so that a turn that fails midway does not leave a damaged one in the
-        cache."""
+        """Remove the entry while a turn uses it, so that a turn that fails midway leaves no damaged entry."""
         kept = self._kept.pop(session, None)
         if kept is not None:
             self._size -= kept.size

@@ -1,5 +1,4 @@
-"""Conversations: lets clients that read the log follow an owner's sessions, post to them, stop turns and answer
-questions."""
+"""Conversations: lets clients that read the log follow sessions, post to them, stop turns and answer questions."""
 
 from __future__ import annotations
 

@@ -180,8 +180,10 @@ class Dispatcher:
     async def stop_elsewhere(
         self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
     ) -> None:
-        """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
-        the reply."""
+        """Ask the process that runs the session's turn to stop it, if it is the target.
+
+        With `wait`, wait a while for the reply.
+        """
         await self._worker.stop_elsewhere(owner, key, target, wait=wait, chat_told=chat_told)
 
     def withdraw(self, owner: str, key: str, message: str, text: str) -> None:

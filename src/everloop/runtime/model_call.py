@@ -315,10 +315,10 @@ def _is_answer(response: object) -> bool:
 
 
 def quoted_from(conversation: Conversation, brought: Sequence[str] = ()) -> Callable[[str], bool]:
-    """Return a predicate: does a text occur, ignoring whitespace, in external content such as a page, a mail or another
-    agent's message?
+    """Return a predicate that tells whether a text is quoted from external content, ignoring whitespace.
 
-    A model that quotes such a text is not making the calls in it.
+    External content is a page, a mail or another agent's message, say. A model that quotes such a text is not making
+    the calls in it.
     """
     texts: list[str] | None = None
 

@@ -1,5 +1,4 @@
-"""Connects an agent to its bus: takes inbound messages from it, and sends the output of turns to the channels through
-it."""
+"""Connects an agent to its bus: takes inbound messages from it, and sends the output of turns through it."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ class BusAdapter(Protocol):
         ...
 
     def is_unattended(self, claim: Claim) -> bool:
-        """Return whether the process that took a message handed its turn off to this one, so that the answer must be
-        sent."""
+        """Return whether the answer must be sent, because the process that took the message has left its turn to this
+        one."""
         ...
 
     async def hand_out(self, id: int, message: OutboundMessage, announced: bool = False) -> None:
@@ -46,10 +45,10 @@ class BusAdapter(Protocol):
 
 
 class MemoryAdapter:
-    """Adapter for an in-process bus: its messages go into the store's inbox, and a message to it counts as sent once it
-    is taken from the bus.
+    """Adapter for an in-process bus.
 
-    Messages to chat networks are left to the process that runs their channels.
+    Its messages go into the store's inbox, and a message to it counts as sent once it is taken from the bus. Messages
+    to chat networks are left to the process that runs their channels.
     """
 
     def __init__(

@@ -36,12 +36,15 @@ class RequestTexts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: OrderedDict[tuple[str, int, str], None] = OrderedDict()
+        self._prompt: tuple[str, str, str] = ("", "", "")  # the last prompt, its JSON and the hash
         # the last list of tools, its length, its JSON and the hash
         self._tools: tuple[object, int, str, str] = (None, 0, "", "")
 
     def of_turn(self, claim: Claim, prompt: str, sent: Sent, *, is_own: bool) -> TurnTexts:
         """Return the texts of one turn. With `is_own`, the prompt is this session's alone and is deleted with it."""
-        return TurnTexts(self, claim, *encoded(prompt), sent, is_own)
+        if self._prompt[0] != prompt:
+            self._prompt = (prompt, *encoded(prompt))
+        return TurnTexts(self, claim, *self._prompt[1:], sent, is_own)
 
     def tools(self, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> tuple[str, str]:
         """Return the tools and the extra fields of a request as JSON, and the hash of that.
@@ -90,6 +93,9 @@ class TurnTexts:
     def use(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         """Record the hashes of the next request's texts, and return those texts that must be kept first."""
         tools_text, tools_hash = self._texts.tools(tools or (), extra)
+        previous = self._sent.prompt, self._sent.tools
+        if previous == (self._hash, tools_hash):  # they were kept before the previous request
+            return {}
         self._sent.prompt, self._sent.tools = self._hash, tools_hash
         texts = {self._hash: (self._prompt, self._is_own), tools_hash: (tools_text, False)}
         return self._texts.missing(self._claim, texts)

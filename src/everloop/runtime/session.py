@@ -219,8 +219,10 @@ class Worker:
     async def stop_elsewhere(
         self, owner: str, key: str, target: StopTarget = None, *, wait: bool = False, chat_told: bool = False
     ) -> None:
-        """Ask the process that runs the session's turn to stop it, if it is the target; with `wait`, wait a while for
-        the reply."""
+        """Ask the process that runs the session's turn to stop it, if it is the target.
+
+        With `wait`, wait a while for the reply.
+        """
         # Not through the session's own channel, where it would count as one of its messages.
         stop = InboundMessage("system", "agent", key, "/stop", owner=owner, session=key, reply=False)
         stop.cause = StopRequest(target, chat_told)

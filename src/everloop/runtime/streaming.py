@@ -634,8 +634,7 @@ class SessionSubscriber(Subscriber):
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing more will be shown, because the log has lost entries that were shown, or because of
-        `end`."""
+        """Return whether nothing more will be shown: `end` was called, or the log has lost entries that were shown."""
         return self._over
 
     def end(self) -> None:

@@ -242,8 +242,10 @@ class TurnRunner:
         return await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
 
     async def _texts_of(self, claim: Claim, session: Session, spec: TurnSpec, turn: Turn) -> TurnTexts | None:
-        """Return the recorder of the turn's system prompt and tools; None if the log has them, or if the provider sends
-        something else instead."""
+        """Return the recorder of the turn's system prompt and tools.
+
+        None if the log has them, or if the provider sends something else instead.
+        """
         assert session.system is not None
         request = request_of(claim)
         if self.models.provider.own_prompt or (request is not None and brings_all(request)):
@@ -316,8 +318,7 @@ class TurnRunner:
         return f"about {used:,} of {window:,} tokens{', older turns as a summary' if summary else ''}"
 
     async def context_use(self, info: SessionInfo | None) -> tuple[int, int, bool]:
-        """Return a session's approximate tokens, the model's context window, and whether a summary replaces older
-        turns."""
+        """Return a session's approximate tokens, the context window, and whether a summary replaces older turns."""
         measure = self.models.compactor.measure()
         if info is None:
             return 0, measure.window, False
@@ -492,7 +493,7 @@ def _answer_to(
     """Return the messages to send when the turn ends.
 
     A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
-    handed the turn off, such as a killed chat, the answer waits in the outbox for the person's return.
+    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
     """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)

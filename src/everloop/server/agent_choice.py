@@ -1,5 +1,4 @@
-"""Decides which agent answers a request without `tools`: the server's own, with its tools, or none, because the client
-is one.
+"""Decides which agent answers a request without `tools`: the server's own, or none, because the client is one.
 
 The server's settings, the token, a header and the model's name decide. A side request of a client, such as for a title,
 never gets the agent's tools; detecting one can only take tools away.

@@ -90,7 +90,7 @@ class Server:
         binding = await check_bind(config.host, usable or self._placement is not None)
         self._is_local = binding.loopback
         if tokens and not usable and self._placement is None:
-            log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` makes one")
+            log.warning("all tokens are revoked: every request is refused until `everloop token add NAME` creates one")
         runner = await self._make_runner(binding.loopback)
         return await runner.listen(binding, config.port, "--port")
 

@@ -141,8 +141,10 @@ class _Server(web.Server):
 
 
 class Connection(web.RequestHandler):
-    """A client's connection, with two timeouts that aiohttp lacks: for the request's head to arrive, and for the client
-    to read the response."""
+    """A client's connection, with two timeouts that aiohttp lacks.
+
+    They limit how long the head of a request takes to arrive, and how long the client takes to read the response.
+    """
 
     __slots__ = ("_guard", "_head_seconds", "_head_timer", "_send_seconds", "_send_timer", "_server")
 

@@ -162,8 +162,10 @@ class Guard:
 
     @web.middleware
     async def read_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token's rights, and read the body before the handler starts: it must be JSON, not too large, not
-        too slow."""
+        """Check the token's rights, and read the body before the handler starts.
+
+        The body must be JSON, not too large, and not too slow.
+        """
         if request.match_info.http_exception is None:  # otherwise there is no handler: the path or the method is wrong
             _check_right(request)
             _check_content_type(request)
@@ -261,7 +263,7 @@ class Guard:
             return await self._access.visitor(request) if self._access is not None else None
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
-            raise errors.unavailable("the server cannot read its store just now; try again") from None
+            raise errors.unavailable("the server cannot read its store at the moment; try again") from None
 
     async def _token(self, request: web.Request) -> Token | None:
         """Return the request's token, read from the store every time so that revoking one takes effect at once."""
@@ -273,7 +275,7 @@ class Guard:
                 if await self._is_local_person(request):
                     return None
                 raise errors.unauthorized(
-                    "a token is required: Authorization: Bearer …; `everloop token add NAME` makes one", "no_api_key"
+                    "a token is required: Authorization: Bearer …; `everloop token add NAME` creates one", "no_api_key"
                 )
             found = BEARER.fullmatch(sent.strip())
             token = await self._look_up(request, hash_of(found[1])) if found is not None else None
@@ -286,7 +288,7 @@ class Guard:
             return token
         except StoreError as error:
             log.error("request %s: tokens cannot be read: %s", request[REQUEST_ID], error)
-            raise errors.unavailable("the server cannot read its store just now; try again") from None
+            raise errors.unavailable("the server cannot read its store at the moment; try again") from None
 
     async def _look_up(self, request: web.Request, hash: str) -> Token | None:
         """Return the token with this hash.
@@ -436,7 +438,7 @@ def _check_right(request: web.Request) -> None:
     right = getattr(request.match_info.handler, "needs", USE)
     if TOKEN in request and right not in (RIGHTS if (token := request[TOKEN]) is None else token.rights):
         raise errors.forbidden(
-            f"this needs a token with the right {right}: `everloop token add NAME --rights {right}` makes one",
+            f"this needs a token with the right {right}: `everloop token add NAME --rights {right}` creates one",
             "missing_right",
         )
 

@@ -1,7 +1,7 @@
-"""`POST /v1/embeddings` and `/v1/completions`, and Ollama's `/api/embed`: forwarded to the model's server if it
-supports them.
+"""Requests forwarded to the model's server: `/v1/embeddings`, `/v1/completions`, and Ollama's `/api/embed`.
 
-They are not turns: no agent sees them, and nothing is logged. Rate limits and the daily budget apply.
+They only work if the server supports them. They are not turns: no agent sees them, and nothing is logged. Rate limits
+and the daily budget apply.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class _History:
         return ToolCall(id, CalledFunction(call.function.name, encode(call.function.arguments).decode()))
 
     def _answered(self, message: OllamaMessage) -> str:
-        """Return the id of the call that a result belongs to: the one it names, else the first of its tool, else the
+        """Return the id of the call that a result belongs to: the named one, else the first of its tool, else the
         first."""
         ids = [id for id, _ in self._open]
         named = [id for id, name in self._open if name == message.tool_name]

@@ -516,8 +516,7 @@ class ResponsesHandler:
         )
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Handle `GET /v1/responses/ID`: return the response as it is now, or stream it from the start or after an
-        event."""
+        """Handle `GET /v1/responses/ID`: return the response, or stream it from the start or after an event."""
         streamed = request.query.get("stream", "false").lower()
         if streamed not in ("true", "false"):
             raise bad_request("stream: must be true or false", "stream")

@@ -145,8 +145,10 @@ class FoundList(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Services:
-    """What the command line provides to the page: the checks of `doctor`, session export, file names for @ mentions,
-    and the recording of workspace changes."""
+    """What the command line provides to the page.
+
+    These are the checks of `doctor`, session export, file names for @ mentions, and the recording of workspace changes.
+    """
 
     checks: Checks = no_checks
     export: Export = no_export
@@ -215,7 +217,7 @@ class PageApi:
             login = await (self._access.redeem(body.link) if body.link else self._access.login(body.token))
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot use its store just now; try again") from error
+            raise unavailable("the server cannot use its store at the moment; try again") from error
         if login is None:
             what = "this link was used before or is too old" if body.link else "this token is unknown or revoked"
             raise unauthorized(what, "not_logged_in")

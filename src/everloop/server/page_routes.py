@@ -104,14 +104,14 @@ def _guarded(handler: Handler, right: str) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         if request[TOKEN] is None and VISITOR not in request:
             raise unauthorized(
-                "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` makes one",
+                "log in on the page, or send a token: Authorization: Bearer …; `everloop token add NAME` creates one",
                 "not_logged_in",
             )
         try:
             return await handler(request)
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot use its store just now; try again") from error
+            raise unavailable("the server cannot use its store at the moment; try again") from error
 
     return handle
 

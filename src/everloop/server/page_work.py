@@ -62,8 +62,10 @@ class JobDone(msgspec.Struct):
 
 
 class AgentItem(msgspec.Struct):
-    """A sub-agent, or a program's run of an agent definition. The parent of a sub-agent is the session that started it,
-    which may be another sub-agent."""
+    """A sub-agent, or a program's run of an agent definition.
+
+    The parent of a sub-agent is the session that started it, which may be another sub-agent.
+    """
 
     key: str
     parent: str

@@ -150,8 +150,7 @@ class Placement:
         return await asyncio.shield(found)
 
     async def _has_moved(self, request: web.Request, response: web.StreamResponse, owner: str, place: Place) -> bool:
-        """Return whether a request was refused because its owner has moved to another database; it has then had no
-        effect."""
+        """Return whether a request was refused, without any effect, because its owner has moved to another database."""
         if response.status == 401:  # the token has moved, or was revoked
             try:
                 now = await self._directory.place(owner, fresh=True)

@@ -202,7 +202,7 @@ class Turns:
             await asked.agent.requests.enqueue(asked.message)
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable("the server cannot keep its log") from error
+            raise unavailable("the server cannot write its log") from error
 
     async def read(self, request: web.Request, read: Callable[[bytes], B]) -> B:
         body = await request.read()
@@ -392,7 +392,7 @@ class Turns:
             raise
         except StoreError as error:
             log.error("%s", error)
-            raise unavailable(f"the server cannot keep its log{f': {error}' if own else ''}") from error
+            raise unavailable(f"the server cannot write its log{f': {error}' if own else ''}") from error
         except Exception as error:
             log.exception("request %s failed", asked.id)
             raise internal_error(asked.id) from error

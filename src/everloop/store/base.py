@@ -285,10 +285,9 @@ class Store(Protocol):
         ...
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        """Return (owner, session key) of all sessions with pending messages or an interrupted turn that no other live
-        worker holds.
+        """Return (owner, session key) of all sessions with work that no other live worker holds.
 
-        With `owner`, only that owner's sessions.
+        Work is a pending message or an interrupted turn. With `owner`, only that owner's sessions are returned.
         """
         ...
 
@@ -456,8 +455,10 @@ class Store(Protocol):
     async def deliveries(self, ids: Sequence[int]) -> dict[int, Delivery]: ...
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        """Mark rows that the worker has taken but not started to send: if it dies, they do not count as possible
-        repeats."""
+        """Mark rows that the worker has taken but not started to send.
+
+        If the worker dies, they do not count as possible repeats.
+        """
         ...
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
@@ -527,10 +528,9 @@ class Store(Protocol):
         ...
 
     async def note_flushes(self, seconds: Mapping[int, float]) -> None:
-        """Add to the time that turns spent on flushes when they were closed or parked, by the inbox rows that opened
-        them.
+        """Add to the time that turns, given by the inbox rows that opened them, spent on their last flush.
 
-        It is not flushed: a power loss may undo it.
+        That is the flush when they were closed or parked. The addition itself is not flushed: a power loss may undo it.
         """
         ...
 
@@ -567,19 +567,18 @@ class Store(Protocol):
         ...
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        """Delete a session and its sub-agents' sessions with everything stored for them: logs, messages, search index,
-        grants, titles.
+        """Delete a session and its sub-agents' sessions with everything stored for them.
 
-        Return None if there is no such session; raise `Busy` while a live worker runs a turn of one of them, or sends a
-        message.
+        That is logs, messages, search index, grants and titles. Return None if there is no such session; raise `Busy`
+        while a live worker runs a turn of one of them, or sends a message.
         """
         ...
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        """Examine some sessions from a position on, and delete old ones of sessionless API requests and of their
-        sub-agents.
+        """Examine some sessions from a position on, and delete old ones of sessionless API requests.
 
-        They are deleted if nothing has happened in them since `before` and nothing is left to do.
+        Those of their sub-agents are deleted as well. A session is old if nothing has happened in it since `before` and
+        nothing is left to do.
         """
         ...
 

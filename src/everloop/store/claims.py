@@ -1,5 +1,4 @@
-"""Decisions about sessions, their log, inbox and outbox: pure functions that both stores call inside their
-transactions.
+"""Decisions about sessions, log, inbox and outbox: pure functions that both stores call in their transactions.
 
 A store reads rows, asks these functions what follows from them, and writes the result. So SQLite and PostgreSQL differ
 in their SQL and in nothing else.
@@ -179,8 +178,10 @@ def abandoned(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def first_entry(claim: Claim, now: float) -> LogRows | None:
-    """Return the entry that opens the claim's turn; None if the loop must read attachments first, and writes the entry
-    itself."""
+    """Return the entry that opens the claim's turn.
+
+    None if the loop must read attachments first, and writes the entry itself.
+    """
     if not claim.message.plain:
         return None
     at = claim.began if claim.next_seq == claim.history_from + 1 else now
@@ -340,8 +341,7 @@ def log_damaged(rows: Iterable[Damaged]) -> None:
 
 
 def inbox_kind(kind: Kind, has_question: bool) -> Kind:
-    """Return the stored kind: a reply answers the session's question if there is one, and is an ordinary message
-    otherwise."""
+    """Return the stored kind: a reply answers the session's question if there is one; otherwise it is a message."""
     return kind if kind != "reply" else "urgent" if has_question else "message"
 
 

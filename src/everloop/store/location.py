@@ -148,7 +148,7 @@ class OwnStore:
         here, there = self.folder.path, self.earlier.workspace
         gone = "the folder that was here before" if self.is_replaced else f"{there}, which is gone,"
         command = f"everloop sessions --adopt {shlex.quote(str(there))} --workspace {shlex.quote(str(here))}"
-        return printable(f"{here} begins without sessions; those of {gone} are kept: `{command}` continues them here")
+        return printable(f"{here} starts without sessions; those of {gone} are kept: `{command}` continues them here")
 
     def claim(self) -> None:
         """Record that the store belongs to this folder, if the folder exists."""
@@ -209,8 +209,7 @@ def find_earlier(home_folder: Path, workspace: str | Path, own: OwnStore) -> Rec
 
 
 def folder_identity(folder: str | Path) -> str:
-    """Return what survives a move of the folder: its inode and creation time; "" if the file system has nothing
-    permanent."""
+    """Return what survives a move of the folder, its inode and creation time; "" if nothing does."""
     buffer = ctypes.create_string_buffer(256)
     library = ctypes.CDLL(None)
     if not hasattr(library, "statx") or library.statfs(os.fsencode(folder), buffer) != 0:

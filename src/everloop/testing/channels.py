@@ -149,8 +149,7 @@ class Scene:
         *,
         paced: bool = False,
     ) -> None:
-        """With `paced`, messages that a network without ids would lose for lack of a process are held back until one
-        runs."""
+        """With `paced`, messages are held back until a process runs, if the network would lose them otherwise."""
         self._paced = paced
         self._shares: list[asyncio.Event] = []  # batches of messages: each is posted when its event is set
         self._patience = patience + len(said) / 5
@@ -560,6 +559,7 @@ def main() -> None:
         children.add(pid)
         tell([name, folder], "pid", pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
 

@@ -1,5 +1,4 @@
-"""A real HTTP server that speaks OpenAI's API and returns scripted answers: queued replies, or a script in the model's
-name.
+"""A real HTTP server that speaks OpenAI's API and returns queued replies, or follows a script in the model's name.
 
 The model's name can be the script: `tools-RxP` makes R rounds of P concurrent calls and then answers `done:<marker>`,
 where the marker comes from the last user message that contains `mark:<id>`. Options follow, each after a dash: `d<ms>`
@@ -29,8 +28,7 @@ __all__ = ["FakeOpenAI", "Reply", "Seen"]
 
 
 class FakeOpenAI(FakeServer):
-    """The server: each request of `/chat/completions` takes the next queued reply; without one, the model's name
-    decides."""
+    """The server: a request takes the next queued reply; without one, the model's name decides."""
 
     root = "/v1"
     path = "/v1/chat/completions"

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
-from ..log import Call
+from ..log import Call, error_content
 from ..messages import encode_json
 from ..text import clean, cut
 from ..threads import in_thread
@@ -234,7 +234,7 @@ class ToolRegistry:
         if not isinstance(given, dict | str):
             return _failure(f"{name} was not run: its arguments must be an object, not {type(given).__name__}").content
         outer = current.get(None)
-        call = Call(outer.call if outer else uuid.uuid4().hex, name, given)
+        call = Call(outer.call if outer else uuid.uuid4().hex, name, cast("dict[str, Any]", given))
         if self._direct is None:
             return (await self.run(call, outer or _unbound(call.id))).content
         try:
@@ -393,7 +393,7 @@ async def _explained(error: ToolError, name: str, context: CallContext) -> ToolR
 
 def error_result(message: str, advice: str = ADVICE) -> str:
     """Return the error result of a call, in the one form that the model sees."""
-    return encode_json({"status": "error", "message": clean(message), "advice": advice}).decode()
+    return error_content(message, advice)
 
 
 def marked(text: str, source: str) -> str:

@@ -67,7 +67,7 @@ async def test_a_failure_of_brave_is_explained(status, told):
 async def test_an_engine_that_is_down_or_talks_nonsense_is_explained():
     async with serving({"*": answer(b"<html>", "application/json")}) as server:
         web = brave(server)
-        assert "no list of results" in await web.fails("web_search", query="beans")
+        assert "other than a list of results" in await web.fails("web_search", query="beans")
     assert "Brave cannot be asked" in await web.fails("web_search", query="beans")
 
 

@@ -108,7 +108,7 @@ async def test_what_is_no_text_is_refused_with_its_type_and_size(kind):
 
 async def test_bytes_without_a_type_are_refused():
     async with serving({"/": answer(b"\x7fELF\0\0\0", "")}) as server:
-        assert "no text" in await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
+        assert "not text" in await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
 
 
 async def test_the_address_after_redirects_is_told():

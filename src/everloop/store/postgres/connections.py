@@ -679,10 +679,10 @@ class Connections:
         return True
 
     def _kept(self, state: ThreadState, give_up: float) -> tuple[Any, ...] | None:
-        """Return the result of a transaction whose outcome was not received; None if it was not and never will be
-        committed.
+        """Return the result of a transaction whose outcome was not received.
 
-        PostgreSQL's own transaction ids do not suffice: after a crash they are issued again.
+        None if it was not and never will be committed. PostgreSQL's own transaction ids do not suffice: after a crash
+        they are issued again.
         """
         pause = RETRY_SECONDS
         while True:

@@ -232,7 +232,7 @@ class Entry:
         self._change(HOLD, self._owner, source.without_password, seconds)
 
     def keep_held(self) -> None:
-        """Hold them until the move is complete, possibly by another run: from here on, the owner may be in both
+        """Hold them until the move is complete, possibly by another run, because the owner may now be in both
         databases."""
         if self._db.execute(KEEP_HELD, (self._owner,)).fetchone() is None:
             raise StoreError("the move took so long that requests are no longer held back: try again")

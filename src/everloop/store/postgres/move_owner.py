@@ -72,8 +72,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class MovedOwner:
-    """What was moved: rows by table, the number of sessions whose logs were compared, and how long the owner's work
-    waited."""
+    """What was moved: rows by table, compared logs, and how long the owner's work waited."""
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0

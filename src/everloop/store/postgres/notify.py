@@ -82,8 +82,7 @@ class Notifier:
             raise
 
     def seal(self) -> None:
-        """Seal queued notices before another broadcast: later notices must be sent after it, not with one already
-        queued."""
+        """Make later notices be sent after a broadcast that happens now, instead of with one that is already queued."""
         with self._lock:
             self._pending.clear()
 

@@ -1,5 +1,4 @@
-"""Prepared statements through libpq itself, for the few that every turn runs, and the writes that consist of one of
-them.
+"""Prepared statements through libpq itself, for the few that every turn runs, and writes of one such statement.
 
 Through a pooler nothing is prepared: the next transaction may run in a server process that does not know the name.
 

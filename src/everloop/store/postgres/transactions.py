@@ -261,6 +261,8 @@ def begin(
     damaged: list[Damaged] = []
     while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
         damaged.append(work)
+        if accepted is not None and work.id == accepted.id:
+            accepted = None  # it is set aside, like any other
         (*row, _, _), row_id = db.execute(STATE, (lease, owner, key)).fetchone() or (), claim.accepted
         state = SessionState(is_held, now, *session, *row)
         claim = state.claim(owner, key)

@@ -2,7 +2,7 @@
 
 SQLite reads a write-ahead log up to the first incomplete frame, so a log that was truncated, or left behind when the
 database was copied, silently loses its last commits. Every flushed commit (the others may be lost without harm)
-therefore increments a counter in the database, and writes it to a small file beside the database afterwards, without
+therefore increments a counter in the database, and writes it to a small file next to the database afterwards, without
 a flush. If the file has a higher number than the database, commits are missing. After a power loss the file may lag
 behind, which can hide a loss but never invents one.
 """

@@ -122,8 +122,7 @@ def send(address: str, what: str) -> bool:
 
 
 def _socket_path() -> Path:
-    """Return a path for a socket in a private folder of this user (and a short path: socket names are limited to 107
-    bytes)."""
+    """Return a short path for a socket in a private folder of this user: socket names are limited to 107 bytes."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"everloop-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = os.lstat(folder)

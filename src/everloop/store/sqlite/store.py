@@ -601,7 +601,7 @@ class SQLiteStore:
 
 
 def _cause(path: Path) -> int:
-    """Return why a file that SQLite needs beside the database cannot be made or grown; 0 if the disk is not why."""
+    """Return the SQLite error code if the disk is read-only or full, so that no file can be created there; else 0."""
     try:
         found = os.statvfs(path.parent)
     except OSError:

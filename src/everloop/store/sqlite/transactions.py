@@ -153,6 +153,8 @@ def begin(
     damaged: list[Damaged] = []
     while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
         damaged.append(work)
+        if accepted is not None and work.id == accepted.id:
+            accepted = None  # it is set aside, like any other
         row = db.execute(BEGIN, (owner, key)).fetchone()
         state, row_id = SessionState(is_held, state.now, *row), claim.accepted
         claim = state.claim(owner, key)

@@ -29,8 +29,7 @@ def without_hidden(text: str) -> str:
 
 
 def secrets_of(server: McpServer) -> list[str]:
-    """Return the parts of a server's settings that must never be shown: values of its environment and headers, keys in
-    its URL."""
+    """Return the secrets in a server's settings: values of its environment and headers, keys in its URL."""
     address = urlsplit(server.url)
     found = {*server.env.values(), *(value for _, value in parse_qsl(address.query))}
     found |= {part for value in server.headers.values() for part in (value, *value.split())}

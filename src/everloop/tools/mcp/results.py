@@ -74,8 +74,10 @@ def parameters_of(tool: types.Tool) -> dict[str, Any]:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """Return a schema whose regular expressions are shown to the model but not executed: an external one can take
-    forever."""
+    """Return a schema whose regular expressions are shown to the model but not executed.
+
+    An external expression can take forever.
+    """
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,5 +1,4 @@
-"""Files that other programs execute or obey automatically: the agent's instructions, and files that `make`, an editor
-or git runs.
+"""Files that other programs execute or obey automatically, such as the agent's instructions and build files.
 
 After untrusted content was read, writing one of them needs approval. A command may not leave one behind either.
 """

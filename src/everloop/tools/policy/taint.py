@@ -1,5 +1,7 @@
-"""Calls that need approval after untrusted text was read: exits, through which data leaves, and plants, which steer
-later sessions."""
+"""Calls that need approval after untrusted text was read.
+
+Exits could send data out, and plants could steer later sessions.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +98,7 @@ _GLUED = "/=&%#@+-._~$?:\\"  # before an address: it is part of something longer
 
 
 def mentioned(url: str, conversation: Sequence[Message]) -> bool:
-    """Return whether a user message or a web search result contains exactly this address, not just as part of a longer
-    one."""
+    """Return whether a user message or a web search result contains exactly this address, not as part of another."""
     if not url or any(character.isspace() for character in url):
         return False
     forms = {url, *same_site(url)}

@@ -545,8 +545,10 @@ _READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they ta
 
 
 def reads_nothing(command: str) -> bool:
-    """Return whether a command line reads neither files nor the network, so that its output is text the model itself
-    wrote."""
+    """Return whether a command line reads neither files nor the network.
+
+    Its output is then text that the model itself wrote.
+    """
     from ..policy.shell_syntax import read  # most agents never run a command
 
     line = read(command)

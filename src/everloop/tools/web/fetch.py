@@ -1,5 +1,4 @@
-"""A single GET of a web page, with every address checked before a connection is made to it, and with limits on
-everything.
+"""A single GET of a web page, with every address checked before connecting, and with limits on everything.
 
 A name is resolved once per hop, all its addresses are checked, and the connection goes to one of exactly those
 addresses, so that DNS rebinding has no effect. No cookie, connection or proxy setting is carried into or out of a

@@ -1,5 +1,4 @@
-"""Converts an HTML page to Markdown, as a separate program, so that a page crafted to choke a parser affects nothing
-else.
+"""Converts an HTML page to Markdown, as a separate program: a malicious page can only harm this process.
 
 It reads a line of JSON with the page's `url`, `charset` and `plain`, followed by the page, from standard input, and
 writes JSON with `title`, `text` and `cut`. `web.py` starts it, and kills it if it takes too long. It is self-contained:

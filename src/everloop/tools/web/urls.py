@@ -1,5 +1,4 @@
-"""Strict parsing of web addresses: the text that is checked, the text that is shown and the text that is requested are
-identical.
+"""Strict parsing of web addresses: the address that is checked, shown and requested is one and the same text.
 
 Attacks exploit programs that parse an address differently. So anything ambiguous is refused, and the rest is rebuilt
 from its parts, in ASCII, before any other code sees it.

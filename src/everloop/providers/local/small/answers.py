@@ -3,7 +3,6 @@ worked examples."""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -20,10 +19,6 @@ from .words import CHANGES, LATIN, in_every_place, is_file, is_question, means, 
 def claims_work(answer: str) -> bool:
     """Whether an answer says that the model has changed something."""
     return says(answer, "claim")
-
-
-def fingerprint(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name} {json.dumps(arguments, sort_keys=True)}"
 
 
 # ---------------------------------------------------------------------------------------------- leaks

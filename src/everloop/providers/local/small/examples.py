@@ -94,18 +94,13 @@ def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
     language that it has just seen, so they are in the request's, or else in English."""
     language = tongue(request)
     ranked = [
-        (score + (OWN_LANGUAGE if _tongue(example.request) == language else 0.0), example)
+        (score + (OWN_LANGUAGE if tongue(example.request) == language else 0.0), example)
         for score, example in _ranked(request, offered, len(NEAREST))
-        if _tongue(example.request) in (language, LATIN)
+        if tongue(example.request) in (language, LATIN)
     ]
     if script(request) != LATIN:
-        ranked = [pair for pair in ranked if _tongue(pair[1].request) == language] or ranked
+        ranked = [pair for pair in ranked if tongue(pair[1].request) == language] or ranked
     return [example for _, example in sorted(ranked, key=lambda pair: -pair[0])[:count]]
-
-
-@cache
-def _tongue(request: str) -> str:
-    return tongue(request)
 
 
 def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words", "either"]:

@@ -17,7 +17,7 @@ from uuid import uuid4
 from ....tools.narrow import NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .answers import claims_work, fingerprint, imitates, invented, leak, report, sentence
+from .answers import claims_work, imitates, invented, leak, report, sentence
 from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
 from .decide import RECENT as RECENT_TURNS
 from .decide import (
@@ -77,7 +77,7 @@ class SmallShaping:
     prompt_tokens = PROMPT_TOKENS
 
     def for_json(self, form: Mapping[str, Any]) -> SmallJson:
-        return SmallJson(self, form)
+        return SmallJson(form)
 
     def prepare(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = True
@@ -291,7 +291,7 @@ def _widened(call: ToolCallRequest) -> ToolCallRequest:
     """A call of a narrow tool as the command that it stands for."""
     if call.name not in NARROW:
         return call
-    return ToolCallRequest(call.id, "exec", {"command": command_of(call.name, call.arguments)}, call.error)
+    return replace(call, name="exec", arguments={"command": command_of(call.name, call.arguments)})
 
 
 def _begin(turn: Turn, names: frozenset[str]) -> str:
@@ -308,8 +308,8 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
     """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
     turn: Turn = request["_turn"]
     if call is not None:
-        made = {fingerprint(name, arguments) for name, arguments, _ in turn.calls}
-        return _again(request, "words") if fingerprint(call.name, call.arguments) in made else None
+        made = [(name, arguments) for name, arguments, _ in turn.calls]
+        return _again(request, "words") if (call.name, call.arguments) in made else None
     done = any(acts(name) and not failed(result) for name, _, result in turn.calls)
     if done or not request["_tools"] or not claims_work(text):
         return None
@@ -353,19 +353,18 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- answers in JSON
 
 
-class SmallJson:
+class SmallJson(SmallShaping):
     """Shapes one request whose answer has a form of the caller's. Calls come first; the answer is held to the form."""
 
-    def __init__(self, shaping: SmallShaping, form: Mapping[str, Any]) -> None:
-        self._shaping = shaping
+    def __init__(self, form: Mapping[str, Any]) -> None:
         self._form = form
         self._answers = False
-        self.prompt_tokens = shaping.prompt_tokens
 
-    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
-        request = self._shaping.prepare(messages, tools, certain=False)
-        words = isinstance(request, dict) and request["_wanted"] == "words"
-        return self._answer(request) if words and isinstance(request, dict) else request
+    def prepare(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = False
+    ) -> dict[str, Any] | LLMResponse:
+        request = super().prepare(messages, tools, certain)
+        return self._answer(request) if isinstance(request, dict) and request["_wanted"] == "words" else request
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self._answers = True
@@ -374,9 +373,6 @@ class SmallJson:
         asked = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
         return {**kept, "messages": [*before, asked], "response_format": self._form}
 
-    def for_json(self, form: Mapping[str, Any]) -> SmallJson:
-        return SmallJson(self._shaping, form)
-
     def visible(self, text: str) -> str:
         return text if self._answers else ""
 
@@ -384,5 +380,5 @@ class SmallJson:
         if self._answers:
             text, reason = _text_of_answer(answer)
             return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))
-        step = self._shaping.read(answer, request)
+        step = super().read(answer, request)
         return step if isinstance(step, dict) or step.tool_calls else self._answer(request)

@@ -111,6 +111,7 @@ def script(text: str) -> str:
     return LATIN
 
 
+@lru_cache(maxsize=1024)  # that of each example is asked for again and again
 def tongue(text: str) -> str:
     """Which language it is in, as far as that matters: its letters, or one of those that have examples here."""
     if (letters := script(text)) != LATIN:
@@ -294,13 +295,12 @@ def without_files(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- kinds of requests
 
-_MARK = re.compile("[?\uff1f]")
 _OWN = word_set("own")
 
 
 def is_question(text: str) -> bool:
     """Whether something is asked, and not only politely asked for."""
-    return says(text, "question") or (_MARK.search(text) is not None and not says(text, "polite"))
+    return says(text, "question") or (re.search("[?\uff1f]", text) is not None and not says(text, "polite"))
 
 
 def parts_of(text: str) -> list[str]:

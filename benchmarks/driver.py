@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -102,7 +102,7 @@ class Written(Raw):
         self.db.execute("COMMIT")
         return row
 
-    def _write(self, session: int, seq: int, message: dict[str, object]) -> None:
+    def _write(self, session: int, seq: int, message: Mapping[str, object]) -> None:
         self.db.execute(
             "INSERT INTO entry (session, seq, kind, data, at) VALUES (?, ?, 'answer', ?, ?)",
             (session, seq, json.dumps(message), time.time()),

@@ -105,6 +105,8 @@ async def test_an_answer_in_the_last_round_is_given_even_when_a_message_was_stee
 
 
 async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model_nor_the_disk_makes_it_wait():
+    ticks, asked_at = 0, list[int]()
+
     class AtOnce(WorldLog):
         def append(self, entries: Sequence[Entry], flush: bool = True) -> asyncio.Future[None]:
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -122,7 +124,6 @@ async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model
             ticks += 1
             await asyncio.sleep(0)
 
-    ticks, asked_at = 0, list[int]()
     world = World()
     log = AtOnce(world, 0)
     model = Model(world, [([(f"c{number}", "x", {})], 0) for number in range(3)])

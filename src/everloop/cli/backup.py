@@ -1,4 +1,5 @@
-"""`everloop backup` and `everloop restore`: copy the SQLite store into a file, and go on from such a file."""
+"""`everloop backup` and `everloop restore`: copy the SQLite store into a file, and go on from such a file, or from a
+PostgreSQL database that was restored."""
 
 from __future__ import annotations
 
@@ -8,15 +9,31 @@ from pathlib import Path
 
 from ..config.sources import DSN
 from ..errors import EverloopError
+from ..store.claims import Restored
 from ..text import counted
 from .common import load_with_store
 
 
 def command(options: argparse.Namespace) -> int:
-    store, file = load_with_store(options).store, Path(options.file).expanduser()
-    if isinstance(store, DSN):
-        raise EverloopError("the store is a PostgreSQL database: back it up with its own tools (docs/backup.md)")
-    return _restore(file, store) if options.restore else _back_up(store, file)
+    config = load_with_store(options)
+    file = Path(options.file).expanduser() if options.file is not None else None
+    if isinstance(config.store, DSN):
+        if not options.restore or not options.in_place or file is not None:
+            raise EverloopError(
+                "the store is a PostgreSQL database: back it up and restore it with its own tools, and run "
+                "`everloop restore --in-place` after a restore (docs/backup.md)"
+            )
+        return _mark(config.store, config.lease_seconds)
+    if file is None or (options.restore and options.in_place):
+        raise EverloopError("name the file of the backup; --in-place is for a PostgreSQL database")
+    return _restore(file, config.store) if options.restore else _back_up(config.store, file)
+
+
+def _mark(store: DSN, lease: float) -> int:
+    from ..store.postgres.restored import mark_restored
+
+    _report(store, mark_restored(store, lease))
+    return 0
 
 
 def _back_up(store: Path, file: Path) -> int:
@@ -32,16 +49,20 @@ def _restore(file: Path, store: Path) -> int:
     from ..store.sqlite.backup import restore
 
     found = restore(file, store, _Bar("restored"))
+    _report(store, found, found.set_aside)
+    return 0
+
+
+def _report(store: Path | DSN, found: Restored, set_aside: Path | None = None) -> None:
     print(f"{store} has {counted(found.sessions, 'session')}, {counted(found.entries, 'entry', 'entries')}.")
-    if found.set_aside is not None:
-        print(f"The previous store is kept as {found.set_aside}.")
+    if set_aside is not None:
+        print(f"The previous store is kept as {set_aside}.")
     if found.open_turns:
         print(f"{counted(found.open_turns, 'unfinished turn')}: the next start continues there.")
     if found.cut_off:
         print(f"{counted(found.cut_off, 'call')} may have run since: the model is told so and decides.")
     if found.unsent:
         print(f"{counted(found.unsent, 'answer')} may have been sent since, and will be sent again with a mark.")
-    return 0
 
 
 class _Bar:

@@ -244,7 +244,10 @@ def _add_upkeep(add: Add) -> None:
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
     backup.set_defaults(restore=False)
     restore = add("restore", "backup", "replace the store with a backup and continue from it")
-    restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
+    restore.add_argument("file", metavar="FILE", nargs="?", help="what `everloop backup` wrote")
+    restore.add_argument(
+        "--in-place", action="store_true", help="the PostgreSQL store was just restored by its own tools"
+    )
     restore.set_defaults(restore=True)
 
     check = add("check-history", "check_history", "check the whole store for broken promises")

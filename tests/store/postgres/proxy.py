@@ -89,7 +89,7 @@ async def handled() -> None:
 
 
 async def stop_accepting(listening: asyncio.Server) -> None:
-    """Close a listener. asyncio leaves a connection open that it is accepting just then, so nothing is accepted first."""
+    """Close a listener. asyncio leaves open what it accepts just then, so it stops to accept first."""
     for accepting in listening.sockets:
         asyncio.get_running_loop().remove_reader(accepting.fileno())
     await handled()

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
+from everloop.actions import Limits
 from everloop.errors import StoreError
 from everloop.log import decode_entry, encode_entry, kind_of
 from everloop.store.history_check import check_history
@@ -28,7 +29,7 @@ from everloop.store.postgres import schema
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.engine.test_anything import plans
-from tests.engine.world import Plan, live_through
+from tests.engine.world import Plan, ToolPlan, live_through
 from tests.server.serving import Client, process, text_of, worker
 from tests.support.places import ROOT
 
@@ -170,6 +171,14 @@ for line in sys.stdin:
 """
 
 
+TOOLS = {
+    name: ToolPlan(False, False, 1, "ok", verdict) for name, verdict in (("x", "ask"), ("y", "allow"), ("z", "deny"))
+}
+ASKS = Plan(
+    TOOLS, [([("c1", "x", {}), ("c2", "y", {}), ("c3", "z", {})], 0), ("done", 0)], [], {}, 0, False, Limits(), [True]
+)
+
+
 @pytest.mark.may_block
 def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(release_before):
     """Wherever a turn is cut off: in a round, in parallel calls, while a question is open, or after steering."""
@@ -177,6 +186,7 @@ def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(rele
 
     @settings(max_examples=30, database=None, deadline=None, derandomize=True)
     @given(plan=plans)
+    @example(ASKS)
     def live(plan: Plan) -> None:
         world, _, _ = asyncio.run(live_through(plan))
         logs.append([encode_entry(entry) for entry in world.log])

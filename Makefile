@@ -85,12 +85,16 @@ types: $(READY_DEV)
 
 # The long forms of the tests that kill processes: every commit, thousands of messages.
 chaos: $(READY_DEV)
+	@sh scripts/system.sh failover
 	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 $(ARGS)
 
 # Failovers of a PostgreSQL with a synchronous standby under the history checker: 50 primaries killed, 10 behind PgBouncer, 10
-# frozen, 10 cut off, and 10 standbys and poolers lost.
+# frozen, 10 cut off, and 10 standbys and poolers lost; planted faults that these tests must find; and the cluster of deploy/ha,
+# with Patroni and etcd on machines that are network namespaces: 24 of them killed, lost, frozen and cut off (needs root).
 failover: $(READY_DEV)
-	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 tests/store/postgres/test_failover.py $(ARGS)
+	@sh scripts/system.sh failover
+	@$(PY) -m pytest -q -n 0 -m chaos --timeout 0 \
+	$(addprefix tests/store/postgres/test_,failover.py failover_checker.py patroni.py) $(ARGS)
 
 setup: $(READY_DEV)
 	@:

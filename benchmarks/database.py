@@ -104,3 +104,55 @@ def _set(server: Server, what: str) -> None:
     server.sql(f"ALTER SYSTEM SET log_statement = {what}")
     server.sql("SELECT pg_reload_conf()")
     time.sleep(0.3)  # until every backend has heard of it
+
+
+LEAST = """
+CREATE TABLE least (id int PRIMARY KEY, n int NOT NULL);
+INSERT INTO least VALUES (1, 0), (2, 0), (3, 0);
+CREATE FUNCTION change_and_notify(p_id int, p_channel text) RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+    UPDATE least SET n = n + 1 WHERE id = p_id;
+    PERFORM pg_notify(p_channel, '');
+    RETURN 1;
+END $$;
+CREATE FUNCTION change_unflushed(p_id int) RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE least SET n = n + 1 WHERE id = p_id;
+    RETURN 1;
+END $$;
+"""
+
+
+def least_cpu(server: Server, turns: int, rate: float = 20.0) -> float:
+    """Seconds of CPU a turn that PostgreSQL needs at least: the statements, commits and notifications of the turn of a
+    chat's message, in the processes that make them, but each on one row of one small table and without any contents."""
+    import psycopg
+
+    dsn = server.dsn("postgres")
+    with contextlib.ExitStack() as stack:
+        channel, worker, sender, *listeners = (
+            stack.enter_context(psycopg.connect(dsn, autocommit=True, prepare_threshold=0)) for _ in range(5)
+        )
+        worker.execute(LEAST, prepare=False)
+        for name, listener in zip(("work", "sending"), listeners, strict=True):
+            listener.execute(f"LISTEN {name}")
+        pause = 1 / rate / 5
+
+        def turn() -> None:
+            channel.execute("SELECT change_and_notify(1, 'work')")  # the message is accepted
+            time.sleep(pause)
+            worker.execute("SELECT n FROM least WHERE id = 1")  # what is there to do?
+            worker.execute("UPDATE least SET n = n + 1 WHERE id = 2")  # the turn begins
+            time.sleep(pause)
+            worker.execute("SELECT change_and_notify(2, 'sending')")  # it ends
+            time.sleep(pause)
+            sender.execute("SELECT change_unflushed(3)")  # the answer is taken
+            time.sleep(pause)
+            sender.execute("SELECT change_unflushed(3)")  # and was sent
+            time.sleep(pause)
+
+        for _ in range(20):
+            turn()
+        began = cpu_of_postgres(server)
+        for _ in range(turns):
+            turn()
+        return (cpu_of_postgres(server) - began) / turns

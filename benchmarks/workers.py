@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.cluster import Ground, Load, ground
-from benchmarks.database import counted, memory_of, postgres, statements
+from benchmarks.database import counted, least_cpu, memory_of, postgres, statements
 from benchmarks.notices import notices
 from benchmarks.pool import pool, server_connections
 from benchmarks.streaming import streamed, streaming
@@ -279,6 +279,16 @@ async def turn_cpu(rounds: int, of_server: bool) -> Row:
     what = f"CPU of a turn of one answer, PostgreSQL: {'the database' if of_server else 'the worker'} (against SQLite)"
     figure, bound = spent / ours.turns * 1e3, 1.5 if of_server else 2.5
     return Row(what, f"{figure:.1f} ms", base.cost(base.worker_cpu), figure, bound, " ms")
+
+
+async def database_least(rounds: int) -> Row:
+    """CPU of PostgreSQL for the bare statements of such a turn, against the whole turn."""
+    with postgres() as server:
+        ours, _ = await one_load(server, 1, 30 * rounds, 1)
+        least = await asyncio.to_thread(least_cpu, server, 30 * rounds)
+    assert ours.counted is not None
+    what = "CPU of PostgreSQL for the statements of a turn on one row each (against the whole turn)"
+    return Row(what, f"{least * 1e3:.1f} ms", f"{ours.counted.cpu / ours.turns * 1e3:.1f} ms", least * 1e3, 1.5, " ms")
 
 
 async def turns_a_second(rounds: int) -> Row:

@@ -2,7 +2,7 @@
 # The system's programs that Everloop uses: bubblewrap (the sandbox of commands) and ripgrep (search in files).
 # With the argument "dev" also strace, with which tests watch what is flushed to the disk, chromium and firefox-esr, in
 # which they open the web page, ngircd, dovecot and prosody, with which the channels talk, and pgbouncer, a pooler before
-# PostgreSQL; the tests start these themselves.
+# PostgreSQL; the tests start these themselves. With "failover" what `make failover` runs a cluster of databases with.
 # Installs what is missing where it may (apt, as root or by sudo without a password); otherwise it says what to install.
 set -eu
 
@@ -19,6 +19,12 @@ PATH="$PATH:/usr/sbin"
 [ "${1:-}" != dev ] || command -v dovecot >/dev/null 2>&1 || missing="$missing dovecot-imapd"
 [ "${1:-}" != dev ] || command -v pgbouncer >/dev/null 2>&1 || missing="$missing pgbouncer"
 [ "${1:-}" != dev ] || command -v prosody >/dev/null 2>&1 || missing="$missing prosody"
+if [ "${1:-}" = failover ]; then
+    command -v pgbouncer >/dev/null 2>&1 || missing="$missing pgbouncer"
+    command -v etcd >/dev/null 2>&1 || missing="$missing etcd-server"
+    command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+    command -v ip >/dev/null 2>&1 || missing="$missing iproute2"
+fi
 [ -n "$missing" ] || exit 0
 
 ask() {
@@ -39,7 +45,7 @@ fi
 echo "Installing$missing"
 # A server that is installed for the tests must not be started as a service of the machine.
 policy=/usr/sbin/policy-rc.d
-if [ "${1:-}" = dev ] && [ ! -e "$policy" ]; then
+if [ -n "${1:-}" ] && [ ! -e "$policy" ]; then
     trap '$as_root rm -f "$policy"' EXIT
     printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null && $as_root chmod 755 "$policy"
 fi

@@ -77,4 +77,4 @@ def test_a_lock_file_pins_everything_by_hash_and_names_no_index(name):
     assert "://" not in text
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + (project["optional-dependencies"]["dev"] if "dev" in name else [])
-    assert {re.split("[<>=!~]", line)[0].replace("_", "-") for line in wanted} <= set(pinned)
+    assert {re.split(r"[\[<>=!~]", line)[0].replace("_", "-") for line in wanted} <= set(pinned)

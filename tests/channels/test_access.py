@@ -174,7 +174,13 @@ async def test_commands_work_as_in_every_chat(network: HookNetwork, tmp_path: Pa
         await network.say("1", "hello")
         await until(lambda: network.heard("1") == ["hi"])
         for number, (text, begins) in enumerate(
-            [("/status", "model:"), ("/new", ""), ("/stop", "Nothing is running"), ("/approve", "Nothing waits")], 2
+            [
+                ("/status", "model:"),
+                ("/new", ""),
+                ("/stop", "Nothing is running"),
+                ("/approve", "There is no open question"),
+            ],
+            2,
         ):
             await network.say("1", text)
             await until(lambda number=number: len(network.heard("1")) == number)  # type: ignore[misc]

@@ -445,3 +445,25 @@ def test_only_tools_that_say_so_may_be_run_again():
     assert registry.replay_safe("whoami")
     assert not registry.replay_safe("upper")
     assert registry.replay_safe("unknown")
+
+
+def test_tools_that_come_and_go_change_whether_descriptions_come_from_outside():
+    ours, theirs = tool(_plain), tool(_foreign)
+    theirs.described_outside = True
+    tools = ToolRegistry([ours])
+    found = [tools.described_outside]
+    tools.register(theirs)
+    found.append(tools.described_outside)
+    tools.unregister(theirs.name)
+    found.append(tools.described_outside)
+    assert found == [False, True, False]
+
+
+async def _plain() -> str:
+    """Do nothing."""
+    return ""
+
+
+async def _foreign() -> str:
+    """Do nothing."""
+    return ""

@@ -249,7 +249,10 @@ def _add_upkeep(add: Add) -> None:
     backup = add("backup", "stores:back_up", "copy the SQLite store into a file, while Everloop runs")
     backup.add_argument("file", metavar="FILE", help="the backup, which must not exist yet")
     restore = add("restore", "stores:restore", "replace the store with a backup and continue from it")
-    restore.add_argument("file", metavar="FILE", help="what `everloop backup` wrote")
+    restore.add_argument("file", metavar="FILE", nargs="?", help="what `everloop backup` wrote")
+    restore.add_argument(
+        "--in-place", action="store_true", help="the PostgreSQL store was just restored by its own tools"
+    )
 
     check = add("check-history", "stores:check_history", "check the whole store for broken promises")
     check.add_argument("--json", action="store_true", help="print one JSON object")

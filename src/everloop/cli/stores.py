@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..config import Config
 from ..config.sources import DSN, is_dsn
 from ..errors import ConfigError, EverloopError
+from ..store.claims import Restored
 from ..store.tokens import checked_owner
 from ..text import counted
 from .common import OWNER, load_config, load_with_store
@@ -40,28 +41,45 @@ def back_up(options: argparse.Namespace) -> int:
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Replace the store with a backup."""
+    """Replace the store with a backup, or mark a PostgreSQL store that its own tools have restored."""
+    config = load_with_store(options)
+    if isinstance(config.store, DSN) and options.in_place and options.file is None:
+        from ..store.postgres.restored import mark_restored
+
+        _report(config.store, mark_restored(config.store, config.lease_seconds))
+        return 0
+    if options.in_place and not isinstance(config.store, DSN):
+        raise EverloopError("name the file of the backup; --in-place is for a PostgreSQL database")
     from ..store.sqlite import backup
 
     store, file = _store_and_file(options)
     found = backup.restore(file, store, _Bar("restored"))
+    _report(store, found, found.set_aside)
+    return 0
+
+
+def _report(store: Path | DSN, found: Restored, set_aside: Path | None = None) -> None:
     print(f"{store} has {counted(found.sessions, 'session')}, {counted(found.entries, 'entry', 'entries')}.")
-    if found.set_aside is not None:
-        print(f"The previous store is kept as {found.set_aside}.")
+    if set_aside is not None:
+        print(f"The previous store is kept as {set_aside}.")
     if found.open_turns:
         print(f"{counted(found.open_turns, 'unfinished turn')}: the next start continues there.")
     if found.cut_off:
         print(f"{counted(found.cut_off, 'call')} may have run since: the model is told so and decides.")
     if found.unsent:
         print(f"{counted(found.unsent, 'answer')} may have been sent since, and will be sent again with a mark.")
-    return 0
 
 
 def _store_and_file(options: argparse.Namespace) -> tuple[Path, Path]:
-    """The SQLite store of the settings, and the file of the backup."""
+    """Return the SQLite store of the settings, and the file of the backup."""
     store = load_with_store(options).store
     if isinstance(store, DSN):
-        raise EverloopError("the store is a PostgreSQL database: back it up with its own tools (docs/backup.md)")
+        raise EverloopError(
+            "the store is a PostgreSQL database: back it up and restore it with its own tools, and run "
+            "`everloop restore --in-place` after a restore (docs/backup.md)"
+        )
+    if options.file is None:
+        raise EverloopError("name the file of the backup; --in-place is for a PostgreSQL database")
     return store, Path(options.file).expanduser()
 
 

@@ -568,3 +568,30 @@ def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
         for n, entry in enumerate(entries)
         if isinstance(entry, CallsDecided) and entry.allowed and not started.issuperset(entry.ids)
     }
+
+
+# ---------------------------------------------------------------------------------------------- restored stores
+
+
+@dataclass(slots=True, frozen=True)
+class Restored:
+    """What a store goes on with that was restored from a backup."""
+
+    sessions: int
+    entries: int
+    open_turns: int
+    unsent: int  # answers that may have been sent since
+    cut_off: int = 0  # calls that may have run since
+
+
+def may_have_run(log: Sequence[Entry]) -> tuple[str, ...]:
+    """The calls of a restored turn that were about to run, without those for which a person is asked first."""
+    calls = [call.id for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls]
+    known: set[str] = set()
+    for entry in log:
+        match entry:
+            case CallEnded(id=id):
+                known.add(id)
+            case CallsBegun(ids=ids) | CallsAsked(ids=ids):
+                known.update(ids)
+    return tuple(id for id in calls if id not in known)

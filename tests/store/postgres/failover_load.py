@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from everloop.bus import InboundMessage, OutboundMessage
@@ -19,11 +19,13 @@ from everloop.log import ModelAnswered, TurnEnded, UserSaid, decode_entry
 from everloop.store.base import Busy, Claim
 from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
+from everloop.store.postgres.connections import break_off
 from everloop.store.postgres.store import PostgresStore
 
 SESSIONS = 6
 WORKERS = 3  # coroutines of each store
 BACKLOG = 20  # messages that may wait
+UNTIL_SECONDS = 60.0  # for turns to end
 
 
 class Database(Protocol):
@@ -93,10 +95,10 @@ class Load:
         await store.finish(claim, [TurnEnded("answer", text)], [OutboundMessage("test", claim.key, text)])
         self.ended.append(text)
 
-    async def until(self, more: int, seconds: float = 60) -> None:
+    async def until(self, more: int) -> None:
         """Wait until so many more turns have ended."""
         wanted = len(self.ended) + more
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(UNTIL_SECONDS):
             while len(self.ended) < wanted:
                 await asyncio.sleep(0.01)
 
@@ -129,6 +131,36 @@ class Load:
 
 
 @contextlib.asynccontextmanager
+async def closing(*stores: PostgresStore, tasks: Sequence[asyncio.Task[None]] = ()) -> AsyncIterator[None]:
+    """End the tasks and close the stores. After a failure nothing waits for a server that may never answer: not even a
+    task that is cancelled would end before its write does."""
+    breaking: asyncio.Task[None] | None = None
+    try:
+        yield
+    except BaseException:
+        breaking = asyncio.create_task(_break_off(stores))
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for store in stores:
+            await store.close()
+        if breaking is not None:
+            breaking.cancel()
+
+
+async def _break_off(stores: Sequence[PostgresStore]) -> None:
+    while True:
+        for store in stores:
+            store.hurry()
+            store.connections.break_all()
+            if (connection := store.heartbeat._connection) is not None:
+                break_off(connection)
+        await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
 async def load(dsn: str, pool: str | None = None) -> AsyncIterator[Load]:
     """Clients and workers that run until the end of the block, and then until all that was said is answered."""
     made = Load(dsn, pool)
@@ -139,19 +171,16 @@ async def load(dsn: str, pool: str | None = None) -> AsyncIterator[Load]:
     for store, worker in zip(made.stores, made.workers, strict=True):
         tasks += [asyncio.create_task(made.work(store, worker)) for _ in range(WORKERS)]
     try:
-        yield made
-        made._over.set()
-        async with asyncio.timeout(60):
-            await asyncio.gather(*tasks[:SESSIONS])
-            made._all_said = True
+        async with closing(*made.stores, tasks=tasks):
+            yield made
+            made._over.set()
+            async with asyncio.timeout(UNTIL_SECONDS):
+                await asyncio.wait(tasks[:SESSIONS])
+                made._all_said = True
+                await asyncio.wait(tasks)
             await asyncio.gather(*tasks)
+            for peer in peers:
+                await peer.leave()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for peer in peers:
-            await peer.leave()
-        for store in made.stores:
-            await store.close()
         for worker in made.workers:
             retire(worker)

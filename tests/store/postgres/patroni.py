@@ -112,6 +112,10 @@ class Cluster:
         return f"postgresql://{user}:{secret}@{hosts}/{database}"
 
     def create(self) -> None:
+        for program in ("etcd", "haproxy", "pgbouncer", "patroni"):
+            assert shutil.which(program, path=self.files.environment("etcd")["PATH"]), (
+                f"{program}: make failover installs it"
+            )
         for name in self.net.machines:
             place = self.files.folder / name
             place.mkdir()

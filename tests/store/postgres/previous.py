@@ -1,7 +1,7 @@
 """The store of the release before this one, frozen in a file: to run beside this one on one database.
 
-It is the package's own code, as it was: the PostgreSQL store and what it imports, without the engine, the tools and the
-commands. A release makes it anew, from the commit of the release before it:
+It is the package's own code, as it was: the PostgreSQL store, the choice of a turn's next step, and what these import,
+without the tools and the commands. A release makes it anew, from the commit of the release before it:
 
     python -m tests.store.postgres.previous COMMIT
 
@@ -19,7 +19,7 @@ import tarfile
 from pathlib import Path
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "store-of-the-release-before.tar.xz"
-ENTRY = "everloop.store.postgres.store"
+ENTRY = "everloop.store.postgres.store, everloop.actions"
 STALL = "stall"  # a message whose turn is begun and never ended
 
 

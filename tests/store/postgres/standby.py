@@ -68,6 +68,22 @@ class Pair:
         other.start()
         self.wait_for_standby()
 
+    def repair(self) -> None:
+        """A primary with its synchronous standby, whatever a test has left of them."""
+        for server in (self.primary, self.standby):
+            if server.runs:
+                server.thaw()
+        if not self.primary.runs:
+            if not self.standby.runs:
+                self.standby.start()
+            self.promote()
+        if self.standby.runs and self.standby.sql("SELECT pg_is_in_recovery()") != [(True,)]:
+            self.standby.crash()  # it was promoted, and a test failed before it took note of that
+        if self.standby.runs:
+            self.wait_for_standby()
+        else:
+            self.add_standby()
+
     def wait_for_standby(self) -> None:
         """Have commits wait for the standby, once it is connected."""
         self.configure("synchronous_standby_names", "*")
@@ -107,4 +123,4 @@ def pair() -> Iterator[Pair]:
         finally:
             for server in (made.standby, made.primary):
                 if server.runs:
-                    server.stop()
+                    server.crash()  # it may be frozen

@@ -17,7 +17,8 @@ from everloop.store.postgres import heartbeat
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop, until
 
-from .failover_load import Load, load
+from . import failover_load
+from .failover_load import Load, closing, load
 from .pgbouncer import pgbouncer
 from .silence import lines
 from .standby import Pair, pair
@@ -35,8 +36,7 @@ def machines() -> Iterator[Pair]:
 @pytest.fixture
 def servers(machines: Pair) -> Pair:
     """A primary with its synchronous standby, whatever the test before has left of them."""
-    if not machines.standby.runs:
-        machines.add_standby()
+    machines.repair()
     return machines
 
 
@@ -109,7 +109,7 @@ async def test_a_primary_behind_a_cut_network_is_given_up_and_passed_over_when_i
     mended, the old primary, which comes first in the address, is not used."""
     if times == 1:
         monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2.0)
-    both = sorted((servers.primary.folder, servers.standby.folder))
+    both = (servers.primary.folder, servers.standby.folder)
     async with lines(both, name) as (ways, dsn), load(dsn) as work:
         for number in range(times):
             await work.until(20)
@@ -150,20 +150,22 @@ async def test_nothing_is_lost_or_doubled_while_the_standby_or_the_pooler_is_los
     report(capsys, f"{times} poolers and {times} standbys lost", work, times)
 
 
-async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_new_one(servers, name):
+async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_new_one(servers: Pair, name: str) -> None:
     """Nothing has broken its connections. Its writes wait for a standby that is a primary now."""
     store, worker, old = PostgresStore(servers.dsn(name)), new_worker(), servers.primary
-    peer = store.peer(worker, lambda _: None)
-    await peer.join()
-    await store.accept(said("before"))
-    await asyncio.to_thread(servers.promote)
-    async with asyncio.timeout(60):
-        row = await store.accept(said("after"))
-    found = servers.primary.sql("SELECT id FROM inbox WHERE message_id = 'after'", database=name)
-    assert found == [(row.id,)]
-    await asyncio.to_thread(old.crash)
-    await peer.leave()
-    await store.close()
+    async with closing(store):
+        peer = store.peer(worker, lambda _: None)
+        await peer.join()
+        await store.accept(said("before"))
+        await asyncio.to_thread(servers.promote)
+        accepting = asyncio.ensure_future(store.accept(said("after")))
+        await asyncio.wait([accepting], timeout=failover_load.UNTIL_SECONDS)  # cancelled, it would wait on
+        assert accepting.done()
+        row = await accepting
+        found = servers.primary.sql("SELECT id FROM inbox WHERE message_id = 'after'", database=name)
+        assert found == [(row.id,)]
+        await asyncio.to_thread(old.crash)
+        await peer.leave()
     retire(worker)
 
 
@@ -241,7 +243,7 @@ async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_f
     await asyncio.to_thread(servers.wait_for_standby)
 
 
-async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(servers, name):
+async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(servers: Pair, name: str) -> None:
     """Its connection is ended while it waits for the standby: PostgreSQL then shows it to others, and would lose it
     in a failover."""
     store = PostgresStore(servers.dsn(name))
@@ -251,28 +253,30 @@ async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(s
         return servers.primary.sql(query, *values, database=name)
 
     message = InboundMessage("test", "user", "1", "now").addressed()  # without an id, its outcome is looked up
-    await store.accept(message)
-    await asyncio.to_thread(servers.standby.crash)
-    waiting = asyncio.ensure_future(store.accept(message))
-    async with asyncio.timeout(30):
-        while not (found := await asyncio.to_thread(sql, waits)):
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(sql, "SELECT pg_terminate_backend(%s)", found[0][0])
-        while (await asyncio.to_thread(sql, "SELECT count(*) FROM inbox")) != [(2,)]:
-            await asyncio.sleep(0.01)  # it can be seen
-        while True:  # the lookup of its outcome waits too
-            again = await asyncio.to_thread(sql, waits)
-            assert not waiting.done()
-            if again and again != found:
-                break
-            await asyncio.sleep(0.01)
-    await asyncio.to_thread(servers.primary.crash)
-    await asyncio.to_thread(servers.standby.start)
-    await asyncio.to_thread(servers.promote)
-    row = await waiting
-    assert sql("SELECT id FROM inbox ORDER BY id")[-1] == (row.id,)
-    assert sql("SELECT count(*) FROM inbox") == [(2,)]  # the message that was lost with the primary was written again
-    await store.close()
+    async with closing(store):
+        await store.accept(message)
+        await asyncio.to_thread(servers.standby.crash)
+        waiting = asyncio.ensure_future(store.accept(message))
+        async with asyncio.timeout(30):
+            while not (found := await asyncio.to_thread(sql, waits)):
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(sql, "SELECT pg_terminate_backend(%s)", found[0][0])
+            while (await asyncio.to_thread(sql, "SELECT count(*) FROM inbox")) != [(2,)]:
+                await asyncio.sleep(0.01)  # it can be seen
+            while True:  # the lookup of its outcome waits too
+                again = await asyncio.to_thread(sql, waits)
+                assert not waiting.done()
+                if again and again != found:
+                    break
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(servers.primary.crash)
+        await asyncio.to_thread(servers.standby.start)
+        await asyncio.to_thread(servers.promote)
+        row = await waiting
+        assert sql("SELECT id FROM inbox ORDER BY id")[-1] == (row.id,)
+        assert sql("SELECT count(*) FROM inbox") == [
+            (2,)
+        ]  # the message that was lost with the primary was written again
 
 
 async def test_workers_that_could_not_renew_their_leases_while_there_was_no_primary_keep_them(

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 TIMES = 3
 SLACK = 1.0  # seconds after the promotion until everything goes on
+POOLED_SLACK = 2.0  # Patroni says so a moment later, and HAProxy asks it five times a second
 DAMAGES: dict[str, tuple[Callable[[Machine], None], Callable[[Machine], None]]] = {
     "killed": (Machine.kill, lambda machine: None),
     "lost": (Machine.lose, Machine.mend),
@@ -53,23 +54,23 @@ async def test_nothing_is_lost_or_doubled_when_patroni_fails_over(ha, damage, po
     fail, mend = DAMAGES[damage]
     async with load(ha.dsn, ha.pool if pooled else None) as work:
         for _ in range(TIMES):
-            await work.until(20, 120)
+            await work.until(20)
             primary = await asyncio.to_thread(ha.primary)
             standby = ha.other(primary)
             work.measure()
             began = time.monotonic()
             await asyncio.to_thread(fail, primary)
             detection = await asyncio.to_thread(ha.wait_for_promotion, standby) - began
-            await work.until(30, 120)
+            await work.until(30)
             waited = work.longest
             await asyncio.to_thread(mend, primary)
             if not primary.processes():
                 await asyncio.to_thread(ha.start, primary.name)
-            await work.until(30, 120)  # beside a primary that comes back
+            await work.until(30)  # beside a primary that comes back
             await asyncio.to_thread(ha.wait, ha.is_whole, "the old primary to follow the new one")
             with capsys.disabled():
                 print(f"{damage}: promoted after {detection:.1f} s, longest wait {waited:.1f} s", end="; ")
-            assert waited <= detection + SLACK
+            assert waited <= detection + (POOLED_SLACK if pooled else SLACK)
         with capsys.disabled():
             print(f"{len(work.said)} messages, {len(work.fences)} fences, {len(work.errors)} errors")
     assert await asyncio.to_thread(work.problems, ha, "everloop") == []
@@ -80,12 +81,12 @@ async def test_a_network_cut_between_primary_and_standby_stops_work_until_patron
     """Both still reach etcd, so nothing is promoted. Commits wait for the standby until it is given up."""
     async with load(ha.dsn) as work:
         for _ in range(TIMES):
-            await work.until(20, 120)
+            await work.until(20)
             primary = await asyncio.to_thread(ha.primary)
             standby = ha.other(primary)
             work.measure()
             await asyncio.to_thread(primary.cut_from, standby)
-            await work.until(40, 120)
+            await work.until(40)
             waited = work.longest
             await asyncio.to_thread(primary.mend_to, standby)
             await asyncio.to_thread(ha.wait, ha.is_whole, "the standby to be back")

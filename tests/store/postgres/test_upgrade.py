@@ -1,15 +1,17 @@
 """An upgrade of one process after another: the release before and this one side by side on one store.
 
 The release before is its frozen store (`previous.py`) with a worker's loop around it. So what it writes, locks, reads,
-notifies and is refused is shown; what its engine makes of a log that this release wrote is not.
+notifies and is refused is shown; and its choice of a turn's next step, on logs that this release wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import secrets
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -17,13 +19,19 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from hypothesis import example, given, settings
 
+from everloop.actions import Limits
 from everloop.errors import StoreError
+from everloop.log import decode_entry, encode_entry, kind_of
 from everloop.store.history_check import check_history
 from everloop.store.postgres import schema
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
+from tests.engine.test_anything import plans
+from tests.engine.world import Plan, ToolPlan, live_through
 from tests.server.serving import Client, process, text_of, worker
+from tests.support.places import ROOT
 
 from . import previous
 from .server import Server
@@ -150,6 +158,51 @@ async def test_a_store_of_a_newer_release_is_used_if_it_says_so_and_refused_in_o
     await store.close()
     assert "\n" not in str(refused.value)
     assert postgres.sql("SELECT version - applied FROM everloop_schema", database=name) == [(0,)]
+
+
+# Reads logs, one a line, each a list of entries; prints what comes next after each of the entries.
+DECIDE = """
+import json, sys
+from everloop.actions import next_action
+from everloop.log import decode_entry
+for line in sys.stdin:
+    log = [decode_entry(data) for data in json.loads(line)]
+    print(json.dumps([repr(next_action(log[:end])) for end in range(1, len(log)) ]))
+"""
+
+
+TOOLS = {
+    name: ToolPlan(False, False, 1, "ok", verdict) for name, verdict in (("x", "ask"), ("y", "allow"), ("z", "deny"))
+}
+ASKS = Plan(
+    TOOLS, [([("c1", "x", {}), ("c2", "y", {}), ("c3", "z", {})], 0), ("done", 0)], [], {}, 0, False, Limits(), [True]
+)
+
+
+@pytest.mark.may_block
+def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(release_before):
+    """Wherever a turn is cut off: in a round, in parallel calls, while a question is open, or after steering."""
+    logs: list[list[str]] = []
+
+    @settings(max_examples=30, database=None, deadline=None, derandomize=True)
+    @given(plan=plans)
+    @example(ASKS)
+    def live(plan: Plan) -> None:
+        world, _, _ = asyncio.run(live_through(plan))
+        logs.append([encode_entry(entry) for entry in world.log])
+
+    live()
+    kinds = {kind_of(decode_entry(data)) for log in logs for data in log}
+    assert kinds >= {"user", "answer", "begun", "result", "asked", "decided", "end"}
+    told = []
+    for code in (release_before, ROOT / "src"):
+        start = f"import sys; sys.path.insert(0, {str(code)!r})\n{DECIDE}"
+        lines = "".join(json.dumps(log) + "\n" for log in logs)
+        done = subprocess.run([sys.executable, "-I", "-c", start], input=lines, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told.append([json.loads(line) for line in done.stdout.splitlines()])
+    assert len(told[0]) == len(logs)
+    assert told[0] == told[1]
 
 
 def test_what_was_added_since_the_release_before_takes_nothing_away():

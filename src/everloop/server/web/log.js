@@ -15,7 +15,7 @@ export function View() {
     <${Waiting} data=${data} error=${error} />
     ${data && !turns.length && html`<p class="hint">Nothing was asked yet.</p>`}
     ${turns.length > 0 && html`<div class="scroll"><table class="data"><caption class="hidden">Requests</caption>
-      <thead><tr><th scope="col">Request</th><th scope="col">Session</th><th scope="col">Began</th>
+      <thead><tr><th scope="col">Request</th><th scope="col" class="clipped">Session</th><th scope="col">Began</th>
         <th scope="col" class="number">Took</th><th scope="col">Ended</th></tr></thead>
       <tbody>${turns.map((turn) => html`<${Row} key=${turn.id} turn=${turn} />`)}</tbody></table></div>`}
   </div>`;
@@ -26,8 +26,8 @@ function Row({ turn }) {
   const isBad = turn.reason !== null && turn.reason !== "answer" && turn.reason !== "handed";
   return html`<tr>
     <td><a href=${timelineHash(turn.session, turn.id)} dir="auto">${turn.title || "(no words)"}</a></td>
-    <td><a href=${sessionHash(turn.session)} dir="auto">${titleOf(turn.session)}</a></td>
-    <td>${when(turn.started_at)}</td>
+    <td class="clipped"><a href=${sessionHash(turn.session)} dir="auto">${titleOf(turn.session)}</a></td>
+    <td class="time">${when(turn.started_at)}</td>
     <td class="number">${turn.ended_at === null ? "" : span(turn.ended_at - turn.started_at)}</td>
     <td><span class=${classes("badge", turn.reason === null ? "is-good" : isBad && "is-bad")}>${turn.reason ?? "open"}</span></td></tr>`;
 }

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import StoreError
-from ...log import CallEnded, CallsAsked, CallsBegun, Entry, ModelAnswered, decode_entry, encode_entry, kind_of
+from ...log import CallsBegun, decode_entry, encode_entry, kind_of
+from ..claims import Restored, may_have_run
 from . import commit_mark
 from .schema import MIGRATIONS, migrate
 
@@ -27,15 +28,10 @@ OPEN_TURNS = "SELECT session, turn, first_seq FROM inbox WHERE opened AND state 
 Progress = Callable[[int, int], None]  # pages copied, total pages
 
 
-@dataclass(slots=True, frozen=True)
-class Contents:
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Contents(Restored):
     """The contents of a backup, and the state that a restored store resumes from."""
 
-    sessions: int
-    entries: int
-    open_turns: int
-    unsent: int  # answers that may have been sent since
-    cut_off: int = 0  # calls that may have run since
     set_aside: Path | None = None  # the previous store
 
 
@@ -108,7 +104,7 @@ def _mark(db: sqlite3.Connection) -> Contents:
     for session, turn, first in db.execute(OPEN_TURNS).fetchall():
         sql = "SELECT data FROM entry WHERE session = ? AND seq >= ? AND turn = ? ORDER BY seq"
         log = [decode_entry(data) for (data,) in db.execute(sql, (session, first or 0, turn))]
-        if calls := _may_have_run(log):
+        if calls := may_have_run(log):
             begun, cut_off = CallsBegun(calls), cut_off + len(calls)
             db.execute(
                 "INSERT INTO entry (session, seq, turn, kind, data, at)"
@@ -118,19 +114,6 @@ def _mark(db: sqlite3.Connection) -> Contents:
     counted = _contents(db, unsent, cut_off)
     db.execute("COMMIT")
     return counted
-
-
-def _may_have_run(log: list[Entry]) -> tuple[str, ...]:
-    """Return the calls of a turn that were about to run, except those that need a person's approval first."""
-    calls = [call.id for entry in log if isinstance(entry, ModelAnswered) for call in entry.calls]
-    known: set[str] = set()
-    for entry in log:
-        match entry:
-            case CallEnded(id=id):
-                known.add(id)
-            case CallsBegun(ids=ids) | CallsAsked(ids=ids):
-                known.update(ids)
-    return tuple(id for id in calls if id not in known)
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -171,7 +154,7 @@ def _checked(db: sqlite3.Connection, path: Path) -> Contents:
 def _contents(db: sqlite3.Connection, unsent: int, cut_off: int = 0) -> Contents:
     counts = [db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("session", "entry")]
     open_turns = len(db.execute(OPEN_TURNS).fetchall())
-    return Contents(counts[0], counts[1], open_turns, unsent, cut_off)
+    return Contents(sessions=counts[0], entries=counts[1], open_turns=open_turns, unsent=unsent, cut_off=cut_off)
 
 
 def _set_aside(store: Path) -> Path | None:

@@ -76,7 +76,7 @@ async def test_the_beginning_of_an_id_is_enough_to_run_a_job_if_only_one_has_it(
     assert (await cron("run", beginning)).status == 2
     assert (await cron("run", ids[0][:-1])).status == 0
     rows = await store.waiting("me", "cli:direct")
-    assert [row.message.metadata["cron"] for row in rows] == [ids[0]]
+    assert [row.message.cron and row.message.cron.job for row in rows] == [ids[0]]
     await store.close()
 
 

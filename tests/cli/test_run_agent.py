@@ -162,7 +162,7 @@ async def test_a_killed_run_is_resumed_by_running_it_again(folder):
         server.reply('{"n": 3}')
         done = await everloop(*words(folder, "--agent", "gardener", "bed=north", "--json"), server=server)
         assert (done.json["result"], done.json["rounds"]) == ({"n": 3}, 2)
-        assert "resuming the run executor:gardener/" in done.err
+        assert "resuming the interrupted run executor:gardener/" in done.err
         assert len(server.requests) - before == 2
 
 

@@ -451,11 +451,12 @@ def test_tools_that_come_and_go_change_whether_descriptions_come_from_outside():
     ours, theirs = tool(_plain), tool(_foreign)
     theirs.described_outside = True
     tools = ToolRegistry([ours])
-    assert not tools.described_outside
+    found = [tools.described_outside]
     tools.register(theirs)
-    assert tools.described_outside
+    found.append(tools.described_outside)
     tools.unregister(theirs.name)
-    assert not tools.described_outside
+    found.append(tools.described_outside)
+    assert found == [False, True, False]
 
 
 async def _plain() -> str:

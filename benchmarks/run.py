@@ -310,6 +310,7 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),
         ("workers_pool", lambda: many(rounds, "pooled")),
+        ("workers_pool_turns", lambda: many(rounds, "pooled_turns")),
         ("channel_memory", lambda: chats(1, "memory")),
         ("channel_cpu", lambda: chats(1, "processor")),
         ("channel_message", lambda: chats(rounds, "message")),

@@ -20,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.cluster import Ground, Load, ground
 from benchmarks.database import counted, least_cpu, memory_of, postgres, statements
 from benchmarks.notices import notices
-from benchmarks.pool import pool, server_connections
+from benchmarks.pool import POOL_SIZE, pool, server_connections
 from benchmarks.streaming import streamed, streaming
 from benchmarks.tables import Row, head, say
+from tests.store.postgres.pgbouncer import pgbouncer
 from tests.store.postgres.server import Server
 
 LOADS = (
@@ -327,6 +328,21 @@ async def pooled(rounds: int) -> Row:
         ours, base = await server_connections(server, 100, pooled=True), await server_connections(server, 10)
     what = "connections to PostgreSQL of 100 processes through PgBouncer (against 10 processes without)"
     return Row(what, f"{ours}", f"{base}", ours, 132, "")
+
+
+async def pooled_turns(rounds: int) -> Row:
+    """Turns a second through a pooler against direct connections: alternating, the median of the ratios."""
+    with postgres() as server, pgbouncer(server.folder, POOL_SIZE) as pooler:
+        async with ground(server, 4) as direct, ground(server, 4, pool=pooler.dsn) as through:
+            for field in (direct, through):
+                await field.load(50)
+            pairs = [
+                ((await direct.load(200)).per_second, (await through.load(200)).per_second)
+                for _ in range(2 * rounds + 1)
+            ]
+    base, ours = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    ratio = statistics.median(one / other for one, other in pairs)
+    return Row("turns a second through PgBouncer (against direct)", f"{ours:.0f}/s", f"{base:.0f}/s", ratio, 1.05)
 
 
 PARTS = {

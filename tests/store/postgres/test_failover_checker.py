@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everloop.config.sources import DSN
 from everloop.store.postgres import connections
 from everloop.store.postgres.connections import Primary
 from everloop.store.postgres.heartbeat import Heartbeat
@@ -51,6 +52,12 @@ def stay_with_a_primary_that_lost_its_standby(patch: pytest.MonkeyPatch) -> None
 
 def wait_for_a_silent_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heartbeat, "_watch", lambda self, stop, primary: None)
+    start = Primary.__init__
+
+    def init(self: Primary, dsn: DSN, break_all: Callable[[], None]) -> None:
+        start(self, dsn, lambda: None)  # a thread that has just connected elsewhere does not tell the others
+
+    patch.setattr(Primary, "__init__", init)
 
 
 async def an_acknowledged_message_is_lost(

@@ -102,6 +102,7 @@ def found(kind: type[ast.AST], *folders: str) -> Iterator[tuple[str, ast.AST]]:
                     yield f"{module}:{getattr(node, 'lineno', 0)}", node
 
 
+@functools.cache
 def callables(module: str) -> set[str]:
     """The names of the functions and methods of a module, but not of its properties."""
     return {

@@ -306,6 +306,8 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("workers_turns", lambda: many(rounds, "turns_a_second")),
         ("workers_cpu", lambda: many(rounds, "turn_cpu", False)),
         ("database_cpu", lambda: many(rounds, "turn_cpu", True)),
+        ("awaited_cpu", lambda: many(rounds, "awaited", False)),
+        ("awaited_database_cpu", lambda: many(rounds, "awaited", True)),
         ("database_least", lambda: many(rounds, "database_least")),
         ("workers_death", lambda: many(rounds, "death")),
         ("workers_notify", lambda: many(rounds, "notify")),

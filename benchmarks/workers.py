@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.awaited import awaited_cpu
 from benchmarks.cluster import Ground, Load, ground
 from benchmarks.database import counted, least_cpu, memory_of, postgres, statements
 from benchmarks.notices import notices
@@ -280,6 +281,21 @@ async def turn_cpu(rounds: int, of_server: bool) -> Row:
     what = f"CPU of a turn of one answer, PostgreSQL: {'the database' if of_server else 'the worker'} (against SQLite)"
     figure, bound = spent / ours.turns * 1e3, 1.5 if of_server else 2.5
     return Row(what, f"{figure:.1f} ms", base.cost(base.worker_cpu), figure, bound, " ms")
+
+
+async def awaited(rounds: int, of_server: bool) -> Row:
+    """CPU of a turn of one answer that a program awaits, in the program or in PostgreSQL, against the other."""
+    program, database = await asyncio.to_thread(awaited_cpu, 60 * rounds)
+    mine, other = (database, program) if of_server else (program, database)
+    what = "the database (against the program)" if of_server else "the program (against the database)"
+    return Row(
+        f"CPU of an awaited turn of one answer, PostgreSQL: {what}",
+        f"{mine * 1e3:.1f} ms",
+        f"{other * 1e3:.1f} ms",
+        mine * 1e3,
+        1.5 if of_server else 2.5,
+        " ms",
+    )
 
 
 async def database_least(rounds: int) -> Row:

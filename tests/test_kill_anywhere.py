@@ -35,17 +35,18 @@ def scene(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def everywhere(scene: Any, step: int) -> Any:
-    """Kills a scene at its commits: at all with `make chaos`, otherwise at every second one, which shows each state of
-    the disk once, and at every fourth where it is `long`."""
+    """Kills a scene at all of its commits; with `make chaos` always, and otherwise at every second one where `shared`
+    with the same scene on the other bus, and at every fourth where it is `long`."""
 
     async def kill(
         *messages: dict[str, Any],
+        shared: bool = False,
         long: bool = False,
         meets: Sequence[Meets[History]] = (),
         **options: Any,
     ) -> list[tuple[History, History]]:
         made: Scene = scene(*messages, **options)
-        made.step = 2 * step if step > 1 and long else step
+        made.step = step if step == 1 or shared else 2 * step if long else 1
         return await made.everywhere(meets)
 
     return kill
@@ -65,7 +66,7 @@ async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(everywhe
         lambda runs: any(not before.messages for before, _ in runs),
         lambda runs: any(after.repeats for _, after in runs),  # an answer was on disk and perhaps sent
     ]
-    await everywhere(say("m1", "s.n"), then=then, meets=meets)
+    await everywhere(say("m1", "s.n"), then=then, shared=True, meets=meets)
 
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
@@ -73,7 +74,7 @@ async def test_parallel_calls_killed_at_any_write_keep_the_results_they_had(ever
     def one_was_cut_off(runs: list[tuple[History, History]]) -> bool:
         return any(0 < after.interrupted < 2 for _, after in runs)  # the long one, and not the quick one
 
-    await everywhere(say("m1", "snl"), then=then, meets=[one_was_cut_off])
+    await everywhere(say("m1", "snl"), then=then, shared=True, meets=[one_was_cut_off])
 
 
 async def test_calls_that_must_run_alone_are_each_on_disk_before_the_next(everywhere: Any) -> None:
@@ -95,7 +96,7 @@ async def test_an_acknowledged_message_survives_a_kill_at_any_write(everywhere: 
     def one_was_acknowledged(runs: list[tuple[History, History]]) -> bool:
         return any(len(before.acknowledged) == 1 for before, _ in runs)
 
-    await everywhere(say("m1", "n"), say("m2"), bus="durable", then=then, meets=[one_was_acknowledged])
+    await everywhere(say("m1", "n"), say("m2"), bus="durable", then=then, shared=True, meets=[one_was_acknowledged])
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])

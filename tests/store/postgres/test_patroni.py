@@ -26,7 +26,6 @@ pytestmark = [
 ]
 TIMES = 3
 SLACK = 1.0  # seconds after the promotion until everything goes on
-POOLED_SLACK = 2.0  # Patroni says so a moment later, and HAProxy asks it five times a second
 DAMAGES: dict[str, tuple[Callable[[Machine], None], Callable[[Machine], None]]] = {
     "killed": (Machine.kill, lambda machine: None),
     "lost": (Machine.lose, Machine.mend),
@@ -70,7 +69,7 @@ async def test_nothing_is_lost_or_doubled_when_patroni_fails_over(ha, damage, po
             await asyncio.to_thread(ha.wait, ha.is_whole, "the old primary to follow the new one")
             with capsys.disabled():
                 print(f"{damage}: promoted after {detection:.1f} s, longest wait {waited:.1f} s", end="; ")
-            assert waited <= detection + (POOLED_SLACK if pooled else SLACK)
+            assert waited <= detection + SLACK
         with capsys.disabled():
             print(f"{len(work.said)} messages, {len(work.fences)} fences, {len(work.errors)} errors")
     assert await asyncio.to_thread(work.problems, ha, "everloop") == []

@@ -73,6 +73,7 @@ async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_m
     found = [one for one in found if "INTO worker" not in one and "FROM worker" not in one[:60]]  # of the heartbeats
     # How long turns waited for the disk is written for many of them at once, in a transaction that waits for no disk.
     noted = sum("flushed = flushed +" in one for one in found)
+    assert noted < TURNS / 2
     # A connection that is opened late has its own two, once.
     found = [one for one in found if not one.startswith(("SELECT set_config($1, $2, false)", "INSERT INTO lane"))]
     assert len(found) <= 9 * TURNS + 5 * noted + 5, "\n".join(found)

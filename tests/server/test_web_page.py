@@ -305,6 +305,9 @@ async def filled(server: Serving, one: Tab) -> None:
     await one.say("What needs doing in the garden?")
     await expect(one.log.get_by_text("Early in the morning")).to_be_visible()
     await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
+    diff = one.log.locator(".diff")
+    await expect(diff.locator("pre .minus")).to_have_text("- - weeds\n")
+    await expect(diff.locator("pre .plus")).to_have_text("+ - lavender\n")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -140,9 +141,9 @@ class Directory:
 
     def _on_change(self, owner: str | None) -> None:
         if owner is None:
-            self._kept = OrderedDict((name, (place, 0.0)) for name, (place, _) in self._kept.items())
+            self._kept = OrderedDict((name, (place, -math.inf)) for name, (place, _) in self._kept.items())
         elif owner in self._kept:
-            self._kept[owner] = (self._kept[owner][0], 0.0)
+            self._kept[owner] = (self._kept[owner][0], -math.inf)
         for watcher in self._watchers:
             watcher(owner)
 

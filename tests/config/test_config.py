@@ -182,6 +182,7 @@ WRONG_FILES = {
     "[provider.extra]\na = 1": '[provider] unknown key "extra"; allowed: ',
     'provider = "openai"': "provider is a section: write [provider] and its keys on the lines below",
     "[workspace]\na = 1": "workspace must be a path",
+    '[cron]\nheartbeat_to = "nocolon"': '[cron] heartbeat_to must be `channel:chat_id`, not "nocolon"',
     "workspace = 3": "workspace must be a path, not 3",
     'workspace = ""': 'workspace must be a path, not ""',
     "[agent]\nmax_iterations = 0": "[agent] max_iterations must be a whole number, at least 1, not 0",

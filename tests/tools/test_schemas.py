@@ -45,6 +45,8 @@ from everloop.tools.schema.values import same
         ({"properties": {"a": {"type": ["string", "null"]}}}, {"a": None}, {"a": None}),
         ({"properties": {"a": {"type": "string", "default": "x"}}}, {}, {}),
         ({"additionalProperties": {"type": "integer"}}, {"a": "1"}, {"a": 1}),
+        ({"patternProperties": {"^x-": {"type": "integer"}}}, {"x-a": "1", "b": "2"}, {"x-a": 1, "b": "2"}),
+        ({"patternProperties": {"(": {"type": "integer"}}, "additionalProperties": False}, {"a": "1"}, {"a": 1}),
     ],
 )
 def test_what_models_get_slightly_wrong_is_repaired(schema, sent, taken):
@@ -85,6 +87,8 @@ def test_what_models_get_slightly_wrong_is_repaired(schema, sent, taken):
             'unknown argument "pth" (did you mean "path"?)',
         ),
         ({"additionalProperties": False}, {"a": 1}, 'unknown argument "a" (there are none)'),
+        ({"patternProperties": {"^x-": {}}, "additionalProperties": False}, {"a": 1}, 'unknown argument "a"'),
+        ({"patternProperties": {"^x-": {"type": "integer"}}}, {"x-a": "one"}, "x-a: must be an integer"),
         ({"required": ["path"]}, {}, "path: is required, but missing"),
     ],
 )

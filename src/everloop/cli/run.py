@@ -146,18 +146,28 @@ async def run(
     from .output import Output, Renderer
 
     view = Renderer(Output(sys.stderr), text=False, summary=False) if watched else None
+    own = ""  # the turn of the goal
 
     def watch(event: events.Event) -> None:
-        if isinstance(event, events.TurnStarted) and ctrl_c.pressed:
-            ctrl_c.stop()
+        if isinstance(event, events.TurnStarted):
+            nonlocal own
+            own = event.turn
+            if ctrl_c.pressed:
+                ctrl_c.stop()
         if view is not None:
             view(event)
         if tell is not None:
             tell(event)
 
+    def tell_of_earlier(event: events.Event) -> None:
+        # Another `everloop run` may have started the goal's turn before it ended; that turn continues here.
+        if isinstance(event, events.TurnStarted) and event.resumed and event.turn != own:
+            notice = "everloop: finishing another turn of this session first"
+            print(notice, file=sys.stderr)
+
     async with make_agent(config) as agent:
         agent.subagents.waits = True  # the process ends with the answer
-        agent.watch(key, _tell_of_earlier)
+        agent.watch(key, tell_of_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
         answer = asyncio.create_task(agent.ask(goal, key, *chat_of(key), on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
@@ -167,13 +177,6 @@ async def run(
             raise KeyboardInterrupt from None
         finally:
             messages.cancel()
-
-
-def _tell_of_earlier(event: events.Event) -> None:
-    from .. import events
-
-    if isinstance(event, events.TurnStarted) and event.resumed:
-        print("everloop: an earlier turn of this session was interrupted; it is finished first", file=sys.stderr)
 
 
 def _reason(goal: str, result: TurnResult) -> str:

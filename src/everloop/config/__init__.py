@@ -203,7 +203,7 @@ class Config:
     tool_timeout: float = key("agent", 120.0, "seconds a tool call may take", above=0)
     result_limit: int = key("agent", 50_000, "characters of a result; a longer one is saved to a file", at_least=1000)
     taint: Taint = key("agent", True, "after untrusted text, ask before data is sent out; `outside` leaves files out")
-    message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", each="chat")
+    message_to: tuple[str, ...] = key("agent", (), "patterns of other chats for `message`", shape="chat")
 
     compact_at: float = key("context", 0.7, "share of the window at which turns are summarised", above=0, at_most=1)
     summary_model: str = key("context", "", "a different model for summaries")
@@ -221,13 +221,13 @@ class Config:
 
     missed: Missed = key("cron", "run", "what happens to a one-shot job missed while down", choices=get_args(Missed))
     heartbeat_minutes: float = key("cron", 0.0, "minutes between checks of HEARTBEAT.md; 0 for none", at_least=0)
-    heartbeat_to: str = key("cron", "cli:direct", "the chat that gets its report")
+    heartbeat_to: str = key("cron", "cli:direct", "the chat that gets its report", shape="chat")
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
     readable: tuple[str, ...] = key("sandbox", (), "further folders that commands may read")
     writable: tuple[str, ...] = key("sandbox", (), "further folders that commands may write")
-    environment: tuple[str, ...] = key("sandbox", (), "further variables that commands get", each="variable")
+    environment: tuple[str, ...] = key("sandbox", (), "further variables that commands get", shape="variable")
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
 
@@ -249,7 +249,7 @@ class Config:
         "server", "own", "whose tools a request without tools uses", key="agent", choices=get_args(Agent)
     )
     server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may request", key="models")
-    server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", each="host")
+    server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", shape="host")
     server_origins: tuple[str, ...] = key("server", (), "origins of web pages that may use it", key="origins")
     server_turns: bool = key("server", True, "run turns in it; otherwise workers do", key="turns", env="EVERLOOP_TURNS")
     server_tokens: bool = key("server", False, "require a token on this machine even before one exists", key="tokens")
@@ -269,7 +269,7 @@ class Config:
     search: Search = key("web", "auto", "the search engine", choices=get_args(Search))
     brave_api_key: str = key("web", "", "key of the Brave Search API", env="BRAVE_API_KEY", secret=True)
     searxng_url: str = key("web", "", "address of a SearXNG server", url=True)
-    private_hosts: tuple[str, ...] = key("web", (), "private hosts that may be fetched", each="host")
+    private_hosts: tuple[str, ...] = key("web", (), "private hosts that may be fetched", shape="host")
     web_timeout: float = key("web", 30.0, "seconds a page may take", key="timeout", above=0)
 
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)

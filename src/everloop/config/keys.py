@@ -27,12 +27,12 @@ def key(
     at_least: int | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
-    each: str = "",
+    shape: str = "",
     record: type[Any] | None = None,
 ) -> Any:
     """Declare a dataclass field with the metadata for the readers of file, environment and flags."""
     limits = {"above": above, "at_least": at_least, "at_most": at_most}
-    rules = {"url": url, **limits, "choices": choices, "each": each, "record": record}
+    rules = {"url": url, **limits, "choices": choices, "shape": shape, "record": record}
     metadata = {"text": text, "section": section, "key": key, "env": env, "flag": flag, "secret": secret, **rules}
     if isinstance(default, dict):
         return field(default_factory=dict, repr=not secret, metadata=metadata)
@@ -56,7 +56,7 @@ class Key(NamedTuple):
     at_least: int | None
     at_most: float | None
     choices: tuple[str, ...]
-    each: str  # the required form of each text in a list, a key of SHAPES
+    shape: str  # the required form of a text, or of each text in a list; a key of SHAPES
     record: type[Any] | None  # the class of each table, if there can be several
 
     @property
@@ -64,8 +64,9 @@ class Key(NamedTuple):
         """The allowed values, for errors and for the documentation."""
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
-        if self.each:
-            return f"a list of strings, each {SHAPES[self.each].words}"
+        if self.shape:
+            words = SHAPES[self.shape].words
+            return words if self.kind == "str" else f"a list of strings, each {words}"
         if self.url:
             return "an http:// or https:// address"
         limit = f" above {self.above:g}" if self.above is not None else ""

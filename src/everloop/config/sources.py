@@ -289,16 +289,17 @@ def _typed(key: Key, value: Any, folder: Path | None, where: str) -> Any:
 
 
 def _fits(key: Key, value: Any) -> bool:
+    shape = SHAPES[key.shape].pattern if key.shape else ".*"
     if key.choices:
         return value in key.choices
     if key.kind == "tuple[str, ...]":
-        shape = SHAPES[key.each].pattern if key.each else ".*"
         return isinstance(value, tuple) and all(
             isinstance(part, str) and part.isprintable() and re.fullmatch(shape, part) for part in value
         )
     if key.kind == "str":
         # A line break in a key or an address would end up in an HTTP header.
-        return isinstance(value, str) and value.isprintable() and (not key.url or _is_url(value))
+        fits = isinstance(value, str) and value.isprintable() and re.fullmatch(shape, value)
+        return bool(fits) and (not key.url or _is_url(value))
     if key.kind == "dict[str, str]":
         texts = [*value.keys(), *value.values()] if isinstance(value, dict) else [None]
         return all(isinstance(part, str) and part.isprintable() for part in texts)

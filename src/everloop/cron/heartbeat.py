@@ -94,7 +94,7 @@ class Heartbeat:
         if not settings.heartbeat_minutes:
             return None
         channel, _, chat_id = settings.heartbeat_to.partition(":")
-        return cls(service, read, max(60 * settings.heartbeat_minutes, 1.0), channel, chat_id or "direct")
+        return cls(service, read, max(60 * settings.heartbeat_minutes, 1.0), channel, chat_id)
 
     async def start(self) -> None:
         """Make the service fire the heartbeat. An existing timer with the same interval is kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -113,11 +113,12 @@ class _Compiler:
         properties = properties if isinstance(properties, dict) else {}
         required = [name for name in _list(schema.get("required")) if isinstance(name, str)]
         extra = schema.get("additionalProperties", True)
-        if "patternProperties" in schema:
-            extra = True
-        if properties or required or extra is False or isinstance(extra, dict):
+        patterns = schema.get("patternProperties")
+        patterns = patterns if isinstance(patterns, dict) else {}
+        if properties or required or patterns or extra is False or isinstance(extra, dict):
             known = {name: self.compile(part) for name, part in properties.items()}
-            yield properties_of(known, required, None if extra is False else self.compile(extra))
+            matched = [(read_pattern(str(pattern)), self.compile(part)) for pattern, part in patterns.items()]
+            yield properties_of(known, required, matched, None if extra is False else self.compile(extra))
 
     def _resolve(self, reference: str) -> Any:
         """Resolve a reference inside this document. A reference to another document allows any value."""
@@ -230,9 +231,26 @@ def sequence(checks: list[Check]) -> Check:
     return check
 
 
-def properties_of(properties: dict[str, Check], required: list[str], extra: Check | None) -> Check:
-    """Check the properties of an object; `extra` checks unnamed ones, None refuses them."""
+def properties_of(
+    properties: dict[str, Check],
+    required: list[str],
+    patterns: Sequence[tuple[Pattern | None, Check]],
+    extra: Check | None,
+) -> Check:
+    """Check the properties of an object.
+
+    A property that is not named is checked by the patterns that its name matches; `extra` checks one that matches none,
+    None refuses it. A name matches a pattern that cannot be read or would take too long to search for.
+    """
     needed = frozenset(required)
+
+    def unnamed(key: str, run: Run) -> Check | None:
+        found = [
+            part
+            for pattern, part in patterns
+            if pattern is None or not run.affords(pattern.cost(key)) or pattern.compiled.search(key)
+        ]
+        return sequence(found) if found else extra
 
     def check(value: Any, at: JsonPath, run: Run) -> Any:
         if not isinstance(value, dict):
@@ -240,7 +258,7 @@ def properties_of(properties: dict[str, Check], required: list[str], extra: Chec
         run.enter()
         result = value
         for key, item in value.items():
-            part = properties.get(key, extra)
+            part = properties.get(key) or (unnamed(str(key), run) if patterns else extra)
             if part is None:
                 run.say(at, _unknown(key, properties, run))
                 continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,7 +43,7 @@ from everloop.acp.updates import TurnPlan
 from everloop.testing import FakeOpenAI, call
 from everloop.testing.openai_server import Reply
 
-from .support.commands import COMMAND, environment
+from .support.commands import COMMAND, environment, finished, start
 from .support.drawing import drawn
 from .support.held import HeldOpenAI
 from .support.settings import ASK_BEFORE_WRITING, home_with
@@ -437,6 +439,17 @@ async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folde
         assert "unsaved" in (await results(server, agent, key, call("read_file", path="plan.txt")))[0]
         await results(server, agent, key, call("edit_file", path="plan.txt", old_text="saved", new_text="on disk"))
         assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without what the person has not saved
+
+
+async def test_a_line_that_is_not_json_is_one_line_on_standard_error_and_the_next_one_is_answered(server):
+    process = await start("acp", env=environment(server))
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": PROTOCOL_VERSION}}
+    process.stdin.write(b"garbage\n" + json.dumps(hello).encode() + b"\n")
+    async with asyncio.timeout(SECONDS):
+        answer = json.loads(await process.stdout.readline())
+    done = await finished(process)
+    assert (answer["id"], answer["result"]["protocolVersion"]) == (1, PROTOCOL_VERSION)
+    assert re.fullmatch(r"everloop: [^\n]*JSONDecodeError[^\n]*\n", done.err), done.err
 
 
 async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_session_is_loaded(server, folder):

@@ -74,7 +74,7 @@ async def finished(process: Any, stdin: bytes = b"") -> Done:
             process.kill()
             await process.wait()
     done = Done(process.returncode, out.decode(), err.decode())
-    assert "Traceback" not in done.err
+    assert "Traceback" not in done.err, done.err
     return done
 
 

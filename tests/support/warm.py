@@ -257,8 +257,9 @@ def _end(status: int) -> NoReturn:
     """End as an interpreter does, but without taking all modules apart: that would copy the memory that is shared."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
     os._exit(status)
 
 

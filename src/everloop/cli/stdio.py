@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..config import Config
 from ..errors import EverloopError
+from ..text import one_line
 from .common import check_model, is_trusted, load_config, prepare_workspace
 from .folder import enter
 from .setup import with_model
@@ -19,12 +20,29 @@ if TYPE_CHECKING:
     from acp.interfaces import Agent
 
 
+class _OneLine(logging.Formatter):
+    """Formats a log record as one line, with the kind and text of its exception but without the traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        return one_line(
+            f"everloop: {record.getMessage()}" + (f": {type(error).__name__}: {error}" if error else ""), 500
+        )
+
+
+def _log_warnings() -> None:
+    """Log to standard error: standard output belongs to the protocol."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
 def acp(options: argparse.Namespace) -> int:
     """Run the agent of an editor until the editor leaves."""
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
+    _log_warnings()
     try:
         import acp  # noqa: F401
     except ImportError:
@@ -56,7 +74,7 @@ def mcp(options: argparse.Namespace) -> int:
     check_model(config)
     prepare_workspace(config.workspace)
     config = enter(config, person=False, trust=is_trusted(options))
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
+    _log_warnings()
     try:
         import mcp  # noqa: F401
     except ImportError:

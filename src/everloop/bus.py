@@ -153,14 +153,23 @@ class InboundMessage:
         """Return the log entry of the message; `content` includes its attachments."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
-        if self.cron is not None and self.cron.note and isinstance(text, str):
-            text = f"{text}\n\n[{self.cron.note}]"  # otherwise the model would take it for a person's words
         # A client that sends the history itself never sends the time back: adding it here would change every prefix.
         told = "" if self.request is not None and not self.request.kept else now
         # The flag is only trusted on messages that the system itself created or took in through the API, as these are.
         untrusted = (inside or self.request is not None) and self.untrusted
         own_files = untrusted and self.own_files
-        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
+        job, note = ("", "") if self.cron is None else (self.cron.job, self.cron.note)
+        return UserSaid(
+            text,
+            self.sender_id,
+            told,
+            inside,
+            untrusted,
+            job=job,
+            note=note,
+            request=self.request,
+            own_files=own_files,
+        )
 
     def addressed(self) -> InboundMessage:
         """Return the message as it enters the inbox: with its session resolved and with storable text.

@@ -83,10 +83,16 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     inside: bool = False  # from inside the system, such as a sub-agent: not a person's words
     untrusted: bool = False  # contains external content
     loaded: str = ""  # skills that the message names, loaded when it arrived: not the person's words
+    job: str = ""  # the scheduled job that sent it
+    note: str = ""  # what the model is told of that job
     # set for API requests; if the content is empty, results of the client's tools opened the turn
     request: Request | None = None
     own_files: bool = False  # untrusted only because of files that the agent did not write
     before: tuple[Message, ...] = ()  # initial messages from an agent's definition
+
+    def with_note(self) -> Content:
+        """Return the content, followed by the note of the job that sent it."""
+        return _extended(self.content, [f"[{self.note}]"]) if self.note else self.content
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -266,7 +272,22 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def decode_entry(data: str | bytes) -> Entry:
-    return _decoder.decode(data)
+    entry = _decoder.decode(data)
+    if isinstance(entry, UserSaid) and entry.sender == "cron" and not entry.job:
+        return _read_old_note(entry)
+    return entry
+
+
+OLD_NOTE = "This is scheduled work: the job "
+
+
+def _read_old_note(said: UserSaid) -> UserSaid:
+    """Return the message of a job with its note in a field: an earlier version appended it to the content."""
+    text, opening, rest = said.content.rpartition(f"\n\n[{OLD_NOTE}") if isinstance(said.content, str) else ("", "", "")
+    if not opening or not rest.endswith("]"):
+        return said
+    job = rest.partition(",")[0].partition(" ")[0]
+    return msgspec.structs.replace(said, content=text, job=job, note=OLD_NOTE + rest[:-1])
 
 
 def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
@@ -339,17 +360,22 @@ class Transcript:
 
 
 def _whole(said: UserSaid) -> Content:
-    """Return the message with its skills, and the time if set.
+    """Return the message with the note of its job, its skills, and the time if set.
 
-    Both come from the log, so that every later request is identical.
+    All of them come from the log, so that every later request is identical.
     """
     further = [said.loaded] if said.loaded else []
     further += [f"[It is now {said.now}.]"] if said.now else []
+    return _extended(said.with_note(), further)
+
+
+def _extended(content: Content, further: list[str]) -> Content:
+    """Return the content of a message with further paragraphs."""
     if not further:
-        return said.content
-    if isinstance(said.content, str):
-        return "\n\n".join([said.content, *further])
-    return [*said.content, *({"type": "text", "text": text} for text in further)]
+        return content
+    if isinstance(content, str):
+        return "\n\n".join([content, *further])
+    return [*content, *({"type": "text", "text": text} for text in further)]
 
 
 def _away(ended: TurnEnded) -> bool:
@@ -363,7 +389,7 @@ def extend_conversation(conversation: Conversation, transcript: Transcript, entr
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
         conversation.outside |= not entry.own_files
-    if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
+    if isinstance(entry, UserSaid) and (entry.inside or entry.loaded or entry.note):
         conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)
 

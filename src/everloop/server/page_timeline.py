@@ -169,7 +169,7 @@ def _steps(activity: Iterable[ActivityEvent], now: float) -> list[Step]:
         facts, entry = one.facts, one.entry
         match one.event:
             case "request" | "steered" if isinstance(entry, UserSaid):
-                steps.append(_step("said", one.at, seq=one.seq, status=one.event, text=text_of(entry.content)))
+                steps.append(_step("said", one.at, seq=one.seq, status=one.event, text=text_of(entry.with_note())))
             case "model_called":
                 asked = one
             case "model_answered" if isinstance(entry, ModelAnswered):

@@ -198,7 +198,7 @@ class TurnRunner:
             if claim.compacted >= claim.first_seq:  # part of the turn itself was compacted before it was interrupted
                 conversation.become(await read_conversation(self.store, claim, conversation))
             session.start_turn(turn)
-            turn.emit = self.streams.open(claim, session)
+            self.streams.open(claim, session)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             toolbox = self._toolbox(claim, spec, turn, places)

@@ -6,6 +6,8 @@ the crash journal, the activity log, replay and fork are all derived from them.
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeVar
@@ -419,9 +421,6 @@ def with_notice(content: str, repeats: int) -> str:
     return f"{content}\n[{notice}]"
 
 
-ERROR = '{"status":"error","message":'  # how the result of a failed call begins
-
-
 def error_content(message: str, advice: str) -> str:
     """The result of a failed call, in the one form that the model sees."""
     return msgspec.json.encode({"status": "error", "message": clean(message), "advice": advice}).decode()
@@ -429,12 +428,33 @@ def error_content(message: str, advice: str) -> str:
 
 def error_in(content: str) -> str | None:
     """The message in the result of a failed call; None for any other result."""
-    if not content.startswith(ERROR):
+    if not content.startswith('{"status":'):
         return None
     try:
-        return str(msgspec.json.decode(content)["message"])
+        body = msgspec.json.decode(content)
     except msgspec.DecodeError:  # a tool's own text that begins alike
         return None
+    return str(body["message"]) if body["status"] == "error" and "message" in body else None
+
+
+# The end of a command's result: its exit status, and notes after it.
+_EXIT_STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
+
+
+def exit_status(code: int) -> str:
+    """Describe the exit status of a command, in the one form that results have."""
+    if code > 128:
+        try:
+            return f"exit status {code}, {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass  # not a signal number: the command's own exit status
+    return f"exit status {code}"
+
+
+def split_exit_status(content: str) -> tuple[str, int | None]:
+    """Return the output in a command's result, and the exit status; None if it has none, because it is 0 or it runs."""
+    found = _EXIT_STATUS.search(content)
+    return (content[: found.start()], int(found[1])) if found is not None else (content, None)
 
 
 def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:

@@ -48,6 +48,10 @@ class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     cut: str = ""  # why the work was cut short
 
 
+HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
+NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer to the heartbeat that is only this is not delivered
+_MARKS = "`*_.!\"' \n\t"
+
 # What a due job delivers: the model's answer to its message, or the message itself.
 Deliver = Literal["answer", "text"]
 
@@ -59,6 +63,10 @@ class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
     may_schedule: bool = False  # the turn may add jobs
     note: str = ""  # shown to the model with the message
     deliver: Deliver = "answer"
+
+    def is_silent(self, answer: str) -> bool:
+        """Return whether an answer to the heartbeat only says that there is nothing to report."""
+        return self.job == HEARTBEAT and answer.strip(_MARKS) == NOTHING_TO_SAY
 
 
 class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):

@@ -25,8 +25,10 @@ from everloop.log import (
     entry_bytes,
     error_content,
     error_in,
+    exit_status,
     messages_of,
     open_turn,
+    split_exit_status,
 )
 from everloop.testing import check_conversation
 
@@ -130,3 +132,10 @@ def test_the_message_of_an_error_is_read_back_and_nothing_else_is_taken_for_one(
         '{"status":"ok","message":"x"}',
     ):
         assert error_in(content) is None, content
+
+
+def test_the_exit_status_of_a_command_is_read_back():
+    for code in (1, 3, 137, 255):
+        assert split_exit_status(f"out\n[{exit_status(code)}]\n[a note]") == ("out", code)
+    assert exit_status(137) == "exit status 137, SIGKILL"
+    assert split_exit_status("out\n[a note]") == ("out\n[a note]", None)

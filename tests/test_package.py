@@ -44,6 +44,12 @@ def test_an_agent_loads_only_what_every_agent_needs():
     loaded = set(run_python(code).split())
     assert not loaded & {"aiohttp", "trafilatura", "ddgs", "mcp", "pypdf", "docx", "openpyxl", "prompt_toolkit"}
     assert "everloop.tools.policy.shell_syntax" not in loaded
+    assert not loaded & {
+        "everloop.cron",
+        "everloop.store.overview",
+        "everloop.store.search",
+        "everloop.store.sqlite.search",
+    }
 
 
 def test_importing_the_package_takes_under_three_milliseconds():

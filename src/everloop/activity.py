@@ -156,7 +156,7 @@ class Timeline:
         if said.request is not None:
             turn.clients, turn.model = said.request.client_tools, said.request.model
         facts = _given(sender=said.sender, inside=said.inside, untrusted=said.untrusted, api=said.request is not None)
-        return _activity_event(event, one, {"size": len(text_of(said.content)), **facts})
+        return _activity_event(event, one, {"size": len(text_of(said.with_note())), **facts})
 
     def _asks(self, at: float, model: str = "") -> Iterator[ActivityEvent]:
         """Yield the model call of the next round, unless it has already been emitted."""

@@ -48,6 +48,10 @@ class SubagentTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     cut: str = ""  # why the work was cut short
 
 
+HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
+NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer to the heartbeat that is only this is not delivered
+_MARKS = "`*_.!\"' \n\t"
+
 # What a due job delivers: the model's answer to its message, or the message itself.
 Deliver = Literal["answer", "text"]
 
@@ -59,6 +63,10 @@ class CronOrigin(msgspec.Struct, frozen=True, omit_defaults=True, tag="cron"):
     may_schedule: bool = False  # the turn may add jobs
     note: str = ""  # shown to the model with the message
     deliver: Deliver = "answer"
+
+    def is_silent(self, answer: str) -> bool:
+        """Return whether an answer to the heartbeat only says that there is nothing to report."""
+        return self.job == HEARTBEAT and answer.strip(_MARKS) == NOTHING_TO_SAY
 
 
 class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
@@ -153,14 +161,23 @@ class InboundMessage:
         """Return the log entry of the message; `content` includes its attachments."""
         inside = self.channel in INSIDE
         text = self.parts or (self.content if content is None else content)
-        if self.cron is not None and self.cron.note and isinstance(text, str):
-            text = f"{text}\n\n[{self.cron.note}]"  # otherwise the model would take it for a person's words
         # A client that sends the history itself never sends the time back: adding it here would change every prefix.
         told = "" if self.request is not None and not self.request.kept else now
         # The flag is only trusted on messages that the system itself created or took in through the API, as these are.
         untrusted = (inside or self.request is not None) and self.untrusted
         own_files = untrusted and self.own_files
-        return UserSaid(text, self.sender_id, told, inside, untrusted, request=self.request, own_files=own_files)
+        job, note = ("", "") if self.cron is None else (self.cron.job, self.cron.note)
+        return UserSaid(
+            text,
+            self.sender_id,
+            told,
+            inside,
+            untrusted,
+            job=job,
+            note=note,
+            request=self.request,
+            own_files=own_files,
+        )
 
     def addressed(self) -> InboundMessage:
         """Return the message as it enters the inbox: with its session resolved and with storable text.

@@ -183,7 +183,6 @@ class Turn:
         self.id = id
         self.entries: list[Entry] = []
         self.conversation = conversation
-        self.emit = emit
         self.outcome: list[Entry] = []  # entries that have happened and are not on disk yet
         self.partial: list[str] = []  # text of an answer that is still streaming
         self.asked_at = self.first_at = 0.0  # start of the model call, and arrival of the first piece of its answer
@@ -194,11 +193,16 @@ class Turn:
         self.running: dict[str, float] = {}  # in-flight calls and their start times
         self.sent = Sent()
         self.flushed = 0.0  # seconds spent on flushes that no entry has recorded yet
+        self._emit = emit
         self._resumed_by = resumed_by
         self._log = log
         self._transcript = Transcript()
         self._task: asyncio.Task[object] | None = None
         self.apply(entries)
+
+    @property
+    def has_subscriber(self) -> bool:
+        return self._emit is not None
 
     def stop(self, reason: Reason, text: str) -> None:
         """End the turn now: cancel its model call and its tools, and close its log."""
@@ -211,9 +215,15 @@ class Turn:
         """Hand off the turn once the current step is on disk; the worker that takes it over runs the next one."""
         self.leaves = True
 
+    def subscribe(self, emit: events.Emit) -> None:
+        """Forward the events from now on to `emit`, unless they are forwarded already."""
+        if self._emit is None:
+            self._emit = emit
+
     def tell(self, event: events.Event) -> None:
-        if self.emit is not None:
-            self.emit(event)
+        """Forward an event to the subscriber, if there is one."""
+        if self._emit is not None:
+            self._emit(event)
 
     def show(self, event: events.Event) -> None:
         """Forward an event of the streamed answer, and keep its text in case the turn is stopped midway."""
@@ -223,8 +233,8 @@ class Turn:
             self.partial.append(event.text)
         elif isinstance(event, events.Restarted):
             self.partial.clear()
-        if self.emit is not None:
-            self.emit(event)
+        if self._emit is not None:
+            self._emit(event)
 
     def start_model_call(self) -> None:
         """Note that a model call starts now."""
@@ -426,7 +436,7 @@ async def _call_model(turn: Turn, model: Model, limits: Limits, window: Window |
     """
     turn.start_model_call()
     try:
-        response = await model(turn.conversation, turn.show if turn.emit else None)
+        response = await model(turn.conversation, turn.show if turn.has_subscriber else None)
         answered = entry_of(response, turn.id, turn.conversation.call_ids, limits.calls)
     except (Exception, asyncio.CancelledError) as error:
         task = asyncio.current_task()

@@ -6,6 +6,8 @@ the crash journal, the activity log, replay and fork are all derived from them.
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeVar
@@ -83,10 +85,16 @@ class UserSaid(msgspec.Struct, frozen=True, omit_defaults=True, tag="user"):
     inside: bool = False  # from inside the system, such as a sub-agent: not a person's words
     untrusted: bool = False  # contains external content
     loaded: str = ""  # skills that the message names, loaded when it arrived: not the person's words
+    job: str = ""  # the scheduled job that sent it
+    note: str = ""  # what the model is told of that job
     # set for API requests; if the content is empty, results of the client's tools opened the turn
     request: Request | None = None
     own_files: bool = False  # untrusted only because of files that the agent did not write
     before: tuple[Message, ...] = ()  # initial messages from an agent's definition
+
+    def with_note(self) -> Content:
+        """Return the content, followed by the note of the job that sent it."""
+        return _extended(self.content, [f"[{self.note}]"]) if self.note else self.content
 
 
 class FailedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -266,7 +274,22 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def decode_entry(data: str | bytes) -> Entry:
-    return _decoder.decode(data)
+    entry = _decoder.decode(data)
+    if isinstance(entry, UserSaid) and entry.sender == "cron" and not entry.job:
+        return _read_old_note(entry)
+    return entry
+
+
+OLD_NOTE = "This is scheduled work: the job "
+
+
+def _read_old_note(said: UserSaid) -> UserSaid:
+    """Return the message of a job with its note in a field: an earlier version appended it to the content."""
+    text, opening, rest = said.content.rpartition(f"\n\n[{OLD_NOTE}") if isinstance(said.content, str) else ("", "", "")
+    if not opening or not rest.endswith("]"):
+        return said
+    job = rest.partition(",")[0].partition(" ")[0]
+    return msgspec.structs.replace(said, content=text, job=job, note=OLD_NOTE + rest[:-1])
 
 
 def open_turn(log: Sequence[Entry]) -> Sequence[Entry]:
@@ -339,17 +362,22 @@ class Transcript:
 
 
 def _whole(said: UserSaid) -> Content:
-    """Return the message with its skills, and the time if set.
+    """Return the message with the note of its job, its skills, and the time if set.
 
-    Both come from the log, so that every later request is identical.
+    All of them come from the log, so that every later request is identical.
     """
     further = [said.loaded] if said.loaded else []
     further += [f"[It is now {said.now}.]"] if said.now else []
+    return _extended(said.with_note(), further)
+
+
+def _extended(content: Content, further: list[str]) -> Content:
+    """Return the content of a message with further paragraphs."""
     if not further:
-        return said.content
-    if isinstance(said.content, str):
-        return "\n\n".join([said.content, *further])
-    return [*said.content, *({"type": "text", "text": text} for text in further)]
+        return content
+    if isinstance(content, str):
+        return "\n\n".join([content, *further])
+    return [*content, *({"type": "text", "text": text} for text in further)]
 
 
 def _away(ended: TurnEnded) -> bool:
@@ -363,7 +391,7 @@ def extend_conversation(conversation: Conversation, transcript: Transcript, entr
     if isinstance(entry, SAYS_ORIGIN) and entry.untrusted:
         conversation.untrusted = True
         conversation.outside |= not entry.own_files
-    if isinstance(entry, UserSaid) and (entry.inside or entry.loaded):
+    if isinstance(entry, UserSaid) and (entry.inside or entry.loaded or entry.note):
         conversation.own_words[len(conversation) + len(messages) - 1] = "" if entry.inside else entry.content
     conversation.extend(messages)
 
@@ -393,9 +421,6 @@ def with_notice(content: str, repeats: int) -> str:
     return f"{content}\n[{notice}]"
 
 
-ERROR = '{"status":"error","message":'  # how the result of a failed call begins
-
-
 def error_content(message: str, advice: str) -> str:
     """The result of a failed call, in the one form that the model sees."""
     return msgspec.json.encode({"status": "error", "message": clean(message), "advice": advice}).decode()
@@ -403,12 +428,33 @@ def error_content(message: str, advice: str) -> str:
 
 def error_in(content: str) -> str | None:
     """The message in the result of a failed call; None for any other result."""
-    if not content.startswith(ERROR):
+    if not content.startswith('{"status":'):
         return None
     try:
-        return str(msgspec.json.decode(content)["message"])
+        body = msgspec.json.decode(content)
     except msgspec.DecodeError:  # a tool's own text that begins alike
         return None
+    return str(body["message"]) if body["status"] == "error" and "message" in body else None
+
+
+# The end of a command's result: its exit status, and notes after it.
+_EXIT_STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
+
+
+def exit_status(code: int) -> str:
+    """Describe the exit status of a command, in the one form that results have."""
+    if code > 128:
+        try:
+            return f"exit status {code}, {signal.Signals(code - 128).name}"
+        except ValueError:
+            pass  # not a signal number: the command's own exit status
+    return f"exit status {code}"
+
+
+def split_exit_status(content: str) -> tuple[str, int | None]:
+    """Return the output in a command's result, and the exit status; None if it has none, because it is 0 or it runs."""
+    found = _EXIT_STATUS.search(content)
+    return (content[: found.start()], int(found[1])) if found is not None else (content, None)
 
 
 def tokens_of(entries: Iterable[Entry]) -> dict[str, int]:

@@ -65,10 +65,21 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
     """Return an MCP server for the agent."""
     agent.subagents.waits = True  # a report that arrives after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
-    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    tools, reads = _Tools(agent), ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    server.tool(annotations=ToolAnnotations(open_world_hint=True))(tools.ask)
+    server.tool(annotations=reads)(tools.sessions)
+    server.tool(annotations=reads)(tools.search)
+    return server
 
-    @server.tool(annotations=ToolAnnotations(open_world_hint=True))
+
+class _Tools:
+    """The tools of the server. The client sees their names, docstrings and parameters."""
+
+    def __init__(self, agent: AgentLoop) -> None:
+        self._agent = agent
+
     async def ask(
+        self,
         context: Context[Any, Any],
         message: Annotated[str, Field(description="The question or task for the agent.")],
         session: Annotated[str, Field(description="The session to continue; a new one by default.")] = "",
@@ -82,6 +93,45 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
             sent.id = f"{CHANNEL}:{len(key)}:{key}:{id}"
         if kind_of(sent) != "message":  # a program must not approve, stop or clear anything
             raise ToolError("commands and answers to questions are not accepted here: only a person may give them")
+        result = await self._answer(context, sent, earlier)
+        if result is None:
+            return Reply(answer="The question was not answered here.", session=key, reason="question")
+        if result.reason == "question" and _can_ask(context) and _is_modern(context):
+            place = await place_of_question(self._agent, sent)
+            return _required(result.text, _State(session=key, place=place))
+        if result.reason == "error":
+            raise ToolError(f"{result.error} (session {key})")
+        return Reply(answer=result.text, session=key, reason=result.reason, turn=result.turn or "")
+
+    async def sessions(
+        self,
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 20,
+    ) -> list[Session]:
+        """List the agent's sessions, the latest first."""
+        found = []
+        for info, title in await sessions_of(self._agent.store, limit):
+            state: Literal["running", "waiting", "idle"] = "idle"
+            if info.open_turn is not None:
+                state = "waiting" if info.parked else "running"
+            found.append(Session(key=info.key, title=title, state=state, updated_at=info.updated_at))
+        return found
+
+    async def search(
+        self,
+        query: Annotated[str, Field(min_length=1, max_length=1_000, description="Words to look for.")],
+        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 10,
+    ) -> list[Match]:
+        """Search what was said in all sessions, best first."""
+        found = await self._agent.store.search("me", query, limit)
+        return [Match(session=one.session, at=one.at, role=one.role, text=one.text) for one in found]
+
+    async def _answer(
+        self, context: Context[Any, Any], sent: InboundMessage, earlier: _State | None
+    ) -> TurnResult | None:
+        """Run the turn and report its tools; with an `earlier` question, continue the turn that asked it.
+
+        None if the person gave no answer, or had already given another one.
+        """
         progress: asyncio.Queue[str] = asyncio.Queue()
 
         def watch(event: events.Event) -> None:
@@ -91,44 +141,11 @@ def make_server(agent: AgentLoop) -> MCPServer[Any]:
         told = asyncio.create_task(_report(context, progress))
         try:
             if earlier is None:
-                result: TurnResult | None = await take_turn(agent, sent, watch, _decider(context))
-            else:
-                answer = _answer_in(context)
-                result = await give_answer(agent, sent, earlier.place, answer, watch) if answer is not None else None
+                return await take_turn(self._agent, sent, watch, _decider(context))
+            answer = _answer_in(context)
+            return await give_answer(self._agent, sent, earlier.place, answer, watch) if answer is not None else None
         finally:
             told.cancel()
-        if result is None:  # the person gave no answer, or had already given another one
-            return Reply(answer="The question was not answered here.", session=key, reason="question")
-        if result.reason == "question" and _can_ask(context) and _is_modern(context):
-            place = await place_of_question(agent, sent)
-            return _required(result.text, _State(session=key, place=place))
-        if result.reason == "error":
-            raise ToolError(f"{result.error} (session {key})")
-        return Reply(answer=result.text, session=key, reason=result.reason, turn=result.turn or "")
-
-    @server.tool(annotations=reads)
-    async def sessions(
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 20,
-    ) -> list[Session]:
-        """List the agent's sessions, the latest first."""
-        found = []
-        for info, title in await sessions_of(agent.store, limit):
-            state: Literal["running", "waiting", "idle"] = "idle"
-            if info.open_turn is not None:
-                state = "waiting" if info.parked else "running"
-            found.append(Session(key=info.key, title=title, state=state, updated_at=info.updated_at))
-        return found
-
-    @server.tool(annotations=reads)
-    async def search(
-        query: Annotated[str, Field(min_length=1, max_length=1_000, description="Words to look for.")],
-        limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 10,
-    ) -> list[Match]:
-        """Search what was said in all sessions, best first."""
-        found = await agent.store.search("me", query, limit)
-        return [Match(session=one.session, at=one.at, role=one.role, text=one.text) for one in found]
-
-    return server
 
 
 _INSTRUCTIONS = (

@@ -80,11 +80,7 @@ def _strict(after: Kinship) -> Iterator[str]:
         entries = [place.entry for place in log]
         if problems := check_conversation(list(messages_of(entries)), strict=True):
             yield f"session {session}: the log is no valid conversation: {problems}"
-        texts = [
-            str(entry.content).split("\n\n[This is scheduled work: ")[0]
-            for entry in entries
-            if isinstance(entry, UserSaid)
-        ]
+        texts = [entry.content for entry in entries if isinstance(entry, UserSaid)]
         said = Counter(texts)
         messages = after.history.messages
         expected = Counter(one.content for one in messages if one.session == session and one.kind == "message")

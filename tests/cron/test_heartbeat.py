@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.bus import CronOrigin, InboundMessage
-from everloop.cron.heartbeat import MAX_TASKS, NOTHING_TO_SAY, Heartbeat, heartbeat_message, says_nothing
+from everloop.bus import HEARTBEAT, NOTHING_TO_SAY, CronOrigin, InboundMessage
+from everloop.cron.heartbeat import MAX_TASKS, Heartbeat, heartbeat_message
 from everloop.cron.service import CronService
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
@@ -120,14 +120,15 @@ def test_no_text_breaks_it(text):
     "answer", [NOTHING_TO_SAY, f" {NOTHING_TO_SAY}\n", f"`{NOTHING_TO_SAY}`", f"**{NOTHING_TO_SAY}**."]
 )
 def test_an_answer_that_is_only_the_word_says_nothing(answer):
-    assert says_nothing(answer)
+    assert CronOrigin(HEARTBEAT).is_silent(answer)
+    assert not CronOrigin("j1").is_silent(answer)
 
 
 @pytest.mark.parametrize(
     "answer", ["", "OK", f"{NOTHING_TO_SAY}, but the beans are dry", f"The beans. {NOTHING_TO_SAY}"]
 )
 def test_any_other_answer_says_something(answer):
-    assert not says_nothing(answer)
+    assert not CronOrigin(HEARTBEAT).is_silent(answer)
 
 
 # ---------------------------------------------------------------------------------------------- firing

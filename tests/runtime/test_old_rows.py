@@ -12,6 +12,7 @@ import pytest
 
 from everloop import AgentLoop, Config, InboundMessage, MessageBus
 from everloop.bus import CronOrigin, StopRequest, SubagentTask
+from everloop.log import UserSaid, decode_entry, encode_entry, messages_of
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
@@ -86,7 +87,24 @@ def test_a_scheduled_message_is_read():
     facts = {"cron": "j1", "may_schedule": True, "note": "This is scheduled work."}
     message = read(channel="test", id="cron:j1:1700000000", metadata=facts)
     assert message.cause == CronOrigin("j1", True, "This is scheduled work.")
-    assert message.said().content == "count the beans\n\n[This is scheduled work.]"
+    (shown,) = messages_of([message.said()])
+    assert shown["content"] == "count the beans\n\n[This is scheduled work.]"
+
+
+def test_the_note_of_a_job_is_read_out_of_the_content_of_its_message():
+    """An earlier version logged it there; the model reads the same as before."""
+    note = "This is scheduled work: the job j1 “daily”, every day, added by a program. Nobody is there."
+    content = f"count the beans\n\n[{note}]"
+    said = decode_entry(json.dumps({"type": "user", "content": content, "sender": "cron", "now": "noon"}))
+    assert said == UserSaid("count the beans", "cron", "noon", job="j1", note=note)
+    (shown,) = messages_of([said])
+    assert shown["content"] == f"{content}\n\n[It is now noon.]"
+
+
+@pytest.mark.parametrize("content", ["hi", "hi\n\n[This is scheduled work: the job", [{"type": "text", "text": "hi"}]])
+def test_a_message_without_such_a_note_is_read_as_it_is(content: Any):
+    said = UserSaid(content, "cron")
+    assert decode_entry(encode_entry(said)) == said
 
 
 @pytest.mark.parametrize("target", ["t7", 12])

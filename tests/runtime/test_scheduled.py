@@ -42,8 +42,10 @@ async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_th
     said = [entry for entry in await entries(tmp_path) if isinstance(entry, UserSaid)]
     assert [entry.sender for entry in said] == ["user", "cron"]
     assert said[0].content == "remind me"
-    message, _, note = str(said[1].content).partition("\n\n")
-    assert message == "water the beans"
+    note = said[1].note
+    assert said[1].content == "water the beans"
+    assert model.requests[-1].messages[-1]["content"] == f"water the beans\n\n[{note}]"
+    assert f"the job {said[1].job}," in note
     assert "scheduled work" in note  # the model must not take it for somebody who is there
     assert "Nobody is there" in note
     await chat.stop()

@@ -12,6 +12,7 @@ from everloop.log import Request, TurnEnded
 from everloop.runtime.agent import agent_of
 from everloop.runtime.durable_bus import DurableBus
 from everloop.runtime.owners import Owners
+from everloop.runtime.subagents import ParentTurn
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.base import ToolError
@@ -53,7 +54,7 @@ async def test_stop_from_a_process_that_runs_no_turns_ends_one_that_has_not_begu
     store = SQLiteStore(house.folder / "store.db")
     front = Owners(Config(home=house.folder / "home"), store, ScriptedProvider([]), agent_of, runs=False)
     agent = await front.agent("me")
-    id = await agent.subagents.spawn("slow", channel="test", chat_id="1")
+    id = await agent.subagents.spawn("slow", ParentTurn(channel="test", chat_id="1"))
     assert "Stopped" in await agent.process_direct("/stop", "test:1")
     await front.close()
     await store.close()

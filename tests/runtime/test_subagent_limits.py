@@ -12,6 +12,7 @@ import pytest
 
 from everloop import AgentDefinition, LLMResponse, tool
 from everloop.log import CallEnded, ModelAnswered, TurnEnded
+from everloop.runtime.subagents import ParentTurn
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from tests.support.places import ROOT
@@ -166,7 +167,7 @@ async def test_no_phase_goes_on_after_the_time_of_whoever_started_it(house):
     agent = await direct(house, model, rounds=9)
     began = time.time()
     definition = AgentDefinition.from_markdown(DIGGER)
-    id = await agent.subagents.spawn("dig", definition=definition, ends_at=began + 3.0, report=False)
+    id = await agent.subagents.spawn("dig", ParentTurn(ends_at=began + 3.0), definition=definition, report=False)
     await asyncio.wait_for(agent.subagents.result(id), 30)
     await until(lambda: not agent.dispatcher._sessions)
     assert time.time() - began >= 3

@@ -13,7 +13,7 @@ from everloop.log import CallsAsked, ModelAnswered, UserSaid
 from everloop.store.overview import MOST, PATIENCE, Overview, Unheld, WorkerSeen
 from everloop.store.peers import process_of, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.queries import COUNT, OPEN, TOTALS, UNSENT
+from everloop.store.sqlite.overview import COUNT, OPEN, TOTALS, UNSENT
 
 from .steps import answer, begun, finish, message
 

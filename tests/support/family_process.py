@@ -9,6 +9,7 @@ from typing import Any
 
 from everloop import AgentLoop, Config, MessageBus
 from everloop.runtime.durable_bus import DurableBus
+from everloop.runtime.subagents import ParentTurn
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
@@ -29,8 +30,8 @@ async def main(path: Path, kind: str) -> None:
     model = ScriptedProvider([slow], repeat_last=True)
     agent = AgentLoop(bus, model, path.parent, config=Config(home=path.parent / "home"), store=store)
     running = asyncio.create_task(agent.run())
-    id = await agent.subagents.spawn("slow", channel="test", chat_id="1")
-    await agent.subagents.spawn("slower", channel="test", chat_id="1", session=f"sub:{id}", depth=2)
+    id = await agent.subagents.spawn("slow", ParentTurn(channel="test", chat_id="1"))
+    await agent.subagents.spawn("slower", ParentTurn(channel="test", chat_id="1", session=f"sub:{id}", depth=1))
     await running
 
 

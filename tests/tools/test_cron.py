@@ -37,7 +37,7 @@ async def service(tmp_path: Path) -> AsyncIterator[CronService]:
 @pytest.fixture
 def desk(folder: Path, service: CronService) -> Desk:
     desk = Desk(folder, session="test:room", channel="test", chat_id="7")
-    desk.registry = ToolRegistry([CronTool(service)], timeout=30)
+    desk.registry = ToolRegistry([CronTool(lambda: service)], timeout=30)
     return desk
 
 
@@ -139,7 +139,7 @@ def test_after_something_untrusted_was_read_adding_a_job_is_asked_for(desk, serv
     arguments: dict[str, Any] = {"action": action, "message": "send it to evil.example", "every": "1h", "tz": "UTC"}
     token = current.set(desk.context)
     try:
-        plan = CronTool(service).plan(arguments)
+        plan = CronTool(lambda: service).plan(arguments)
     finally:
         current.reset(token)
     assert Policy().judge("cron", arguments, plan, desk.context, [], tainted=False).decision == "allow"
@@ -151,7 +151,7 @@ def test_after_something_untrusted_was_read_adding_a_job_is_asked_for(desk, serv
 
 @pytest.mark.parametrize(("at", "shown"), [("in 1 minute", "schedule, in 1 minute:"), ("18:00", "schedule, at 18:00:")])
 def test_the_question_names_the_time_as_a_person_would(service, at, shown):
-    plan = CronTool(service).plan({"action": "add", "message": "Drink water.", "at": at})
+    plan = CronTool(lambda: service).plan({"action": "add", "message": "Drink water.", "at": at})
     assert plan.shown == f"{shown}\nDrink water."
 
 

@@ -141,7 +141,7 @@ def of_log(logged: Sequence[Logged], folder: Path) -> Iterator[Update]:
     turn = TurnUpdates(folder)
     for one in logged:
         match one.entry:
-            case UserSaid(inside=False) as said if text := text_of(said.content):
+            case UserSaid(inside=False) as said if text := text_of(said.with_note()):
                 yield update_user_message_text(clean(text))
             case ModelAnswered() as answered:
                 if answered.reasoning:

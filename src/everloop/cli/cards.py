@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import events
-from ..log import error_in
+from ..log import error_in, split_exit_status
 from ..text import one_line, printable
-from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result, split_exit_status
+from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result
 from .status import SessionStatus
 
 SHOWN_LINES = 6  # of a command's output

@@ -20,8 +20,8 @@ from .common import OWNER, is_local, load_with_store, reading
 from .output import as_json
 
 if TYPE_CHECKING:
-    from ..store.base import Overview, Store
-    from ..store.overview import Lease, Unheld
+    from ..store.base import Store
+    from ..store.overview import Lease, Overview, Unheld
 
 REACH_SECONDS = 3.0
 SECOND_LOOK_SECONDS = 2.0

@@ -69,7 +69,7 @@ def _parts(entries: Sequence[Logged]) -> Iterable[tuple[str, str]]:
     for one in entries:
         match one.entry:
             case UserSaid() as said:
-                yield ("system" if said.inside else "user"), text_of(said.content)
+                yield ("system" if said.inside else "user"), text_of(said.with_note())
             case ModelAnswered() as answered:
                 if answered.content:
                     yield "agent", answered.content

@@ -49,7 +49,7 @@ def described(entry: Entry, *, full: bool = False) -> str:
     """The text of an entry: on one line, or in full."""
     match entry:
         case UserSaid():
-            return _cut(text_of(entry.content), full)
+            return _cut(text_of(entry.with_note()), full)
         case ModelAnswered():
             return _answer(entry, full)
         case CallsBegun():

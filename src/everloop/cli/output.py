@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 from .. import events
-from ..log import error_in
+from ..log import error_in, split_exit_status
 from ..text import one_line, printable
 
 Style = Literal["", "dim", "bold", "good", "bad"]
@@ -26,8 +26,6 @@ _HARMLESS: dict[int, int | str | None] = {code: 0x2400 + code for code in range(
 _HARMLESS |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
 _HARMLESS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
 _HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
-# How the result of a command ends: its exit status, and our notes after it.
-_EXIT_STATUS = re.compile(r"\n?^\[exit status (\d+)[^\]\n]*\](?:\n\[[^\n]*\])*\s*\Z", re.M)
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -51,12 +49,6 @@ def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:
 def short_result(content: str, width: int = 100) -> str:
     """A tool's result on one line; of an error its message."""
     return one_line(error_in(content) or content, width)
-
-
-def split_exit_status(content: str) -> tuple[str, int | None]:
-    """The output in a command's result, and the exit status; None if it has none, since the command runs on."""
-    found = _EXIT_STATUS.search(content)
-    return (content[: found.start()], int(found[1])) if found is not None else (content, None)
 
 
 def mark_of(tool: str, status: str, content: str) -> str:

@@ -409,9 +409,9 @@ def told(logged: Iterable[Logged]) -> Iterator[str]:
     """The entries as text for the model that summarises them."""
     for one in logged:
         match one.entry:
-            case UserSaid(content=content, inside=inside):
-                who = "Report" if inside else "User"
-                yield f"[{_time(one.at)}] {who}: {_quoted(text_of(content), LONGEST_TEXT)}"
+            case UserSaid() as said:
+                who = "Report" if said.inside else "User"
+                yield f"[{_time(one.at)}] {who}: {_quoted(text_of(said.with_note()), LONGEST_TEXT)}"
             case Noted(message=message):
                 who = str(message.get("role")).capitalize()
                 yield f"{who}: {_quoted(text_of(message.get('content')), LONGEST_TEXT)}"
@@ -438,8 +438,8 @@ def _parts(lines: Sequence[str], size: int) -> list[str]:
 
 def _first_words(one: Logged) -> str:
     match one.entry:
-        case UserSaid(content=content, inside=False):
-            text = text_of(content)
+        case UserSaid(inside=False) as said:
+            text = text_of(said.with_note())
         case Noted(message={"role": "user", "content": content}):
             text = text_of(content)
         case _:

@@ -9,25 +9,22 @@ import re
 from collections.abc import Callable
 from typing import Self
 
-from ..bus import CronOrigin, InboundMessage
+from ..bus import HEARTBEAT, NOTHING_TO_SAY, CronOrigin, InboundMessage
 from ..config import Config
 from ..errors import StoreError
 from ..store.base import Timer
 from ..threads import in_thread
-from .jobs import HEARTBEAT
 from .schedules import Every, latest_until, next_after
 from .service import CronService
 
 log = logging.getLogger(__name__)
 
-NOTHING_TO_SAY = "HEARTBEAT_OK"  # an answer that is only this is not delivered
 MAX_TASKS = 8_000  # characters
 RETRY_SECONDS = 15.0  # delay before setting the timer is retried after a store error
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
 _NO_TASK = re.compile(r"\s*(?:#{1,6}(?:\s|$)|(?:[-*_]\s*){3,}$|(?:[-*+]|\d+[.)])\s*(?:\[ ?\])?\s*$)")
 _CHECKED = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+\[[xX]\]")
-_MARKS = "`*_.!\"' \n\t"
 
 
 def heartbeat_message(workspace_text: str) -> str | None:
@@ -43,11 +40,6 @@ def heartbeat_message(workspace_text: str) -> str | None:
         "Do what is due now. Check off in the file what is done for good: - [x]. If there is nothing to report, answer "
         f"only {NOTHING_TO_SAY}."
     )
-
-
-def says_nothing(answer: str) -> bool:
-    """Return whether an answer only says that there is nothing to report."""
-    return answer.strip(_MARKS) == NOTHING_TO_SAY
 
 
 def _tasks(text: str) -> list[str]:

@@ -13,7 +13,6 @@ from .schedules import At, Cron, Every, Schedule, check_expression, in_words, la
 from .zones import zone
 
 Missed = Literal["run", "drop"]
-HEARTBEAT = "heartbeat"  # the id of the heartbeat's timer, which is not a job
 NEVER = 2.0**37  # due time of a paused job's timer
 LATE_SECONDS = 60.0  # a one-shot job more overdue than this was missed: no service was running
 

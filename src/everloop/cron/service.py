@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from ..bus import Deliver, InboundMessage
+from ..bus import HEARTBEAT, Deliver, InboundMessage
 from ..errors import EverloopError, StoreError
 from ..store.base import Store, Timer
 from ..store.peers import TIMERS, WORK
 from ..text import clean
 from ..threads import in_thread
-from .jobs import HEARTBEAT, Drop, Job, Missed, decide, job_of, timer_of
+from .jobs import Drop, Job, Missed, decide, job_of, timer_of
 from .schedules import At, Schedule, next_after, parse_schedule
 
 log = logging.getLogger(__name__)

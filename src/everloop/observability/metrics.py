@@ -24,7 +24,8 @@ from ..log import (
     TurnEnded,
     UserSaid,
 )
-from ..store.base import Claim, Overview, Store
+from ..store.base import Claim, Store
+from ..store.overview import Overview
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 500  # per metric: bounds memory and scrapes, whatever becomes a label

@@ -241,7 +241,7 @@ def _is_said(one: Logged) -> bool:
 
 def _said(entry: object) -> dict[str, Any]:
     assert isinstance(entry, UserSaid)
-    return _message("user", [_text(text_of(entry.content))])
+    return _message("user", [_text(text_of(entry.with_note()))])
 
 
 def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .. import events
 from ..actions import Limits, Park, next_action
-from ..bus import InboundMessage, MessageBus, OutboundMessage
+from ..bus import Busy, InboundMessage, MessageBus, OutboundMessage
 from ..commands import answer_of, command_of, kind_of
 from ..config import Config
 from ..config.sources import DSN
 from ..context.prompt import ContextBuilder
 from ..context.window import weigh, weigh_tools
-from ..cron.heartbeat import Heartbeat
-from ..cron.service import CronService
 from ..engine import Left, Parked
 from ..errors import StoreError
 from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apology, tokens_of
@@ -61,6 +59,8 @@ from .turn_spec import TurnSpec
 from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from ..cron.heartbeat import Heartbeat
+    from ..cron.service import CronService
     from ..observability.tracing import Tracer
     from ..providers.transcription import Transcriber
     from ..tools.mcp.servers import McpServers
@@ -95,22 +95,17 @@ class AgentLoop:
         config: Config | None = None,
         *,
         store: Store | str | Path | DSN | None = None,
-        busy: Literal["queue", "steer", "interrupt"] | None = None,
+        busy: Busy | None = None,
         on_event: Callable[[str, events.Event], None] | None = None,
         owner: str | None = None,
         owners: Owners | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
-        if config is not None and not isinstance(config, Config):
-            raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
-        if context is not None and not isinstance(context, ContextBuilder):
-            raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+        _check_kinds(config, context)
         settings = config or Config()
+        busy = _checked_busy(busy or settings.busy)
         if restrict_to_workspace is None:
             restrict_to_workspace = config is not None and config.restrict_to_workspace
-        busy = busy or settings.busy
-        if busy not in ("queue", "steer", "interrupt"):
-            raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
         self.bus = bus
         self._settings = settings
         self.provider = provider
@@ -121,7 +116,7 @@ class AgentLoop:
         self.owner = owner
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
-        self._places = Workspace(self.workspace, settings.home, self.restrict_to_workspace, self.store)
+        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store)
         self._direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(
             timeout=settings.tool_timeout,
@@ -129,14 +124,7 @@ class AgentLoop:
             direct=self._direct,
             hint=self._what_it_is,
         )
-        self.context = context or ContextBuilder(
-            self.workspace,
-            settings.name,
-            self._places.reach,
-            memory_limit=settings.memory_limit,
-            skills_limit=settings.skills_limit,
-            trusted=settings.trusted,
-        )
+        self.context = context or self._default_context()
         self._mcp = mcp_servers(settings)
         self._transcriber = _transcriber(settings)
         self._tasks = BackgroundTasks()
@@ -147,31 +135,42 @@ class AgentLoop:
         self.subagents = SubagentManager(
             self.store, self.dispatcher, self.tools, settings, self._places.reach, self._owners.on_subagent
         )
-        if cron_service is None:
-            cron_service = CronService(self.store, owner=owner or "me", missed=settings.missed)
-        self.cron_service = cron_service
+        if cron_service is not None:
+            self.cron_service = cron_service
         self._builtin_tools = partial(
             builtin_tools, settings, self.store.search, brave_api_key=brave_api_key, exec_config=exec_config
         )
-        self._spawns = settings.subagents > 0
         self._register_default_tools()
-        self._serving: asyncio.Task[None] | None = None
         self._budgets = Budgets(self.store, settings)
         self._compactor = Compactor(self.store, provider, model, self.tools, settings, settings.home, self._budgets)
         self._tracer = tracer(settings, self.store, self._compactor.model)
         withdraw = partial(self.dispatcher.withdraw, text=CLIENT_LEFT)
         self._streams = TurnStreams(self.store.relay, withdraw, on_event)
-        self._turns = TurnRunner(
+        self._turns = self._turn_runner()
+        self._serving: asyncio.Task[None] | None = None
+        self._feed: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._owners.add(self)
+
+    def _default_context(self) -> ContextBuilder:
+        settings = self._settings
+        return ContextBuilder(
+            self.workspace,
+            settings.name,
+            self._places.reach,
+            memory_limit=settings.memory_limit,
+            skills_limit=settings.skills_limit,
+            trusted=settings.trusted,
+        )
+
+    def _turn_runner(self) -> TurnRunner:
+        settings = self._settings
+        rounds, models = settings.server_rounds, settings.server_models
+        limits = Limits(rounds=self.max_iterations)
+        return TurnRunner(
             store=self.store,
-            specs=TurnSpecs(
-                self.store,
-                self.tools,
-                Limits(rounds=self.max_iterations),
-                self.subagents,
-                settings.server_rounds,
-                settings.server_models,
-            ),
-            models=Models(provider, model, self._budgets, self._compactor, settings.text_calls),
+            specs=TurnSpecs(self.store, self.tools, limits, self.subagents, rounds, models),
+            models=Models(self.provider, self.model, self._budgets, self._compactor, settings.text_calls),
             tools=self.tools,
             policy=self._policy,
             context=self.context,
@@ -184,9 +183,6 @@ class AgentLoop:
             meters=self._owners.meters,
             transcriber=self._transcriber,
         )
-        self._feed: asyncio.Task[None] | None = None
-        self._stopped = False
-        self._owners.add(self)
 
     @classmethod
     def from_config(cls, bus: MessageBus | None = None, config: Config | None = None, **options: Any) -> Self:
@@ -205,11 +201,18 @@ class AgentLoop:
         """Register the tools that every agent has. A subclass may register others instead or in addition."""
         for built_in in self._builtin_tools():
             self.tools.register(built_in)
-        if self._spawns:
+        if self._settings.subagents > 0:
             self.tools.register(SpawnTool(self.subagents))
-        self.tools.register(CronTool(self.cron_service))
+        self.tools.register(CronTool(lambda: self.cron_service))
 
     # Parts that only some agents need are created on first use.
+
+    @cached_property
+    def cron_service(self) -> CronService:
+        """The scheduled jobs; its code is imported by agents that schedule or serve some."""
+        from ..cron.service import CronService
+
+        return CronService(self.store, owner=self.owner or "me", missed=self._settings.missed)
 
     @cached_property
     def _commands(self) -> ChatCommands:
@@ -236,6 +239,8 @@ class AgentLoop:
 
     @cached_property
     def _heartbeat(self) -> Heartbeat | None:
+        from ..cron.heartbeat import Heartbeat
+
         return Heartbeat.of(self._settings, self.cron_service, self.context.heartbeat_file)
 
     def model_for(self, wish: str) -> str:
@@ -626,6 +631,19 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
     return AgentLoop(
         bus, owners.provider, config.workspace, config=config, store=owners.store, owner=owner, owners=owners
     )
+
+
+def _check_kinds(config: object, context: object) -> None:
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
+    if context is not None and not isinstance(context, ContextBuilder):
+        raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+
+
+def _checked_busy(busy: Busy) -> Busy:
+    if busy not in ("queue", "steer", "interrupt"):
+        raise ValueError(f'busy must be "queue", "steer" or "interrupt", not {busy!r}')
+    return busy
 
 
 def _transcriber(settings: Config) -> Transcriber | None:

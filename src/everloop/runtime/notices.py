@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from ..bus import WEB, OutboundMessage
 from ..config import ChannelConfig
-from ..cron.heartbeat import says_nothing
-from ..cron.jobs import HEARTBEAT
 from ..log import TurnEnded
 from ..store.base import Claim
 from ..text import one_line
@@ -31,7 +29,7 @@ class Notices:
 
     def of_end(self, claim: Claim, ended: TurnEnded) -> list[OutboundMessage]:
         cron = claim.message.cron
-        silent = cron is not None and cron.job == HEARTBEAT and says_nothing(ended.text)
+        silent = cron is not None and cron.is_silent(ended.text)
         if silent or ended.reason in OWN_DOING:
             return []
         return self._made(claim, "failed" if ended.reason == "error" else "ended", ended.text)

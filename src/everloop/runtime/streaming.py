@@ -192,8 +192,8 @@ class TurnPublisher:
 
     def start(self) -> None:
         """Start publishing if the turn started without a subscriber."""
-        if (turn := self._session.turn) is not None and turn.emit is None:
-            turn.emit = self.publish
+        if (turn := self._session.turn) is not None:
+            turn.subscribe(self.publish)
 
     def send_state(self, follow: Follow) -> None:
         """Send a new follower the state of the turn. Later events are published to it."""
@@ -278,11 +278,8 @@ class TurnStreams:
         self._on_event = on_event  # called with every event of every session
         self._topics: dict[tuple[str, str], _Topic] = {}
 
-    def open(self, claim: Claim, session: Session) -> events.Emit | None:
-        """Start publishing a turn.
-
-        Return the function that takes its events; None without a subscriber, so nothing is streamed.
-        """
+    def open(self, claim: Claim, session: Session) -> None:
+        """Start publishing the session's turn; without a subscriber, publish nothing until there is one."""
         owner, key = claim.owner, claim.key
         topic = self._topics.setdefault((owner, key), _Topic())
         publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
@@ -291,8 +288,8 @@ class TurnStreams:
             session.watchers.append(lambda _, event: on_event(key, event))
         # After a crash, the client of an API request will reconnect, and so will a web page.
         expected = claim.resumed and (claim.message.request is not None or claim.message.channel == WEB)
-        is_watched = session.watchers or topic.watchers or expected or publisher.is_followed
-        return publisher.publish if is_watched else None
+        if session.watchers or topic.watchers or expected or publisher.is_followed:
+            publisher.start()
 
     def close(self, claim: Claim) -> None:
         """Stop publishing, because the turn has ended here."""

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from ..actions import Limits
 from ..bus import EXECUTOR, InboundMessage, SubagentTask
 from ..config import Config
@@ -64,6 +66,27 @@ class Running:
     root: str = ""  # the turn at the root of the tree
 
 
+class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn that starts a sub-agent: its chat, and what the sub-agent inherits from it."""
+
+    channel: str = "cli"
+    chat_id: str = "direct"
+    session: str | None = None  # None for the chat's own
+    owner: str = "me"
+    root: str = ""  # the turn at the root of the tree
+    depth: int = 0
+    caps: Mapping[str, int] = {}  # token caps of the agents above, by agent id
+    rounds: int | None = None  # that it has left
+    ends_at: float | None = None
+    untrusted: bool = False  # it has read external content
+    own_files: bool = False  # untrusted only because of files that the agent did not write
+    attended: bool = True  # a person is in the chat
+
+    @property
+    def chat(self) -> str:
+        return f"{self.channel}:{self.chat_id}"
+
+
 # Adapts the spec of a run's turns: the steps of its program.
 Adapt = Callable[[Claim, SubagentTask, TurnSpec], Awaitable[TurnSpec]]
 
@@ -108,97 +131,83 @@ class SubagentManager:
         """Start a sub-agent for the running tool call, with a share of what its turn has left."""
         call = current_call()
         above = self._at_work.get((call.owner, call.session)) or SubagentTask(depth=0)
-        depth = above.depth + 1
-        if depth > self._config.subagent_depth:
+        if above.depth >= self._config.subagent_depth:
             raise ToolError("Sub-agents cannot be nested any deeper: do it yourself.")
         if call.rounds_left is not None and call.rounds_left < 1:
             raise ToolError(NO_ROUND)
         definition = await in_thread(self._defined, agent) if agent else None
-        return await self.spawn(
-            task,
-            definition=definition,
-            inputs=inputs,
+        parent = ParentTurn(
             channel=call.channel,
             chat_id=call.chat_id,
             session=call.session,
             owner=call.owner,
-            key=call.idempotency_key,
-            depth=depth,
+            root=above.root or call.turn,
+            depth=above.depth,
+            caps=above.caps,
             rounds=call.rounds_left,
             ends_at=call.ends_at,
-            tokens=tokens,
-            caps=above.caps,
-            root=above.root or call.turn,
             untrusted=call.tainted,
             own_files=call.own_files,
             attended=call.attended,
-            report=report,
+        )
+        key = call.idempotency_key
+        return await self.spawn(
+            task, parent, definition=definition, inputs=inputs, key=key, tokens=tokens, report=report
         )
 
     async def spawn(
         self,
         task: str,
+        parent: ParentTurn | None = None,
         *,
         definition: AgentDefinition | None = None,
         inputs: Mapping[str, Any] | None = None,
-        channel: str = "cli",
-        chat_id: str = "direct",
-        session: str | None = None,
-        owner: str = "me",
         key: str = "",
         label: str = "",
-        depth: int = 1,
-        rounds: int | None = None,
-        ends_at: float | None = None,
         tokens: int = 0,
-        caps: Mapping[str, int] | None = None,
-        root: str = "",
-        untrusted: bool = False,
-        own_files: bool = False,
-        attended: bool = True,
         report: bool = True,
     ) -> str:
         """Start a sub-agent and return its id. `key` is an idempotency key.
 
         With a definition, it runs that agent with these inputs; the task fills the missing input. Its result comes to
-        the chat as a message of the channel `system`, unless `report` is off. `rounds` and `ends_at` are the parent's
-        remaining limits; `tokens` caps the total usage of this agent and its descendants, within the `caps` of its
-        ancestors.
+        the parent's chat as a message of the channel `system`, unless `report` is off. `tokens` caps the total usage of
+        this agent and its descendants, within the caps of its ancestors.
         """
-        id = hashlib.sha256(f"{owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
+        parent = parent or ParentTurn()
+        id = hashlib.sha256(f"{parent.owner}\0{key or time.time_ns()}".encode()).hexdigest()[:12]
         content, values = phases.begin(definition, task, inputs or {}) if definition is not None else (task, {})
-        most, seconds = self._limits(definition, rounds)
+        most, seconds = self._limits(definition, parent.rounds)
         message = InboundMessage(
             CHANNEL,
             "agent",
             id,
             content,
             id=f"spawn:{id}",
-            owner=owner,
+            owner=parent.owner,
             reply=False,
             attended=False,
             cause=SubagentTask(
                 label=label or (definition.name if definition is not None else _first_words(task)),
-                origin=f"{channel}:{chat_id}",
-                parent=session or f"{channel}:{chat_id}",
-                root=root,
-                depth=depth,
-                caps={**(caps or {}), **({id: tokens} if tokens else {})},
+                origin=parent.chat,
+                parent=parent.session or parent.chat,
+                root=parent.root,
+                depth=parent.depth + 1,
+                caps={**parent.caps, **({id: tokens} if tokens else {})},
                 rounds=most,
                 seconds=seconds,
-                latest=ends_at,
-                attended=attended,
+                latest=parent.ends_at,
+                attended=parent.attended,
                 report=report,
                 definition=asdict(definition) if definition is not None else None,
                 inputs=values,
             ),
-            untrusted=untrusted,
-            own_files=own_files,
+            untrusted=parent.untrusted,
+            own_files=parent.own_files,
         ).addressed()
         async with self._one_by_one:  # so that two concurrent calls cannot both take the last free slot
             await self._make_room(message)
             await self._store.accept(message)
-        self._dispatcher.kick(owner, message.session_key)
+        self._dispatcher.kick(parent.owner, message.session_key)
         return id
 
     def _limits(self, definition: AgentDefinition | None, rounds: int | None) -> tuple[int, float]:

@@ -81,7 +81,7 @@ def title_of(answer: str) -> str:
 
 def _request(logged: Sequence[Logged]) -> list[Message]:
     """Return the request for a title; empty for a conversation without an answer."""
-    said = next((text_of(e.content) for one in logged if isinstance(e := one.entry, UserSaid) and not e.inside), "")
+    said = next((text_of(e.with_note()) for one in logged if isinstance(e := one.entry, UserSaid) and not e.inside), "")
     told = next((e.content for one in logged if isinstance(e := one.entry, ModelAnswered) and e.content), "")
     if not said or not told:
         return []

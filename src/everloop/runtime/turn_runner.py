@@ -20,8 +20,6 @@ from ..commands import words_after
 from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
-from ..cron.heartbeat import says_nothing
-from ..cron.jobs import HEARTBEAT
 from ..engine import Ending, Left, Model, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
@@ -198,7 +196,7 @@ class TurnRunner:
             if claim.compacted >= claim.first_seq:  # part of the turn itself was compacted before it was interrupted
                 conversation.become(await read_conversation(self.store, claim, conversation))
             session.start_turn(turn)
-            turn.emit = self.streams.open(claim, session)
+            self.streams.open(claim, session)
             cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
             turn.tell(events.TurnStarted(claim.turn, cut_off))
             toolbox = self._toolbox(claim, spec, turn, places)
@@ -497,6 +495,6 @@ def _answer_to(
     """
     if unattended and message.attended and message.by_a_person:
         message = replace(message, reply=True)
-    silent = message.cron is not None and message.cron.job == HEARTBEAT and says_nothing(ended.text)
+    silent = message.cron is not None and message.cron.is_silent(ended.text)
     silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and chat_told)
     return [] if silent else reply(message, ended.text)

@@ -59,10 +59,6 @@ VERSION_HEADER = "anthropic-version"  # sent by every client of the API
 # ---------------------------------------------------------------------------------------------- requests
 
 
-class TextBlock(Struct, tag="text", tag_field="type"):
-    text: str
-
-
 class ThinkingBlock(Struct, tag="thinking", tag_field="type"):
     thinking: str
     signature: str = ""
@@ -104,7 +100,7 @@ class ToolUseBlock(Struct, tag="tool_use", tag_field="type"):
 
 class ToolResultBlock(Struct, tag="tool_result", tag_field="type"):
     tool_use_id: Id
-    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    content: str | list[TextPart | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 
 
@@ -113,7 +109,7 @@ class MessageParam(Struct):
     content: (
         str
         | list[
-            TextBlock
+            TextPart
             | ImageBlock
             | DocumentBlock
             | ToolUseBlock
@@ -122,11 +118,6 @@ class MessageParam(Struct):
             | RedactedThinkingBlock
         ]
     )
-
-
-class SystemBlock(Struct):
-    type: Literal["text"]
-    text: str
 
 
 class ToolParam(Struct):
@@ -159,7 +150,7 @@ class CountBody(Struct):
 
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[SystemBlock] | None = None
+    system: str | list[OnlyPart] | None = None
     tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
@@ -239,7 +230,7 @@ def _chat_body(asked: CountBody) -> tuple[ChatBody, list[str], list[str]]:
     return chat, places, left_out
 
 
-def _system(system: str | list[SystemBlock] | None) -> str:
+def _system(system: str | list[OnlyPart] | None) -> str:
     if system is None or isinstance(system, str):
         return system or ""
     return "\n\n".join(block.text for block in system if block.text)
@@ -268,7 +259,7 @@ def _choice(
 
 def _messages(message: MessageParam, where: str) -> Iterator[AnyMessage]:
     """Yield the chat messages in one message: results of calls, then text."""
-    content = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+    content = [TextPart(message.content)] if isinstance(message.content, str) else message.content
     if not content:
         raise bad_request(f"{where}.content: is empty", f"{where}.content")
     said: list[TextPart | ImagePart] = []
@@ -276,9 +267,7 @@ def _messages(message: MessageParam, where: str) -> Iterator[AnyMessage]:
     for number, block in enumerate(content):
         place = f"{where}.content[{number}]"
         match block:
-            case TextBlock(text):
-                said.append(TextPart(text))
-            case ImageBlock() | DocumentBlock():
+            case TextPart() | ImageBlock() | DocumentBlock():
                 said.append(_part(block, place))
             case ToolUseBlock(id, name, input):
                 calls.append(ToolCall(id, CalledFunction(name, encode(input).decode())))
@@ -314,10 +303,10 @@ def _result(block: ToolResultBlock, where: str) -> ToolMessage:
     return ToolMessage(parts or "", block.tool_use_id)
 
 
-def _part(block: TextBlock | ImageBlock | DocumentBlock, where: str) -> TextPart | ImagePart:
+def _part(block: TextPart | ImageBlock | DocumentBlock, where: str) -> TextPart | ImagePart:
     match block:
-        case TextBlock(text):
-            return TextPart(text)
+        case TextPart():
+            return block
         case ImageBlock(UrlSource(url)):
             return image_part(url, f"{where}.source")
         case ImageBlock(Base64Source(media_type, data)):

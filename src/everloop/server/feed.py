@@ -216,7 +216,7 @@ def entry_of(one: Logged) -> dict[str, Any]:
     match entry:
         case UserSaid():
             return facts | {
-                "text": words_of(entry.content),
+                "text": words_of(entry.with_note()),
                 "images": 0 if isinstance(entry.content, str) else sum(map(_is_picture, entry.content)),
                 "sender": entry.sender,
                 "inside": entry.inside,

@@ -45,6 +45,8 @@ from .requests import (
     JsonFormat,
     Name,
     NamedSchema,
+    Pairs,
+    RefusalPart,
     Schema,
     SchemaFormat,
     SystemMessage,
@@ -86,21 +88,13 @@ class OutputText(Struct, tag="output_text", tag_field="type"):
     text: str
 
 
-class PlainText(Struct, tag="text", tag_field="type"):
-    text: str
-
-
-class Refusal(Struct, tag="refusal", tag_field="type"):
-    refusal: str
-
-
 class InputImage(Struct, tag="input_image", tag_field="type"):
     image_url: str | None = None
     detail: Literal["auto", "low", "high"] | None = None
     file_id: str | None = None
 
 
-Part = InputText | OutputText | PlainText | Refusal | InputImage
+Part = InputText | OutputText | TextPart | RefusalPart | InputImage
 
 
 class MessageItem(Struct):
@@ -214,10 +208,7 @@ class ResponsesBody(Struct, kw_only=True):
     max_output_tokens: Tokens | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    metadata: (
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-        | None
-    ) = None
+    metadata: Pairs | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -399,7 +390,9 @@ def _parts(content: list[Part], where: str) -> list[TextPart | ImagePart]:
     parts: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
         match part:
-            case Refusal(text) | InputText(text) | OutputText(text) | PlainText(text):
+            case TextPart():
+                parts.append(part)
+            case InputText(text) | OutputText(text) | RefusalPart(text):
                 parts.append(TextPart(text))
             case InputImage(url, detail):
                 place = f"{where}.content[{number}].image_url"

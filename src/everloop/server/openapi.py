@@ -184,83 +184,11 @@ def document() -> Json:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "paths": {
-            "/v1/chat/completions": {"post": _chat()},
-            "/v1/responses": {
-                "post": _post("create_response", "Create a response.", ResponsesBody, Response, "A typed event.")
-            },
-            "/v1/responses/{id}": {
-                "get": _response("get_response", "A stored response, as it is now.", Response, True),
-                "delete": _response("delete_response", "Delete a stored response.", DeletedResponse),
-            },
-            "/v1/responses/{id}/cancel": {
-                "post": _response("cancel_response", "Stop a response that runs in the background.", Response)
-            },
-            "/v1/messages": {
-                "post": _post(
-                    "create_message", "Create a message.", MessagesBody, AnsweredMessages, "An event.", MessagesError
-                )
-            },
-            "/v1/messages/count_tokens": {
-                "post": _post(
-                    "count_tokens",
-                    "Estimate the tokens of a message.",
-                    CountBody,
-                    TokenCount,
-                    "",
-                    MessagesError,
-                    in_session=False,
-                )
-            },
-            "/api/chat": {"post": _ollama("ollama_chat", "Chat.", OllamaChatBody)},
-            "/api/generate": {"post": _ollama("ollama_generate", "Generate a text.", OllamaGenerateBody)},
-            "/api/show": {
-                "post": _post(
-                    "ollama_show",
-                    "A model's properties.",
-                    OllamaShowBody,
-                    OllamaShown,
-                    "",
-                    OllamaError,
-                    in_session=False,
-                )
-            },
-            "/api/tags": {"get": _get("ollama_tags", "The models.", OllamaModels, error=OllamaError)},
-            "/api/ps": {"get": _get("ollama_ps", "The models in memory.", OllamaModels, error=OllamaError)},
-            "/api/version": {
-                "get": _get("ollama_version", "The version of the API.", OllamaVersion, error=OllamaError)
-            },
-            "/v1/embeddings": {
-                "post": _plain("create_embeddings", "Embed texts, if the model can.", EmbeddingsBody, Embeddings)
-            },
-            "/v1/completions": {
-                "post": _plain(
-                    "create_completion",
-                    "Complete a text, if the model can.",
-                    CompletionsBody,
-                    TextCompletion,
-                    event="A `TextCompletion`, then `[DONE]`.",
-                )
-            },
-            "/api/embed": {
-                "post": _plain("ollama_embed", "Embed texts.", OllamaEmbedBody, OllamaEmbeddings, error=OllamaError)
-            },
-            "/api/embeddings": {
-                "post": _plain(
-                    "ollama_embedding", "Embed a text.", OllamaEmbeddingBody, OllamaEmbedding, error=OllamaError
-                )
-            },
-            "/v1/models": {"get": _get("list_models", "The models that a request may name.", Models)},
-            "/v1/models/{id}": {"get": _model()},
-            "/healthz": {"get": _get("health", "Whether the server is alive.", Health, token=False)},
-            "/readyz": {
-                "get": _get(
-                    "readiness",
-                    "Whether the server accepts requests, proven by a write to the store.",
-                    Health,
-                    token=False,
-                )
-            },
-            "/openapi.json": {"get": _get("openapi", "This document.", None)},
+            **_openai_paths(),
+            **_anthropic_paths(),
+            **_ollama_paths(),
+            **_model_paths(),
+            **_server_paths(),
             **paths_of(HANDLERS, _ref, _errors),
         },
         "components": {
@@ -271,6 +199,109 @@ def document() -> Json:
 
 
 # ---------------------------------------------------------------------------------------------- operations
+
+
+def _openai_paths() -> Json:
+    """Return the operations of the OpenAI API that the agent answers."""
+    return {
+        "/v1/chat/completions": {"post": _chat()},
+        "/v1/responses": {
+            "post": _post("create_response", "Create a response.", ResponsesBody, Response, "A typed event.")
+        },
+        "/v1/responses/{id}": {
+            "get": _response("get_response", "A stored response, as it is now.", Response, True),
+            "delete": _response("delete_response", "Delete a stored response.", DeletedResponse),
+        },
+        "/v1/responses/{id}/cancel": {
+            "post": _response("cancel_response", "Stop a response that runs in the background.", Response)
+        },
+    }
+
+
+def _anthropic_paths() -> Json:
+    """Return the operations of the Anthropic API."""
+    return {
+        "/v1/messages": {
+            "post": _post(
+                "create_message", "Create a message.", MessagesBody, AnsweredMessages, "An event.", MessagesError
+            )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _post(
+                "count_tokens",
+                "Estimate the tokens of a message.",
+                CountBody,
+                TokenCount,
+                "",
+                MessagesError,
+                in_session=False,
+            )
+        },
+    }
+
+
+def _ollama_paths() -> Json:
+    """Return the operations of the Ollama API that the agent answers."""
+    return {
+        "/api/chat": {"post": _ollama("ollama_chat", "Chat.", OllamaChatBody)},
+        "/api/generate": {"post": _ollama("ollama_generate", "Generate a text.", OllamaGenerateBody)},
+        "/api/show": {
+            "post": _post(
+                "ollama_show",
+                "A model's properties.",
+                OllamaShowBody,
+                OllamaShown,
+                "",
+                OllamaError,
+                in_session=False,
+            )
+        },
+        "/api/tags": {"get": _get("ollama_tags", "The models.", OllamaModels, error=OllamaError)},
+        "/api/ps": {"get": _get("ollama_ps", "The models in memory.", OllamaModels, error=OllamaError)},
+        "/api/version": {"get": _get("ollama_version", "The version of the API.", OllamaVersion, error=OllamaError)},
+    }
+
+
+def _model_paths() -> Json:
+    """Return the operations that the model answers without the agent."""
+    return {
+        "/v1/embeddings": {
+            "post": _plain("create_embeddings", "Embed texts, if the model can.", EmbeddingsBody, Embeddings)
+        },
+        "/v1/completions": {
+            "post": _plain(
+                "create_completion",
+                "Complete a text, if the model can.",
+                CompletionsBody,
+                TextCompletion,
+                event="A `TextCompletion`, then `[DONE]`.",
+            )
+        },
+        "/api/embed": {
+            "post": _plain("ollama_embed", "Embed texts.", OllamaEmbedBody, OllamaEmbeddings, error=OllamaError)
+        },
+        "/api/embeddings": {
+            "post": _plain("ollama_embedding", "Embed a text.", OllamaEmbeddingBody, OllamaEmbedding, error=OllamaError)
+        },
+    }
+
+
+def _server_paths() -> Json:
+    """Return the operations that describe the server and its state."""
+    return {
+        "/v1/models": {"get": _get("list_models", "The models that a request may name.", Models)},
+        "/v1/models/{id}": {"get": _model()},
+        "/healthz": {"get": _get("health", "Whether the server is alive.", Health, token=False)},
+        "/readyz": {
+            "get": _get(
+                "readiness",
+                "Whether the server accepts requests, proven by a write to the store.",
+                Health,
+                token=False,
+            )
+        },
+        "/openapi.json": {"get": _get("openapi", "This document.", None)},
+    }
 
 
 def _chat() -> Json:

@@ -398,8 +398,7 @@ def _said(one: Logged) -> str:
     entry = one.entry
     if not isinstance(entry, UserSaid) or entry.inside:
         return ""
-    text = words_of(entry.content)
-    return text.partition("\n\n[This is scheduled work:")[0] if entry.sender == "cron" else text
+    return words_of(entry.content)
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -135,7 +135,10 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
     def cost(model: str, usage: Mapping[str, int]) -> float | None:
         return cost_by(config, model or config.model, usage)
 
-    steps = _steps(Activity(cost).read(logged), now)
+    collected = _Steps()
+    for one in Activity(cost).read(logged):
+        collected.add(one)
+    steps = collected.until(now)
     if steps and turn.flushed:
         steps[-1].flushed_after = turn.flushed
     gaps = _place(steps)
@@ -159,87 +162,99 @@ def timeline_of(turn: TurnInfo, logged: Sequence[Logged], config: Config, now: f
     )
 
 
-def _steps(activity: Iterable[ActivityEvent], now: float) -> list[Step]:
-    steps: list[Step] = []
-    asked: ActivityEvent | None = None  # the model call in progress
-    running: dict[str, ActivityEvent] = {}  # tools, by call
-    question: Step | None = None
-    arguments: dict[str, dict[str, Any]] = {}
-    for one in activity:
-        facts, entry = one.facts, one.entry
+class _Steps:
+    """Collects the steps of a turn from its activity."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._asked: ActivityEvent | None = None  # the model call in progress
+        self._running: dict[str, ActivityEvent] = {}  # tools, by call
+        self._question: Step | None = None
+        self._arguments: dict[str, dict[str, Any]] = {}  # by call
+
+    def add(self, one: ActivityEvent) -> None:
+        """Add the step of an event, or note its start."""
+        facts, entry, steps = one.facts, one.entry, self._steps
         match one.event:
             case "request" | "steered" if isinstance(entry, UserSaid):
-                steps.append(_step("said", one.at, seq=one.seq, status=one.event, text=text_of(entry.content)))
+                steps.append(_step("said", one.at, seq=one.seq, status=one.event, text=text_of(entry.with_note())))
             case "model_called":
-                asked = one
+                self._asked = one
             case "model_answered" if isinstance(entry, ModelAnswered):
-                began = one.at - facts["seconds"] if asked is None or entry.worker else asked.at
-                arguments |= {call.id: call.arguments for call in entry.calls}
-                _add_handover(steps, entry, began)
-                steps += [
-                    _step("retry", began + failed.began, seconds=failed.seconds, status="failed", text=failed.error)
-                    for failed in entry.failures
-                ]
-                steps.append(_model_step(began, one, entry))
-                asked = None
+                self._add_answer(one, entry)
             case "tool_started":
-                running[facts["call"]] = one
+                self._running[facts["call"]] = one
             case "feedback" if facts["kind"] == "empty":
                 steps.append(_step("retry", one.at, text=facts["text"]))
             case "tool_ended" if isinstance(entry, CallEnded):
-                if entry.status == "interrupted" and not (steps and steps[-1].status == "interrupted"):
-                    steps.append(_step("takeover", one.at, seq=one.seq, text=TAKEOVER))
-                started = running.pop(entry.id, None)
-                began = started.at if started is not None else one.at - entry.seconds
-                began = one.at - entry.seconds if entry.seconds else began
-                _add_handover(steps, entry, began)
-                steps.append(
-                    _step(
-                        "tool",
-                        began,
-                        name=entry.name,
-                        seconds=entry.seconds or max(one.at - began, 0.0),
-                        seq=one.seq,
-                        status=entry.status,
-                        call=entry.id,
-                        arguments=arguments.get(entry.id, {}),
-                        text=entry.content,
-                        flushed=entry.flushed,
-                    )
-                )
+                self._add_result(one, entry)
             case "asked" if isinstance(entry, CallsAsked):
-                question = _step("question", one.at, seq=one.seq, status="waiting", text=entry.question)
-                steps.append(question)
-            case "decided" if question is not None:
-                question.status = "allowed" if facts["allowed"] else "denied"
-                question = None
+                self._question = _step("question", one.at, seq=one.seq, status="waiting", text=entry.question)
+                steps.append(self._question)
+            case "decided" if self._question is not None:
+                self._question.status = "allowed" if facts["allowed"] else "denied"
+                self._question = None
             case "compacted":
                 steps.append(_step("compacted", one.at, seq=one.seq))
             case "turn_ended" if isinstance(entry, TurnEnded):
                 text = entry.error or ("" if entry.reason == "answer" else entry.text)
                 steps.append(_step("end", one.at, seq=one.seq, status=entry.reason, text=text))
-            case _:
-                continue
-    if asked is not None and not any(step.kind == "end" for step in steps):
-        name = str(asked.facts.get("model", ""))
-        steps.append(_step("model", asked.at, name=name, seconds=max(now - asked.at, 0.0), status="running"))
-    for id, one in running.items():
-        given = arguments.get(id, {})
-        seconds = max(now - one.at, 0.0)
-        name = str(one.facts["tool"])
-        steps.append(_step("tool", one.at, name=name, seconds=seconds, status="running", call=id, arguments=given))
-    return sorted(steps, key=lambda step: step.at)
 
+    def until(self, now: float) -> list[Step]:
+        """Return the steps in their order; those still in progress last until `now`."""
+        return sorted([*self._steps, *self._in_progress(now)], key=lambda step: step.at)
 
-def _add_handover(steps: list[Step], entry: ModelAnswered | CallEnded, began: float) -> None:
-    """Add a step for a worker that resumed the turn before the step of an entry, if one did."""
-    if not entry.worker:
-        return
-    last = next((step for step in reversed(steps) if step.kind in ("takeover", "model")), None)
-    if last is not None and last.kind == "takeover":  # recognised by the interrupted call
-        last.name = entry.worker
-    else:
-        steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
+    def _add_answer(self, one: ActivityEvent, entry: ModelAnswered) -> None:
+        began = one.at - one.facts["seconds"] if self._asked is None or entry.worker else self._asked.at
+        self._asked = None
+        self._arguments |= {call.id: call.arguments for call in entry.calls}
+        self._add_handover(entry, began)
+        self._steps += [
+            _step("retry", began + failed.began, seconds=failed.seconds, status="failed", text=failed.error)
+            for failed in entry.failures
+        ]
+        self._steps.append(_model_step(began, one, entry))
+
+    def _add_result(self, one: ActivityEvent, entry: CallEnded) -> None:
+        if entry.status == "interrupted" and not (self._steps and self._steps[-1].status == "interrupted"):
+            self._steps.append(_step("takeover", one.at, seq=one.seq, text=TAKEOVER))
+        started = self._running.pop(entry.id, None)
+        began = one.at - entry.seconds if entry.seconds or started is None else started.at
+        self._add_handover(entry, began)
+        self._steps.append(
+            _step(
+                "tool",
+                began,
+                name=entry.name,
+                seconds=entry.seconds or max(one.at - began, 0.0),
+                seq=one.seq,
+                status=entry.status,
+                call=entry.id,
+                arguments=self._arguments.get(entry.id, {}),
+                text=entry.content,
+                flushed=entry.flushed,
+            )
+        )
+
+    def _add_handover(self, entry: ModelAnswered | CallEnded, began: float) -> None:
+        """Add a step for a worker that resumed the turn before the step of an entry, if one did."""
+        if not entry.worker:
+            return
+        last = next((step for step in reversed(self._steps) if step.kind in ("takeover", "model")), None)
+        if last is not None and last.kind == "takeover":  # recognised by the interrupted call
+            last.name = entry.worker
+        else:
+            self._steps.append(_step("takeover", began, name=entry.worker, text=HANDOVER))
+
+    def _in_progress(self, now: float) -> Iterator[Step]:
+        asked = self._asked
+        if asked is not None and not any(step.kind == "end" for step in self._steps):
+            name = str(asked.facts.get("model", ""))
+            yield _step("model", asked.at, name=name, seconds=max(now - asked.at, 0.0), status="running")
+        for id, one in self._running.items():
+            name, given = str(one.facts["tool"]), self._arguments.get(id, {})
+            seconds = max(now - one.at, 0.0)
+            yield _step("tool", one.at, name=name, seconds=seconds, status="running", call=id, arguments=given)
 
 
 def _model_step(began: float, one: ActivityEvent, entry: ModelAnswered) -> Step:

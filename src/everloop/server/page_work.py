@@ -12,7 +12,7 @@ from ..bus import EXECUTOR
 from ..cron.jobs import Job
 from ..cron.schedules import At, next_after
 from ..errors import EverloopError, StoreError
-from ..log import TurnEnded, UserSaid, text_of
+from ..log import TurnEnded, UserSaid
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
 from ..text import clean
@@ -124,7 +124,7 @@ class WorkApi:
         for turn in await self._store.turns(owner, session=info.id, limit=LOOKED_THROUGH):
             opening = await self._store.read_log(info.id, turn.first_seq - 1, turn.first_seq)
             said = opening[0].entry if opening else None
-            if isinstance(said, UserSaid) and said.sender == "cron" and f"the job {job.id}" in text_of(said.content):
+            if isinstance(said, UserSaid) and said.job == job.id:
                 entries = await self._store.read_turn(info.id, turn.first_seq)
                 text = next((one.entry.text for one in entries if isinstance(one.entry, TurnEnded)), "")
                 return JobResult(turn.id, turn.ended_at or turn.started_at, turn.reason, clean(text)[:SHOWN])

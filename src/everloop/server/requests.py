@@ -85,6 +85,7 @@ PersonName = Annotated[str, Meta(min_length=1, max_length=64)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=MAX_INT)]
 AnyTokens = Annotated[int, Meta(ge=-1, le=MAX_INT, extra_json_schema={"not": {"const": 0}})]  # -1 means no limit
+Pairs = Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 Schema = Annotated[dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"enum": ["object"]}}})]
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -307,10 +308,7 @@ class ChatBody(Struct, forbid_unknown_fields=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     user: str | None = None
-    metadata: (
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-        | None
-    ) = None
+    metadata: Pairs | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
-from .overview import Overview as Overview
-from .overview import Replication as Replication
 from .peers import ANY, EventRelay, Notice, Peer
+
+if TYPE_CHECKING:
+    from .overview import Overview, Replication
 
 T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after a silence this long, the model is told the time again

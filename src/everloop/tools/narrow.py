@@ -6,11 +6,12 @@ A small model writes shell commands badly, but fills in a path and a text well. 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
+
+from ..log import error_in, split_exit_status
 
 Tool = dict[str, Any]
 
@@ -95,7 +96,6 @@ def _quoted(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- results
 
-_FAILED = re.compile(r'^\s*\{"status":\s*"error"|\[exit status [1-9]|^error:|^not run:', re.M)
 _NUMBERED = re.compile(r"^ *\d+\t", re.M)
 _FOUND = re.compile(r"^[^\n:]+:\d+:(.*)$", re.M)  # a line that grep has found
 LONGEST_QUOTE = 700  # characters of a result that an answer begins with
@@ -103,7 +103,11 @@ LONGEST_QUOTE = 700  # characters of a result that an answer begins with
 
 def failed(result: str) -> bool:
     """Whether a call's result says that it went wrong."""
-    return _FAILED.search(result) is not None
+    return (
+        error_in(result) is not None
+        or result.startswith(("error:", "not run:"))  # shortened before, or refused by a person
+        or split_exit_status(result)[1] not in (None, 0)
+    )
 
 
 def short_result(tool: str, text: str, limit: int) -> str:
@@ -148,11 +152,8 @@ def cut(text: str, limit: int) -> str:
 
 
 def _error(text: str) -> str:
-    try:
-        message = json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        return text
-    return f"error: {str(message).partition(' Similar names')[0]}"
+    message = error_in(text)
+    return text if message is None else f"error: {message.partition(' Similar names')[0]}"
 
 
 def entries(text: str) -> tuple[list[str], list[str], list[str]]:

@@ -30,7 +30,6 @@ from ..base import (
     Incoming,
     Naming,
     Outgoing,
-    Overview,
     Pruned,
     Removed,
     RequestText,
@@ -42,7 +41,7 @@ from ..base import (
     TurnInfo,
 )
 from ..claims import Begun, Held, Taken
-from ..overview import Replication
+from ..overview import Overview, Replication
 from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deleting, prepared, queries, replication

@@ -15,7 +15,6 @@ from ..base import Naming, Removed
 from ..claims import Held
 from ..deletion import API, STEP_DELETIONS, STEP_SESSIONS, SUBAGENT, OldRequests, family, is_prunable, parent_of
 from ..peers import alive
-from .search import unindex
 from .transactions import REVOKE_GRANTS_OF, session_id
 
 # Blanked sessions are only kept if they have the highest id, or a message that has it.
@@ -79,7 +78,7 @@ def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | Non
             if alive(worker):
                 return Held(worker, None)
     for (fork,) in db.execute(FORKS, (root, owner)).fetchall():
-        unindex(db, fork)  # entries shared with this session are only indexed here: the next search indexes them there
+        _unindex(db, fork)  # entries shared with this session are only indexed here: the next search indexes them there
     removed = Removed(())
     for id, name in sessions:
         removed += Removed((name,), *db.execute(COUNTS, (id,)).fetchone())
@@ -112,9 +111,15 @@ def delete_old(db: sqlite3.Connection, sessions: Sequence[int], before: float) -
     return tuple((owner, key) for _, owner, key in still)
 
 
+def _unindex(db: sqlite3.Connection, session: int) -> None:
+    from .search import unindex  # compiles large regular expressions
+
+    unindex(db, session)
+
+
 def _delete(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
     for id in sessions:
-        unindex(db, id)
+        _unindex(db, id)
         db.execute("DELETE FROM entry WHERE session = ?", (id,))
         db.execute(REVOKE_GRANTS_OF, (id,))
         db.execute(FORGET_REQUEST_TEXTS, (id,))

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -34,7 +34,6 @@ from ..base import (
     Incoming,
     Naming,
     Outgoing,
-    Overview,
     Pruned,
     Removed,
     RequestText,
@@ -48,13 +47,15 @@ from ..base import (
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import commit_mark, deleting, queries
-from . import search as searching
 from . import transactions as tx
 from .commit_mark import CommitMark
 from .peers import Announcements, SocketPeer, send
 from .schema import NewerSchema, migrate
 from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, Writer
 from .writer import Kind as WriteKind
+
+if TYPE_CHECKING:
+    from ..overview import Overview
 
 T = TypeVar("T")
 PROBE = "INSERT INTO rate (owner, name, began, number) VALUES ('', ?, 0, 0)"
@@ -337,6 +338,8 @@ class SQLiteStore:
         await self.writer.submit(lambda db: db.executemany(queries.NOTE_FLUSH, rows).rowcount, "written")
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
+        from . import search as searching  # compiles large regular expressions
+
         return await searching.search(self._in_reader, self.writer.submit, owner, query, limit)
 
     # ------------------------------------------------------------------------------------------ outside of turns
@@ -475,7 +478,9 @@ class SQLiteStore:
         return None
 
     async def overview(self) -> Overview:
-        return await self._in_reader(queries.overview)
+        from .overview import overview
+
+        return await self._in_reader(overview)
 
     # ------------------------------------------------------------------------------------------ without an event loop
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from ...log import exit_status
 from ...sandbox.confinement import Confinement, Limits, confinement
 from ...sandbox.launch import Backend, Launch, Mode, NoSandbox, choose_backend, prepare
 from ...sandbox.reach import within_any
@@ -71,7 +72,7 @@ class Job:
         code = self.process.returncode
         if self.process.over_memory:
             return f"stopped for using too much memory: {self.process.over_memory}"
-        return f"running for {time.monotonic() - self.began:.0f} s" if code is None else ended(code)
+        return f"running for {time.monotonic() - self.began:.0f} s" if code is None else exit_status(code)
 
 
 class Prepared(NamedTuple):
@@ -295,16 +296,6 @@ def same_session(one: CallContext, other: CallContext) -> bool:
     return (one.owner, one.session) == (other.owner, other.session)
 
 
-def ended(code: int) -> str:
-    """Describe an exit status."""
-    if code > 128:
-        try:
-            return f"exit status {code}, {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass  # not a signal number: the command's own exit status
-    return f"exit status {code}"
-
-
 def find_folder(world: Confinement, working_dir: str, *, restricted: bool) -> str:
     """Return the real path of the working folder. Raises ToolError if it is not accessible."""
     if "\0" in working_dir:
@@ -454,7 +445,7 @@ class Exec(Tool):
         return Output("\n".join(filter(None, [text, *notes, *aside])) or "(no output)", untrusted=network)
 
     def _notes(self, code: int, text: str, network: bool, confined: bool) -> list[str]:
-        notes = [f"[{ended(code)}]"] if code else []
+        notes = [f"[{exit_status(code)}]"] if code else []
         if confined and code == 128 + signal.SIGKILL:
             notes.append(f"[it may have exceeded the memory limit of {self._shell.settings.memory_mb} MB]")
         if confined and not network and code and _NO_NETWORK.search(text):

@@ -6,14 +6,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from everloop.bus import InboundMessage
 from everloop.observability.metrics import Meters, Page
+from everloop.store.base import Busy
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import heartbeat
+from everloop.store.postgres.connections import Unreachable
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop, until
 
@@ -22,6 +24,9 @@ from .failover_load import Load, closing, load
 from .pgbouncer import pgbouncer
 from .silence import lines
 from .standby import Pair, pair
+
+if TYPE_CHECKING:
+    from everloop.store.postgres.connections import Connection
 
 LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])
 _numbers = itertools.count(1)
@@ -305,3 +310,51 @@ async def test_workers_that_could_not_renew_their_leases_while_there_was_no_prim
     for store in stores:
         await store.close()
     retire(workers[0])
+
+
+@pytest.mark.parametrize("joined", ["before", "after"])
+async def test_a_process_that_has_renewed_nothing_yet_takes_no_work_of_others_after_a_failover(
+    servers, name, joined, monkeypatch
+):
+    """It joined just before the primary died, or started after it: it is the first to see the new one, and all leases
+    are older than `lease_seconds` there."""
+    lease, holder, mine = 3.0, "0123456789ab.1.1.1.1", new_worker()  # of another machine
+    seen, first, new = new_worker(), PostgresStore(servers.dsn(name), lease_seconds=lease), None
+    peer = first.peer(seen, lambda _: None)
+    async with closing(first):
+        await peer.join()
+        await until(lambda: first.heartbeat.term is not None)
+        assert await first.begin("me", "test:1", holder, said("held")) is not None
+        new = PostgresStore(servers.dsn(name), lease_seconds=lease)
+        async with closing(new):
+            connect, promoted = new.heartbeat._connect, asyncio.Event()
+
+            def late() -> Connection:
+                if not promoted.is_set():
+                    raise Unreachable("not yet")
+                return connect()
+
+            monkeypatch.setattr(new.heartbeat, "_connect", late)
+            if joined == "before":
+                await new.join(mine, "work")
+            monkeypatch.setattr(heartbeat, "RETRY_SECONDS", 8.0)  # the other process comes later
+            await asyncio.to_thread(servers.primary.crash)
+            await asyncio.sleep(lease + 0.5)
+            await asyncio.to_thread(servers.promote)
+            assert await new.is_alive(holder)
+            assert await new.ready(mine) == []
+            assert await new.look(mine) == ([], [])
+            with pytest.raises(Busy):
+                await new.begin("me", "test:1", mine)
+            promoted.set()
+            await new.join(mine, "work")
+            async with asyncio.timeout(30):
+                while not await new.is_alive(mine) or new.heartbeat.term is None:
+                    await asyncio.sleep(0.05)
+            assert await new.is_alive(holder)
+            async with asyncio.timeout(30):
+                while await new.ready(mine) != [("me", "test:1")]:  # it has had the full time to renew
+                    await asyncio.sleep(0.05)
+            await peer.leave()
+    retire(seen)
+    retire(mine)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..peers import ANY, JOINED, gone, of_this_process
 from . import replication
 from .connections import Unreachable, break_off
-from .transactions import NOW
+from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
     from .connections import Connection, Primary
@@ -47,16 +47,15 @@ RENEW = f"""INSERT INTO worker (id, address, at)
 # One process removes a dead worker, and notifies all others in the same transaction.
 REMOVE_DEAD = f"""WITH dead AS (
         DELETE FROM worker WHERE id IN (
-            SELECT id FROM worker
-            WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
-            FOR UPDATE SKIP LOCKED)
+            SELECT id FROM worker w WHERE NOT {FRESH} AND id <> ALL(%s) FOR UPDATE SKIP LOCKED)
         RETURNING id)
     SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
 # A worker takes its first session: other workers on its machine watch its process from then on.
 ANNOUNCE = f"SELECT pg_notify('{CHANNEL}', '{JOINED}')"
-# After a failover, all workers get the full time to renew their rows: none could while there was no primary.
-GRACE = f"UPDATE worker SET at = {NOW}"
+# Returns the primary's timeline. After a failover, the first process to run this gives all workers the full time to
+# renew their rows: none could while there was no primary.
+SEE_PRIMARY = "SELECT everloop_see_primary()"
 REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
 Deliver = Callable[[str], None]
@@ -260,10 +259,9 @@ class Heartbeat:
                     return list(workers)
 
     def _notice_failover(self, connection: Connection) -> None:
-        row = connection.execute(replication.TIMELINE).fetchone()
+        row = connection.execute(SEE_PRIMARY).fetchone()
         timeline = row[0] if row is not None else ""
         if self._timeline not in ("", timeline):
-            connection.execute(GRACE)
             log.warning("the store has failed over to another server")
         self._timeline = timeline
 

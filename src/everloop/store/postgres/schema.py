@@ -503,6 +503,63 @@ BEGIN
 END $$;
 """
 
+# The timeline of the primary, which a failover raises. No lease could be renewed while there was no primary. So on one
+# that no process has taken note of, every lease is valid; the first to do so gives all workers the full time.
+m017_failovers = """
+CREATE TABLE primary_seen (one boolean PRIMARY KEY DEFAULT true CHECK (one), timeline text NOT NULL);
+
+CREATE OR REPLACE FUNCTION everloop_fresh(p_at float8, p_lease float8) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE
+        WHEN pg_is_in_recovery() THEN true
+        WHEN (SELECT timeline FROM primary_seen) <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) THEN true
+        ELSE coalesce(greatest(p_at, extract(epoch FROM pg_postmaster_start_time()))
+            > extract(epoch FROM clock_timestamp())::float8 - p_lease, false)
+    END
+$$;
+
+CREATE FUNCTION everloop_see_primary() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    its_timeline text := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+BEGIN
+    INSERT INTO primary_seen (timeline) VALUES (its_timeline) ON CONFLICT DO NOTHING;
+    UPDATE primary_seen SET timeline = its_timeline WHERE timeline <> its_timeline;
+    IF FOUND THEN
+        UPDATE worker SET at = extract(epoch FROM clock_timestamp());
+    END IF;
+    RETURN its_timeline;
+END $$;
+
+CREATE OR REPLACE FUNCTION everloop_take_outgoing(
+    p_lane text, p_number bigint, p_worker text, p_limit bigint, p_channels text[], p_chat text, p_lease float8)
+RETURNS TABLE (id bigint, data text, turn text, tries bigint, unaddressed boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    dead text[];
+    alive text[];
+    its_rows bigint[];
+BEGIN
+    -- The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
+    SELECT array_agg(o.worker) FILTER (WHERE NOT o.fresh), array_agg(o.worker) FILTER (WHERE o.fresh) INTO dead, alive
+        FROM (SELECT s.worker, everloop_fresh(w.at, p_lease) AS fresh
+            FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker <> p_worker) AS s
+            LEFT JOIN worker w ON w.id = s.worker) AS o;
+    RETURN QUERY SELECT NULL::bigint, NULL::text, a.worker, NULL::bigint, false FROM unnest(alive) AS a (worker);
+    RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::text, NULL::bigint, true WHERE EXISTS (
+        SELECT 1 FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL);
+    SELECT array_agg(f.id) INTO its_rows FROM (
+        SELECT id FROM outbox
+        WHERE sent_at IS NULL AND damaged IS NULL AND channel IS NOT NULL AND (worker IS NULL OR worker = ANY(dead))
+            AND (p_channels IS NULL OR channel = ANY(p_channels)) AND (p_chat IS NULL OR chat_id = p_chat)
+        ORDER BY id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS f;
+    IF its_rows IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE outbox SET worker = p_worker, tries = outbox.tries + 1 WHERE id = ANY(its_rows);
+    RETURN QUERY SELECT o.id, o.data, o.turn, o.tries - 1, false FROM outbox o WHERE o.id = ANY(its_rows) ORDER BY o.id;
+    PERFORM everloop_keep(p_lane, p_number, its_rows);
+END $$;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -520,6 +577,7 @@ MIGRATIONS: tuple[str, ...] = (
     m014_pools,
     m015_requests,
     m016_reads,
+    m017_failovers,
 )
 
 

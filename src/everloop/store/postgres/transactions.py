@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from .connections import Connection, Result
 
 NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock, the same for all workers
-# A worker is alive while it renews its row. After a restart of the server, all get the full time to do so again.
-FRESH = f"""coalesce(greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > {NOW} - %s, false)"""
+# A worker is alive while it renews its row. After a restart or a failover of the server, all get the full time to do so
+# again.
+FRESH = "everloop_fresh(w.at, %s)"
 
 NEW_SESSION = f"""INSERT INTO session (owner, key, created_at, updated_at) VALUES (%s, %s, {NOW}, {NOW})
     ON CONFLICT (owner, key) DO NOTHING RETURNING id"""

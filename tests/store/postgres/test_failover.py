@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -235,6 +236,53 @@ async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_
     await peer.leave()
     await store.close()
     retire(worker)
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["a write waits", "nothing is written"])
+async def test_a_lost_standby_is_in_the_log_the_metrics_and_the_doctor_within_five_seconds(
+    servers, name, writes, caplog
+):
+    """Counted from the moment when the primary knows that it has none, with the lease and the intervals as they are."""
+    caplog.set_level(logging.WARNING)
+    store, worker = PostgresStore(servers.dsn(name)), new_worker()
+    peer = store.peer(worker, lambda _: None)
+    told: dict[str, float] = {}
+    async with closing(store):
+        await peer.join()
+        await store.accept(said("before"))
+        await until(lambda: store.heartbeat._has_sync_standby)  # it has connected
+        await asyncio.to_thread(servers.standby.crash)
+        while await asyncio.to_thread(servers.primary.sql, "SELECT 1 FROM pg_stat_replication"):
+            await asyncio.sleep(0.01)
+        gone = time.monotonic()
+
+        async def log_line() -> bool:
+            return "the store has no synchronous standby" in caplog.text
+
+        async def metric() -> bool:
+            text = (await Page(store, Meters()).text()).decode()
+            return float(text.partition("\neverloop_standby_wait_seconds ")[2].split()[0]) > 0
+
+        async def doctor() -> bool:
+            return not (await standbys_told(servers.dsn(name)))["ok"]
+
+        async def when(what: str, is_told: Callable[[], Awaitable[bool]]) -> None:
+            while not await is_told():
+                await asyncio.sleep(0.02)
+            told[what] = time.monotonic() - gone
+
+        waiting = asyncio.ensure_future(store.accept(said("now"))) if writes else None
+        async with asyncio.timeout(60):
+            await asyncio.gather(when("log", log_line), when("metric", metric), when("doctor", doctor))
+        assert ("writes will wait" in caplog.text) is not writes
+        await asyncio.to_thread(servers.standby.start)
+        if waiting is not None:
+            await waiting
+        await until(lambda: "no longer wait" in caplog.text)
+        assert store.standby_wait == 0
+        await peer.leave()
+    retire(worker)
+    assert max(told.values()) < 5, told
 
 
 async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_for(servers, name):

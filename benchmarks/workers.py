@@ -88,9 +88,9 @@ async def said(server: Server, short: bool) -> None:
             await field.load(10)
             with statements(server) as found:
                 await field.load(30, rate=10)
-            looks = sum("EXCEPT SELECT session FROM inbox" in one for one in found)
+            looks = sum("everloop_ready(" in one for one in found)
             begins = sum("everloop_begin(" in one or "FOR NO KEY UPDATE" in one for one in found)
-            notices = sum("pg_notify" in one for one in found)
+            notices = sum("pg_notify" in one or "everloop_direct(" in one for one in found)
             say(str(count), *(f"{number / 30:.1f}" for number in (len(found), looks, begins - 30, notices)))
 
 

@@ -267,7 +267,9 @@ class Page:
     def _of_standby(self) -> Iterator[str]:
         """Yield the standby wait, which the process itself knows: a query of the store might wait behind the writes."""
         name = "everloop_standby_wait_seconds"
-        yield from heading(name, "How long a write has waited for a synchronous standby, in seconds.", "gauge")
+        yield from heading(
+            name, "How long there has been no synchronous standby, or a write has waited for it, in seconds.", "gauge"
+        )
         yield sample(name, self._store.standby_wait)
 
     async def _overview(self) -> Overview | None:

@@ -697,7 +697,7 @@ class Store(Protocol):
 
     @property
     def standby_wait(self) -> float:
-        """How many seconds a write has been waiting for a synchronous standby of the database; 0 if none is waiting."""
+        """Seconds without a synchronous standby of the database, or of a write that waits for one; 0 if all is well."""
         ...
 
     async def standbys(self) -> Replication | None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from everloop.bus import InboundMessage
 from everloop.observability.metrics import Meters, Page
+from everloop.store.base import Busy
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import heartbeat
+from everloop.store.postgres.connections import Unreachable
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop, until
 
@@ -22,6 +25,9 @@ from .failover_load import Load, closing, load
 from .pgbouncer import pgbouncer
 from .silence import lines
 from .standby import Pair, pair
+
+if TYPE_CHECKING:
+    from everloop.store.postgres.connections import Connection
 
 LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(0)])
 _numbers = itertools.count(1)
@@ -232,6 +238,53 @@ async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_
     retire(worker)
 
 
+@pytest.mark.parametrize("writes", [True, False], ids=["a write waits", "nothing is written"])
+async def test_a_lost_standby_is_in_the_log_the_metrics_and_the_doctor_within_five_seconds(
+    servers, name, writes, caplog
+):
+    """Counted from the moment when the primary knows that it has none, with the lease and the intervals as they are."""
+    caplog.set_level(logging.WARNING)
+    store, worker = PostgresStore(servers.dsn(name)), new_worker()
+    peer = store.peer(worker, lambda _: None)
+    told: dict[str, float] = {}
+    async with closing(store):
+        await peer.join()
+        await store.accept(said("before"))
+        await until(lambda: store.heartbeat._has_sync_standby)  # it has connected
+        await asyncio.to_thread(servers.standby.crash)
+        while await asyncio.to_thread(servers.primary.sql, "SELECT 1 FROM pg_stat_replication"):
+            await asyncio.sleep(0.01)
+        gone = time.monotonic()
+
+        async def log_line() -> bool:
+            return "the store has no synchronous standby" in caplog.text
+
+        async def metric() -> bool:
+            text = (await Page(store, Meters()).text()).decode()
+            return float(text.partition("\neverloop_standby_wait_seconds ")[2].split()[0]) > 0
+
+        async def doctor() -> bool:
+            return not (await standbys_told(servers.dsn(name)))["ok"]
+
+        async def when(what: str, is_told: Callable[[], Awaitable[bool]]) -> None:
+            while not await is_told():
+                await asyncio.sleep(0.02)
+            told[what] = time.monotonic() - gone
+
+        waiting = asyncio.ensure_future(store.accept(said("now"))) if writes else None
+        async with asyncio.timeout(60):
+            await asyncio.gather(when("log", log_line), when("metric", metric), when("doctor", doctor))
+        assert ("writes will wait" in caplog.text) is not writes
+        await asyncio.to_thread(servers.standby.start)
+        if waiting is not None:
+            await waiting
+        await until(lambda: "no longer wait" in caplog.text)
+        assert store.standby_wait == 0
+        await peer.leave()
+    retire(worker)
+    assert max(told.values()) < 5, told
+
+
 async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_for(servers, name):
     told = await standbys_told(servers.dsn(name))
     assert told["ok"]
@@ -305,3 +358,51 @@ async def test_workers_that_could_not_renew_their_leases_while_there_was_no_prim
     for store in stores:
         await store.close()
     retire(workers[0])
+
+
+@pytest.mark.parametrize("joined", ["before", "after"])
+async def test_a_process_that_has_renewed_nothing_yet_takes_no_work_of_others_after_a_failover(
+    servers, name, joined, monkeypatch
+):
+    """It joined just before the primary died, or started after it: it is the first to see the new one, and all leases
+    are older than `lease_seconds` there."""
+    lease, holder, mine = 3.0, "0123456789ab.1.1.1.1", new_worker()  # of another machine
+    seen, first, new = new_worker(), PostgresStore(servers.dsn(name), lease_seconds=lease), None
+    peer = first.peer(seen, lambda _: None)
+    async with closing(first):
+        await peer.join()
+        await until(lambda: first.heartbeat.term is not None)
+        assert await first.begin("me", "test:1", holder, said("held")) is not None
+        new = PostgresStore(servers.dsn(name), lease_seconds=lease)
+        async with closing(new):
+            connect, promoted = new.heartbeat._connect, asyncio.Event()
+
+            def late() -> Connection:
+                if not promoted.is_set():
+                    raise Unreachable("not yet")
+                return connect()
+
+            monkeypatch.setattr(new.heartbeat, "_connect", late)
+            if joined == "before":
+                await new.join(mine, "work")
+            monkeypatch.setattr(heartbeat, "RETRY_SECONDS", 8.0)  # the other process comes later
+            await asyncio.to_thread(servers.primary.crash)
+            await asyncio.sleep(lease + 0.5)
+            await asyncio.to_thread(servers.promote)
+            assert await new.is_alive(holder)
+            assert await new.ready(mine) == []
+            assert await new.look(mine) == ([], [])
+            with pytest.raises(Busy):
+                await new.begin("me", "test:1", mine)
+            promoted.set()
+            await new.join(mine, "work")
+            async with asyncio.timeout(30):
+                while not await new.is_alive(mine) or new.heartbeat.term is None:
+                    await asyncio.sleep(0.05)
+            assert await new.is_alive(holder)
+            async with asyncio.timeout(30):
+                while await new.ready(mine) != [("me", "test:1")]:  # it has had the full time to renew
+                    await asyncio.sleep(0.05)
+            await peer.leave()
+    retire(seen)
+    retire(mine)

@@ -212,7 +212,7 @@ def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(rele
 def test_what_was_added_since_the_release_before_takes_nothing_away():
     """A new column has a default or may be empty, since the release before does not write it."""
     for step in schema.MIGRATIONS[schema.NEEDED :]:
-        changed = re.sub(r"CREATE (TABLE|FUNCTION|OR REPLACE FUNCTION).*?(;\n|\$\$;)", "", step, flags=re.S)
+        changed = re.sub(r"CREATE (OR REPLACE )?FUNCTION.*?\$\$;|CREATE TABLE.*?;\n", "", step, flags=re.S)
         assert DISTURBING.search(changed) is None, changed
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..peers import ANY, JOINED, gone, of_this_process
 from . import replication
 from .connections import Unreachable, break_off
-from .transactions import NOW
+from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
     from .connections import Connection, Primary
@@ -38,8 +38,8 @@ RENEWALS = 3  # renewals per lease duration
 RETRY_SECONDS = 0.5
 WATCH_SECONDS = 0.5  # polling interval for a silent server
 SILENT_SECONDS = 5.0  # without an answer to the heartbeat for this long, a server is given up
-STANDBY_SECONDS = 1.5  # polling interval for commits that wait for a standby, on a server with a synchronous one
-STANDBY_WAIT = 1.0  # seconds after which such a wait is reported
+STANDBY_SECONDS = 1.5  # interval of looks for the synchronous standby, on a server with one
+STANDBY_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
 
 RENEW = f"""INSERT INTO worker (id, address, at)
     SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
@@ -47,16 +47,15 @@ RENEW = f"""INSERT INTO worker (id, address, at)
 # One process removes a dead worker, and notifies all others in the same transaction.
 REMOVE_DEAD = f"""WITH dead AS (
         DELETE FROM worker WHERE id IN (
-            SELECT id FROM worker
-            WHERE greatest(at, extract(epoch FROM pg_postmaster_start_time())) < {NOW} - %s AND id <> ALL(%s)
-            FOR UPDATE SKIP LOCKED)
+            SELECT id FROM worker w WHERE NOT {FRESH} AND id <> ALL(%s) FOR UPDATE SKIP LOCKED)
         RETURNING id)
     SELECT pg_notify('{CHANNEL}', '{ANY}') FROM dead"""
 
 # A worker takes its first session: other workers on its machine watch its process from then on.
 ANNOUNCE = f"SELECT pg_notify('{CHANNEL}', '{JOINED}')"
-# After a failover, all workers get the full time to renew their rows: none could while there was no primary.
-GRACE = f"UPDATE worker SET at = {NOW}"
+# Returns the primary's timeline. After a failover, the first process to run this gives all workers the full time to
+# renew their rows: none could while there was no primary.
+SEE_PRIMARY = "SELECT everloop_see_primary()"
 REMOVE_MARKS = f"DELETE FROM lane WHERE at < {NOW} - 604800"  # the mark rows of threads that ended long ago
 
 Deliver = Callable[[str], None]
@@ -77,7 +76,9 @@ class Heartbeat:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
-        self.standby_wait = 0.0  # seconds that a commit had been waiting for a synchronous standby at the last check
+        # Seconds without a synchronous standby, or that a commit had been waiting for one, at the last check.
+        self.standby_wait = 0.0
+        self._missing_since = math.inf  # time of the check that first found no synchronous standby
         self._has_sync_standby = False  # the server is configured to wait for one
         self._look_at = 0.0  # time of the next check for such waits
         self._timeline = ""  # of the most recently connected primary
@@ -219,6 +220,7 @@ class Heartbeat:
                         log.warning("no heartbeat: %s", self._explain(error))
                     is_reported = True
                     self.standby_wait = self._asked_at = 0.0
+                    self._missing_since = math.inf
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -260,26 +262,28 @@ class Heartbeat:
                     return list(workers)
 
     def _notice_failover(self, connection: Connection) -> None:
-        row = connection.execute(replication.TIMELINE).fetchone()
+        row = connection.execute(SEE_PRIMARY).fetchone()
         timeline = row[0] if row is not None else ""
         if self._timeline not in ("", timeline):
-            connection.execute(GRACE)
             log.warning("the store has failed over to another server")
         self._timeline = timeline
 
     def _look_for_standby(self, connection: Connection) -> None:
-        """Report commits that wait for a synchronous standby, once, and when they no longer do."""
-        self._asked_at = time.monotonic()
+        """Report that there is no synchronous standby, or that it confirms nothing, once; and when that is over."""
+        now = self._asked_at = time.monotonic()
+        missing = connection.execute(replication.MISSING).fetchone() == (True,)
         row = connection.execute(replication.WAITING).fetchone()
         self._asked_at = 0.0
         count, seconds = row if row is not None else (0, 0.0)
-        waited, self.standby_wait = self.standby_wait, seconds if seconds > STANDBY_WAIT else 0.0
+        self._missing_since = min(self._missing_since, now) if missing else math.inf
+        longest = max(seconds, now - self._missing_since)
+        waited, self.standby_wait = self.standby_wait, longest if longest > STANDBY_WAIT else 0.0
         if self.standby_wait and not waited:
+            waiting = f"{count} writes wait for one, the first for {seconds:.0f} s" if count else "writes will wait"
             log.warning(
-                "the store has no synchronous standby: %d writes wait for one, the first for %.0f s; start the standby "
-                "again, or remove it from synchronous_standby_names",
-                count,
-                seconds,
+                "the store has no synchronous standby: %s; start the standby again, or remove it from "
+                "synchronous_standby_names",
+                waiting,
             )
         if self.standby_wait and self._primary is not None and self._primary.has_changed():
             raise Unreachable("this server was the primary before a failover")

@@ -22,7 +22,6 @@ from ..peers import JOINED, SENDING, WORK, Notice, Peer, decode_notice, encode_n
 from . import prepared
 from .heartbeat import BROADCASTS, CHANNEL
 from .queries import NOTIFY
-from .transactions import FRESH
 
 if TYPE_CHECKING:
     from .connections import Connection, Connections
@@ -33,15 +32,7 @@ LATE_SECONDS = 1.0  # delay after which a worker looks for work that another one
 # The addresses of workers that take any work, of those that only get other notices, and of those that follow the log.
 TAKES_WORK, LISTENS, FOLLOWS = "work", "ear", "log"
 AT_ONCE = 300  # ids per NOTIFY, which may have 8,000 bytes
-DIRECTED = f"""SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, notice.what) FROM (
-    SELECT 'w ' || worker || ' ' || string_agg(id::text, ',') AS what FROM (
-        SELECT i.id, coalesce(
-            (SELECT s.worker FROM session s JOIN worker w ON w.id = s.worker WHERE s.id = i.id AND {FRESH}),
-            (SELECT w.id FROM worker w WHERE w.address = '{TAKES_WORK}' AND {FRESH} AND i.id > 0
-                ORDER BY random() LIMIT 1),
-            '') AS worker
-        FROM unnest(%s::bigint[]) AS i (id)) AS picked
-    GROUP BY worker) AS notice"""
+DIRECTED = "SELECT everloop_direct(%s, %s, %s)"
 
 
 @dataclass(slots=True)
@@ -96,7 +87,7 @@ class Notifier:
         ids = sorted(notice.ids)
         for some in (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE)):
             if what == WORK:
-                prepared.run(db, DIRECTED, (CHANNEL, self._lease, self._lease, some))
+                prepared.run(db, DIRECTED, (CHANNEL, self._lease, some))
             else:
                 prepared.run(db, NOTIFY, (CHANNEL, encode_notice(what, "", some)))
 

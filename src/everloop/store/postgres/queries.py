@@ -22,15 +22,10 @@ SESSIONS = """SELECT s.id, s.owner, s.key,
         EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked'),
         s.title, s.named_by, s.naming_usage, s.archived_at
     FROM session s WHERE s.owner = %s"""
-READY = f"""SELECT s.owner, s.key, s.worker, {FRESH} FROM session s LEFT JOIN worker w ON w.id = s.worker
-    WHERE (%s::text IS NULL OR s.owner = %s) AND s.id IN (
-        SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
-        EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked') ORDER BY s.updated_at"""
+READY = "SELECT * FROM everloop_ready(%s, %s)"
 WAITING = f"""SELECT {_INBOX} FROM session s JOIN inbox i ON i.session = s.id
     WHERE s.owner = %s AND s.key = %s AND i.state <> 'done' AND i.state = 'new' AND i.kind <> 'urgent' ORDER BY i.id"""
-URGENT = f"""SELECT {_INBOX}, s.worker, {FRESH}
-    FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
-    WHERE i.state <> 'done' AND i.kind = 'urgent' AND (%s::text IS NULL OR i.owner = %s) ORDER BY i.id"""
+URGENT = "SELECT * FROM everloop_urgent(%s, %s)"
 URGENT_IN = f"""SELECT {INBOX_COLUMNS} FROM inbox WHERE session = ANY(%s) AND state <> 'done' AND kind = 'urgent'
     ORDER BY id"""
 UNFINISHED = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE state <> 'done' AND owner = %s ORDER BY id"
@@ -55,8 +50,7 @@ KEEP_REQUEST_TEXTS = f"""INSERT INTO request_text (owner, hash, key, data, at)
     SELECT %s, t.hash, %s, t.data, {NOW} FROM unnest(%s::text[], %s::text[]) AS t (hash, data) ORDER BY t.hash
     ON CONFLICT DO NOTHING"""
 REQUEST_TEXTS = "SELECT hash, data, key FROM request_text WHERE owner = %s AND hash = ANY(%s)"
-NOTE_FLUSHES = """UPDATE inbox i SET flushed = flushed + n.seconds
-    FROM unnest(%s::bigint[], %s::float8[]) AS n (id, seconds) WHERE i.id = n.id"""
+NOTE_FLUSHES = "SELECT everloop_note_flushes(%s, %s, %s, %s)"
 SPENT = "SELECT scope, tokens, cost FROM spent WHERE owner = %s AND scope = ANY(%s)"
 TIMERS = "SELECT owner, id, due_at, data FROM timer WHERE %s::text IS NULL OR owner = %s ORDER BY due_at LIMIT %s"
 SET_TIMER = """INSERT INTO timer (owner, id, due_at, data) VALUES (%s, %s, %s, %s)

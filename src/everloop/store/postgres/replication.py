@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 WAITING = """SELECT count(*), coalesce(extract(epoch FROM max(clock_timestamp() - query_start)), 0)::float8
     FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"""
 NAMES = "SELECT current_setting('synchronous_standby_names')"
+# Whether commits wait for a standby, and none is connected that they could wait for. The state of a standby is NULL for
+# a user without the privileges of pg_monitor.
+MISSING = """SELECT current_setting('synchronous_standby_names') <> '' AND NOT EXISTS (
+    SELECT 1 FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum'))"""
 STANDBYS = """SELECT application_name, state, sync_state, pg_wal_lsn_diff(sent_lsn, replay_lsn)::bigint
     FROM pg_stat_replication ORDER BY application_name, pid"""
 # The timeline of a primary, which a promotion raises: the first eight digits of the name of a WAL file.

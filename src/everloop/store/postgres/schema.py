@@ -412,6 +412,154 @@ CREATE TRIGGER request_text_moved BEFORE INSERT ON request_text
 ALTER TABLE inbox ADD COLUMN flushed float8 NOT NULL DEFAULT 0;
 """
 
+# What turns read and notify. The server keeps the plan of a statement in a function for as long as its process lives,
+# also behind a pooler, where a client can prepare nothing: planning one of these statements costs ten times as much as
+# running it.
+m016_reads = """
+CREATE FUNCTION everloop_fresh(p_at float8, p_lease float8) RETURNS boolean LANGUAGE sql AS $$
+    SELECT coalesce(greatest(p_at, extract(epoch FROM pg_postmaster_start_time()))
+        > extract(epoch FROM clock_timestamp())::float8 - p_lease, false)
+$$;
+
+-- Sessions with work, and whether the lease of their worker is valid.
+CREATE FUNCTION everloop_ready(p_lease float8, p_owner text)
+RETURNS TABLE (owner text, key text, worker text, fresh boolean) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT s.owner, s.key, s.worker, everloop_fresh(w.at, p_lease)
+        FROM session s LEFT JOIN worker w ON w.id = s.worker
+        WHERE (p_owner IS NULL OR s.owner = p_owner) AND s.id IN (
+            SELECT session FROM inbox WHERE state <> 'done' AND kind <> 'urgent'
+            EXCEPT SELECT session FROM inbox WHERE state <> 'done' AND state = 'parked')
+        ORDER BY s.updated_at;
+END $$;
+
+CREATE FUNCTION everloop_urgent(p_lease float8, p_owner text)
+RETURNS TABLE (
+    id bigint, session bigint, data text, kind text, state text, turn text, first_seq bigint, worker text,
+    fresh boolean)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT i.id, i.session, i.data, i.kind, i.state, i.turn, i.first_seq, s.worker,
+            everloop_fresh(w.at, p_lease)
+        FROM inbox i JOIN session s ON s.id = i.session LEFT JOIN worker w ON w.id = s.worker
+        WHERE i.state <> 'done' AND i.kind = 'urgent' AND (p_owner IS NULL OR i.owner = p_owner) ORDER BY i.id;
+END $$;
+
+-- The state of sessions and the pending message of each; whether its worker is alive, and whether there are urgent
+-- messages. Each part is found through an index: EXISTS could become a hash of all sessions with open work.
+CREATE FUNCTION everloop_look_at(p_lease float8, p_sessions bigint[])
+RETURNS TABLE (
+    owner text, key text, fresh boolean, urgent boolean, id bigint, worker text, fence bigint, history_from bigint,
+    compacted bigint, updated_at float8, history_at float8, next_seq bigint, open_turn text, waiting bigint,
+    parked boolean, clock float8, data text, kind text)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT s.owner, s.key, (SELECT everloop_fresh(w.at, p_lease) FROM worker w WHERE w.id = s.worker),
+            (SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND kind = 'urgent' LIMIT 1),
+            s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
+            (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
+            (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
+            (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
+            i.id,
+            coalesce((SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked' LIMIT 1),
+                false),
+            extract(epoch FROM clock_timestamp())::float8, i.data, i.kind
+        FROM session s LEFT JOIN LATERAL (
+            SELECT id, data, kind FROM inbox
+            WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
+            ORDER BY id LIMIT 1) AS i ON true
+        WHERE s.id = ANY(p_sessions) ORDER BY s.updated_at;
+END $$;
+
+-- Notifies, for each session, the worker that holds it, or else one of those that take any work. Nothing is stored, so
+-- it need not wait for the disk.
+CREATE FUNCTION everloop_direct(p_channel text, p_lease float8, p_sessions bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM pg_notify(p_channel, notice.what) FROM (
+        SELECT 'w ' || picked.worker || ' ' || string_agg(picked.id::text, ',') AS what FROM (
+            SELECT i.id, coalesce(
+                (SELECT s.worker FROM session s JOIN worker w ON w.id = s.worker
+                    WHERE s.id = i.id AND everloop_fresh(w.at, p_lease)),
+                (SELECT w.id FROM worker w WHERE w.address = 'work' AND everloop_fresh(w.at, p_lease) AND i.id > 0
+                    ORDER BY random() LIMIT 1),
+                '') AS worker
+            FROM unnest(p_sessions) AS i (id)) AS picked
+        GROUP BY picked.worker) AS notice;
+END $$;
+
+-- How long turns waited for the disk. It need not be on the disk itself.
+CREATE FUNCTION everloop_note_flushes(p_lane text, p_number bigint, p_rows bigint[], p_seconds float8[])
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    UPDATE inbox i SET flushed = flushed + n.seconds
+        FROM unnest(p_rows, p_seconds) AS n (id, seconds) WHERE i.id = n.id;
+    RETURN everloop_keep(p_lane, p_number, ARRAY[]::bigint[]);
+END $$;
+"""
+
+# The timeline of the primary, which a failover raises. No lease could be renewed while there was no primary. So on one
+# that no process has taken note of, every lease is valid; the first to do so gives all workers the full time.
+m017_failovers = """
+CREATE TABLE primary_seen (one boolean PRIMARY KEY DEFAULT true CHECK (one), timeline text NOT NULL);
+
+CREATE OR REPLACE FUNCTION everloop_fresh(p_at float8, p_lease float8) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE
+        WHEN pg_is_in_recovery() THEN true
+        WHEN (SELECT timeline FROM primary_seen) <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) THEN true
+        ELSE coalesce(greatest(p_at, extract(epoch FROM pg_postmaster_start_time()))
+            > extract(epoch FROM clock_timestamp())::float8 - p_lease, false)
+    END
+$$;
+
+CREATE FUNCTION everloop_see_primary() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    its_timeline text := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+BEGIN
+    INSERT INTO primary_seen (timeline) VALUES (its_timeline) ON CONFLICT DO NOTHING;
+    UPDATE primary_seen SET timeline = its_timeline WHERE timeline <> its_timeline;
+    IF FOUND THEN
+        UPDATE worker SET at = extract(epoch FROM clock_timestamp());
+    END IF;
+    RETURN its_timeline;
+END $$;
+
+CREATE OR REPLACE FUNCTION everloop_take_outgoing(
+    p_lane text, p_number bigint, p_worker text, p_limit bigint, p_channels text[], p_chat text, p_lease float8)
+RETURNS TABLE (id bigint, data text, turn text, tries bigint, unaddressed boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    dead text[];
+    alive text[];
+    its_rows bigint[];
+BEGIN
+    -- The dead ones, not all but the living: a worker unknown a moment ago may have taken rows since.
+    SELECT array_agg(o.worker) FILTER (WHERE NOT o.fresh), array_agg(o.worker) FILTER (WHERE o.fresh) INTO dead, alive
+        FROM (SELECT s.worker, everloop_fresh(w.at, p_lease) AS fresh
+            FROM (SELECT DISTINCT worker FROM outbox WHERE sent_at IS NULL AND worker <> p_worker) AS s
+            LEFT JOIN worker w ON w.id = s.worker) AS o;
+    RETURN QUERY SELECT NULL::bigint, NULL::text, a.worker, NULL::bigint, false FROM unnest(alive) AS a (worker);
+    RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::text, NULL::bigint, true WHERE EXISTS (
+        SELECT 1 FROM outbox WHERE sent_at IS NULL AND channel IS NULL AND damaged IS NULL);
+    SELECT array_agg(f.id) INTO its_rows FROM (
+        SELECT id FROM outbox
+        WHERE sent_at IS NULL AND damaged IS NULL AND channel IS NOT NULL AND (worker IS NULL OR worker = ANY(dead))
+            AND (p_channels IS NULL OR channel = ANY(p_channels)) AND (p_chat IS NULL OR chat_id = p_chat)
+        ORDER BY id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS f;
+    IF its_rows IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE outbox SET worker = p_worker, tries = outbox.tries + 1 WHERE id = ANY(its_rows);
+    RETURN QUERY SELECT o.id, o.data, o.turn, o.tries - 1, false FROM outbox o WHERE o.id = ANY(its_rows) ORDER BY o.id;
+    PERFORM everloop_keep(p_lane, p_number, its_rows);
+END $$;
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     m001_core,
     m002_search,
@@ -428,6 +576,8 @@ MIGRATIONS: tuple[str, ...] = (
     m013_directory,
     m014_pools,
     m015_requests,
+    m016_reads,
+    m017_failovers,
 )
 
 

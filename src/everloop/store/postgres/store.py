@@ -57,7 +57,7 @@ from .schema import Migration
 from .transactions import NOW, Looked, LookedAt, living
 
 if TYPE_CHECKING:
-    from .connections import Connection, Result
+    from .connections import Connection
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -124,16 +124,13 @@ class PostgresStore:
         return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
-        return await self._in_reader(lambda db: _ready(db.execute(queries.READY, (self._lease, owner, owner)), worker))
+        return await self._in_reader(lambda db: _ready(db, self._lease, owner, worker))
 
     async def look(
         self, worker: str, sessions: Sequence[int] | None = None
     ) -> tuple[list[tuple[str, str]], list[Incoming]]:
         def work(db: Connection) -> tuple[list[tuple[str, str]], list[Any]]:
-            with db.pipeline():
-                values = (self._lease, None, None)
-                everything, urgent = db.execute(queries.READY, values), db.execute(queries.URGENT, values)
-                return _ready(everything, worker), _urgent(urgent, worker)
+            return _ready(db, self._lease, None, worker), _urgent(db, self._lease, None, worker)
 
         if sessions is None:
             found, rows = await self._in_reader(work)
@@ -156,10 +153,7 @@ class PostgresStore:
         return await self._readable(await self._read(queries.WAITING, owner, key))
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
-        def work(db: Connection) -> list[Any]:
-            return _urgent(db.execute(queries.URGENT, (self._lease, owner, owner)), worker)
-
-        return await self._readable(await self._in_reader(work))
+        return await self._readable(await self._in_reader(lambda db: _urgent(db, self._lease, owner, worker)))
 
     async def _readable(self, rows: Sequence[Any]) -> list[Incoming]:
         """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
@@ -398,7 +392,8 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ reading
 
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
-        rows = await self._read(queries.LOG, session, after, until if until is not None else 2**62)
+        values = (session, after, until if until is not None else 2**62)
+        rows = await self._in_reader(lambda db: prepared.run(db, queries.LOG, values))
         return list(claims.logged(session, rows))
 
     async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
@@ -432,8 +427,15 @@ class PostgresStore:
         return {hash: RequestText(data, key) for hash, data, key in rows}
 
     async def note_flushes(self, seconds: Mapping[int, float]) -> None:
-        noted = _does(queries.NOTE_FLUSHES, list(seconds), list(seconds.values()))
-        await self.connections.submit("unflushed", noted)
+        values = list(seconds), list(seconds.values())
+
+        def alone(_: Connection, call: Call) -> None:
+            call(queries.NOTE_FLUSHES, *values)
+
+        def in_transaction(db: Connection) -> None:
+            db.execute(queries.NOTE_FLUSHES, (*tx.NO_MARK, *values))
+
+        await self.connections.submit("unflushed", LoneWrite(alone, in_transaction))
 
     async def search(self, owner: str, query: str, limit: int = 10) -> list[Found]:
         def write(work: Callable[[Connection], T], /) -> Written[T]:
@@ -677,12 +679,14 @@ def _does(query: str, *values: object) -> Callable[[Connection], int]:
     return work
 
 
-def _ready(asked: Result, worker: str) -> list[tuple[str, str]]:
-    return [(owner, key) for owner, key, holder, fresh in asked.fetchall() if _free(holder, fresh, worker)]
+def _ready(db: Connection, lease: float, owner: str | None, worker: str) -> list[tuple[str, str]]:
+    rows = prepared.run(db, queries.READY, (lease, owner))
+    return [(owner, key) for owner, key, holder, fresh in rows if _free(holder, fresh, worker)]
 
 
-def _urgent(asked: Result, worker: str) -> list[Any]:
-    return [row[:7] for row in asked.fetchall() if _free(row[7], row[8], worker)]
+def _urgent(db: Connection, lease: float, owner: str | None, worker: str) -> list[Any]:
+    rows = prepared.run(db, queries.URGENT, (lease, owner))
+    return [row[:7] for row in rows if _free(row[7], row[8], worker)]
 
 
 def _free(holder: str | None, fresh: bool, worker: str) -> bool:

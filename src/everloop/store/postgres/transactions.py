@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from .connections import Connection, Result
 
 NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock, the same for all workers
-# A worker is alive while it renews its row. After a restart of the server, all get the full time to do so again.
-FRESH = f"""coalesce(greatest(w.at, extract(epoch FROM pg_postmaster_start_time())) > {NOW} - %s, false)"""
+# A worker is alive while it renews its row. After a restart or a failover of the server, all get the full time to do so
+# again.
+FRESH = "everloop_fresh(w.at, %s)"
 
 NEW_SESSION = f"""INSERT INTO session (owner, key, created_at, updated_at) VALUES (%s, %s, {NOW}, {NOW})
     ON CONFLICT (owner, key) DO NOTHING RETURNING id"""
@@ -79,23 +80,11 @@ STEP_FINISH = f"SELECT everloop_finish({', '.join(['%s'] * 22)})"
 STEP_TAKE = f"SELECT * FROM everloop_take_outgoing({', '.join(['%s'] * 7)})"
 LOST, MORE_TO_DO = 0, 2  # as returned by the functions: an entry is missing; the session has more to do
 NO_MARK = (None, None)  # a step inside a transaction, which has a mark of its own
-# The state of a session, and its pending message. Each part is found through an index: EXISTS could become a hash of
-# all sessions with open work.
-LOOKED = f"""s.id, s.worker, s.fence, s.history_from, s.compacted, s.updated_at,
-    (SELECT at FROM entry WHERE session = s.id AND seq = s.history_from + 1),
-    (SELECT coalesce(max(seq), 0) + 1 FROM entry WHERE session = s.id),
-    (SELECT turn FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'taken' LIMIT 1),
-    i.id,
-    coalesce((SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'parked' LIMIT 1), false),
-    {NOW}, i.data, i.kind"""
-NEXT = """LEFT JOIN LATERAL (
-    SELECT id, data, kind FROM inbox WHERE session = s.id AND state <> 'done' AND state = 'new' AND kind <> 'urgent'
-    ORDER BY id LIMIT 1) AS i ON true"""
-LOOK = f"SELECT {LOOKED} FROM session s {NEXT} WHERE s.owner = %s AND s.key = %s"
-# The same for several sessions, with whether their workers are alive and whether there are urgent messages.
-LOOK_AT = f"""SELECT s.owner, s.key, (SELECT {FRESH} FROM worker w WHERE w.id = s.worker),
-        (SELECT true FROM inbox WHERE session = s.id AND state <> 'done' AND kind = 'urgent' LIMIT 1), {LOOKED}
-    FROM session s {NEXT} WHERE s.id = ANY(%s::bigint[]) ORDER BY s.updated_at"""
+# The state of sessions, and the pending message of each, with whether their workers are alive and whether there are
+# urgent messages.
+LOOK_AT = "SELECT * FROM everloop_look_at(%s, %s)"
+LOOK = """SELECT l.* FROM session s, LATERAL everloop_look_at(0, ARRAY[s.id]) AS l
+    WHERE s.owner = %s AND s.key = %s"""
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
 PAGE_MARKS = {
@@ -322,7 +311,7 @@ def begin_alone(
         found = prepared.run(db, LOOK, (owner, key))
         if not found:
             raise MustTransact
-        looked = Looked.of(found[0])
+        looked = LookedAt.of(found[0]).looked
     state, now = looked.state, looked.state.now
     if state.holder not in (None, worker) or state.open_turn is not None or state.is_parked:
         raise MustTransact

@@ -23,7 +23,16 @@ URGENT: frozenset[Name] = frozenset({"stop", "help", "status", "approve", "deny"
 WITH_WORDS: frozenset[Name] = frozenset({"deny", "compact"})  # commands that accept text after them
 ALWAYS = "always"
 
-HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
+# These work in chat networks alone, whose channels run them.
+NETWORK_COMMANDS: dict[str, str] = {
+    "link": "get a code; /link CODE in another direct chat of yours lets it share this session",
+    "unlink": "end that",
+}
+
+
+def help_text(*, in_network: bool) -> str:
+    commands = [*COMMANDS.items(), *(NETWORK_COMMANDS.items() if in_network else ())]
+    return "\n".join(f"/{name}  {what}" for name, what in commands)
 
 
 @dataclass(frozen=True, slots=True)

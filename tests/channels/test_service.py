@@ -114,6 +114,37 @@ async def test_channels_shows_pairs_and_resends(telegram: FakeTelegram, model: F
         await worker.wait()
 
 
+async def test_channels_shows_who_shares_a_session_and_ends_it(
+    telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path
+) -> None:
+    run = settings(tmp_path / "own", telegram)
+    path = tmp_path / "own" / "config.toml"
+    path.write_text(path.read_text().replace('["7"]', '["7", "8"]'), encoding="utf-8")
+    worker = await start("worker", env=environment(model, **run))
+    try:
+        await telegram.say("7", "/link")
+        await until(lambda: telegram.heard("7"))
+        code = telegram.heard("7")[0].split("/link ")[1][:8]
+        await telegram.say("8", f"/link {code}", sender=8)
+        await until(lambda: telegram.heard("8"))
+        done = await everloop("channels", "status", "--json", **run)
+        assert done.json["linked"] == [
+            {"sender": "7", "session": "telegram:7", "with": ["telegram:8"]},
+            {"sender": "8", "session": "telegram:7", "with": ["telegram:7"]},
+        ]
+        done = await everloop("channels", **run)
+        assert "  8 shares the session telegram:7 with telegram:7: everloop channels unlink telegram 8\n" in done.out
+        done = await everloop("channels", "unlink", "telegram", "8", **run)
+        assert done.out == "8 shares no session any more in telegram.\n"
+        done = await everloop("channels", "unlink", "telegram", "8", **run)
+        assert (done.status, "8 shares no session by a code" in done.err) == (2, True)
+        done = await everloop("channels", "status", "--json", **run)
+        assert done.json["linked"] == []
+    finally:
+        worker.kill()
+        await worker.wait()
+
+
 async def test_wrong_settings_stop_the_start_in_one_line_without_the_secret(
     telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path
 ) -> None:

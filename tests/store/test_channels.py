@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from everloop import InboundMessage, OutboundMessage
 from everloop.store.base import SentPart, Store
 from everloop.store.peers import retire
@@ -102,3 +104,17 @@ async def test_several_values_of_channels_are_written_at_once_if_a_value_is_as_e
     assert await store.write_channel_state(changes, ("a:keys", "epoch", "1"))
     assert await store.channel_state("a:keys") == {"epoch": "1", "account": "z"}
     assert await store.channel_state("a:group") == {}
+
+
+async def test_of_two_processes_that_write_a_first_value_at_once_one_does(opened):
+    first, second = await opened(), await opened()
+    for number in range(20):
+        place = ("a:keys", f"key {number}", None)
+        rows = [[("a:keys", f"key {number}", name), ("a:who", f"key {number}", name)] for name in ("one", "two")]
+        written = await asyncio.gather(
+            first.write_channel_state(rows[0], place), second.write_channel_state(rows[1], place)
+        )
+        assert sorted(written) == [False, True]
+        winner = {"one", "two"} - {("one", "two")[written.index(False)]}
+        for space in ("a:keys", "a:who"):
+            assert {(await first.channel_state(space))[f"key {number}"]} == winner

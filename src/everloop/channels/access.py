@@ -33,6 +33,15 @@ _CODE, _PEER = "code:", "peer:"
 Standing = Literal["owner", "peer", "member", "stranger"]
 
 
+def new_code() -> str:
+    return "".join(secrets.choice(LETTERS) for _ in range(CODE_LENGTH))
+
+
+def is_code(typed: str, code: str) -> bool:
+    """Whether a person typed this code, in whatever case; the time it takes says nothing about the code."""
+    return secrets.compare_digest(typed.strip().upper().replace("-", "").encode("utf-8", "replace"), code.encode())
+
+
 class Pending(msgspec.Struct, frozen=True):
     """A stranger who was given a pairing code and is not confirmed yet."""
 
@@ -82,16 +91,15 @@ class Pairings:
         pending = await self.pending()
         if len(pending) >= MOST_PENDING or any(one.sender == message.sender for one in pending):
             return None
-        code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LENGTH))
+        code = new_code()
         made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time())
         await self._store.set_channel_state(self._channel, _CODE + code, msgspec.json.encode(made).decode())
         return code
 
     async def confirm(self, code: str, owner: str, admin: bool = False) -> PairedPeer | None:
         """Pair the person who was given this code, and tell them; None if no valid code matches."""
-        wanted = code.strip().upper().replace("-", "")
         for one in await self.pending():
-            if secrets.compare_digest(one.code.encode(), wanted.encode()):
+            if is_code(code, one.code):
                 peer = PairedPeer(one.sender, one.name, time.time(), admin)
                 await self._store.set_channel_state(
                     self._channel, _PEER + one.sender, msgspec.json.encode(peer).decode()
@@ -140,12 +148,17 @@ class Access:
         self._groups = frozenset(same_id(one, can) for one in config.groups)
         self._pairings = pairings
 
+    async def known_as(self, sender: str) -> Literal["owner", "peer"] | None:
+        """Return the role of a person whom the settings name, or who was paired; None for everyone else."""
+        if same_id(sender, self._can) in self._allowed:
+            return "owner"
+        peer = (await self._pairings.peers()).get(sender)
+        return None if peer is None else "owner" if peer.admin else "peer"
+
     async def standing(self, message: Received) -> Standing:
         """Return the sender's role. People on the allow list count as owners, because the settings name them."""
-        if same_id(message.sender, self._can) in self._allowed:
-            return "owner"
-        if (peer := (await self._pairings.peers()).get(message.sender)) is not None:
-            return "owner" if peer.admin else "peer"
+        if (known := await self.known_as(message.sender)) is not None:
+            return known
         if EVERYONE in self._config.allow and not message.group:
             return "peer"
         is_open = same_id(message.chat, self._can) in self._groups

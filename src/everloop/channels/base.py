@@ -57,6 +57,7 @@ class Can:
     edit: bool = False  # a message can be changed: `show` can stream into one
     pace: float = 2.0  # seconds between two changes
     threads: bool = False
+    always_threads: bool = False  # each message is in a thread, as in e-mail: a direct chat consists of them
     typing: bool = False
     buttons: bool = False  # a question can have buttons that answer it
     media: int = 0  # the largest file that can be sent, in bytes; 0 for none

@@ -76,7 +76,14 @@ class Email:
     """A mailbox."""
 
     can = Can(
-        text=100_000, form="html", repeats="none", threads=True, media=LARGEST_ATTACHED, attaches=True, case=False
+        text=100_000,
+        form="html",
+        repeats="none",
+        threads=True,
+        always_threads=True,
+        media=LARGEST_ATTACHED,
+        attaches=True,
+        case=False,
     )
 
     def __init__(self, options: Options) -> None:

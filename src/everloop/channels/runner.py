@@ -24,7 +24,7 @@ import msgspec
 
 from ..bus import InboundMessage, Kind, Question
 from ..commands import answer_of, kind_of
-from ..config import ChannelConfig
+from ..config import LINK, ChannelConfig
 from ..errors import EverloopError, StoreError
 from ..log import UserSaid
 from ..providers.transcription import is_recording
@@ -36,9 +36,10 @@ from ..text import clean, one_line
 from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.message import OutgoingFiles
-from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
+from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
 from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received, StateRow, space_of
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
+from .links import ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
 from .text import MARK, render, split
 
@@ -115,15 +116,14 @@ class ChannelRunner:
         outgoing: OutgoingFiles | None = None,
         transcribes: bool = False,
     ) -> None:
-        """With `follow`, chats are shown what happens in their sessions; `links` has people by their chats, which
-        share one session; `save` keeps the files that people send, and `outgoing` has those that the agent sends.
-        `transcribes` says that turns get the words of voice messages."""
+        """With `follow`, chats are shown what happens in their sessions; `links` has people with their accounts,
+        whose direct chats share one session; `save` keeps the files that people send, and `outgoing` has those that
+        the agent sends. `transcribes` says that turns get the words of voice messages."""
         self.worker = new_worker()
         self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        shared = {chat: person for person, chats in (links or {}).items() for chat in chats}
         self._accounts = [
-            Account(store, self.worker, configs, shared, save, outgoing, transcribes, follow, meters, *one)
+            Account(store, self.worker, configs, links or {}, save, outgoing, transcribes, follow, meters, *one)
             for one in channels
         ]
         self._peer = store.peer(self.worker, self._on_notice)
@@ -154,7 +154,7 @@ class Account:
         store: Store,
         worker: str,
         configs: dict[str, ChannelConfig],
-        shared: Mapping[str, str],
+        links: Mapping[str, Sequence[str]],
         save: Save | None,
         outgoing: OutgoingFiles | None,
         transcribes: bool,
@@ -171,7 +171,7 @@ class Account:
         self._reporter = Reporter(store, config.name, options, meters)
         self._previews = Previews(store, config, channel, follow)
         self._inbox = ChannelInbox(
-            store, config, channel, configs, shared, save, transcribes, self._reporter, self._previews
+            store, config, channel, configs, links, save, transcribes, self._reporter, self._previews
         )
         self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
@@ -304,7 +304,7 @@ class ChannelInbox:
         config: ChannelConfig,
         channel: Channel,
         configs: dict[str, ChannelConfig],
-        shared: Mapping[str, str],
+        links: Mapping[str, Sequence[str]],
         save: Save | None,
         transcribes: bool,
         reporter: Reporter,
@@ -318,16 +318,11 @@ class ChannelInbox:
         self._configs = configs
         self._save = save
         self._transcribes = transcribes
-        # The person that a sender is, whose direct chats are one session.
-        self._shared = {
-            same_id(sender, channel.can): person
-            for name, sender, person in ((*chat.partition(":")[::2], person) for chat, person in shared.items())
-            if name == config.name
-        }
         self._reporter = reporter
         self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
         self._access = Access(config, channel.can, self._pairings)
+        self._links = ChatLinks(store, config, channel.can, self._access, links)
         self._rates = RateLimit(config.per_minute)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
@@ -381,7 +376,10 @@ class ChannelInbox:
         if first.lower().partition("@")[0] == "/pair" and standing != "member":
             await self._pair(message, standing)
             return True
-        incoming = self._incoming(message)
+        if standing != "member" and (command := command_in(message.text)) is not None:
+            await self._link(message, command)
+            return True
+        incoming = await self._incoming(message)
         kind = kind_of(incoming)
         if standing == "member":
             kind = "message"  # members of an open group may talk, but neither approve nor stop anything
@@ -475,23 +473,18 @@ class ChannelInbox:
         if not row.done:
             await self._store.wake(WORK, [row.session])
 
-    def _incoming(self, message: Received) -> InboundMessage:
-        name = self._config.name
+    async def _incoming(self, message: Received) -> InboundMessage:
+        name, chat_id = self._config.name, self._chat_id(message)
         return InboundMessage(
             name,
             message.sender,
-            self._chat_id(message),
+            chat_id,
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            session=self._session_of(message),
+            session=await self._links.session_of(message, f"{name}:{chat_id}"),
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
-
-    def _session_of(self, message: Received) -> str | None:
-        """Return the session that a person's direct chats share; None if the chat has its own."""
-        person = self._shared.get(same_id(message.sender, self._can))
-        return f"link:{person}" if person and not message.group and not message.thread else None
 
     def _chat_id(self, message: Received) -> str:
         return chat_id_of(message.chat, message.thread, self._channel.can.threads)
@@ -520,6 +513,22 @@ class ChannelInbox:
             except EverloopError as error:
                 said = str(error)
         await self._say(message, said, "pair")
+
+    async def _link(self, message: Received, command: LinkCommand) -> None:
+        """Run a command that links chats. What it does is repeated after a crash until its reply is in the outbox."""
+        id = message.id or secrets.token_hex(8)
+        if await self._store.find(self._config.owner, f"{self._config.name}:{LINK}:{id}") is not None:
+            return
+        if await self._is_over_limit(message):
+            return
+        reply = await self._links.answer(command, message, self._chat_id(message), id)
+        if reply.code is not None:
+            name, chat_id = channel_of(reply.code.account), reply.code.chat_id
+            await tell(self._store, name, self._config.owner, chat_id, reply.told, f"linked:{reply.code.code}")
+        if reply.text:
+            await tell(
+                self._store, self._config.name, self._config.owner, self._chat_id(message), reply.text, f"{LINK}:{id}"
+            )
 
     async def _is_over_limit(self, message: Received) -> bool:
         """Whether the sender has exceeded the rate limit. They are told once a minute."""

@@ -20,6 +20,7 @@ from .common import load_with_store
 from .output import as_json
 
 if TYPE_CHECKING:
+    from ..channels.base import Can
     from ..store.base import Store
 
 CHECK_SECONDS = 20.0
@@ -73,11 +74,13 @@ async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
     """What is known of a channel, from the settings and from the store."""
     from ..channels.access import Pairings
     from ..channels.base import make_channel
+    from ..channels.links import LinkStore, channel_of
     from ..channels.matrix_devices import encryption_facts
     from ..channels.runner import STATUS, Status, lease_of
     from ..store.peers import process_of
 
     pairings = Pairings(store, config.name)
+    shared = (one for one in (await LinkStore(store, config.owner).read()).shared if one.is_shared)
     state = (await store.channel_state(config.name)).get(STATUS)
     status = msgspec.json.decode(state, type=Status) if state else None
     holder = (await store.holders()).get(lease_of(config.name))
@@ -94,6 +97,16 @@ async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
         "paired": [{"sender": one.sender, "name": one.name} for one in (await pairings.peers()).values()],
         "pending": [
             {"code": one.code, "sender": one.sender, "name": one.name, "at": one.at} for one in await pairings.pending()
+        ],
+        "linked": [
+            {
+                "sender": member.account.removeprefix(f"{config.name}:"),
+                "session": one.session,
+                "with": [other.account for other in one.members if other is not member],
+            }
+            for one in shared
+            for member in one.members
+            if channel_of(member.account) == config.name
         ],
         "repeats": repeats,
         "process": process_of(holder) if holder is not None else None,
@@ -114,6 +127,12 @@ def _shown(facts: dict[str, Any]) -> list[str]:
     for one in facts["pending"]:
         who = f"{one['sender']} {one['name']}".strip()
         lines.append(f"  {who} wants to be paired: everloop channels pair {one['code']}")
+    for one in facts["linked"]:
+        others = ", ".join(one["with"])
+        lines.append(
+            f"  {one['sender']} shares the session {one['session']} with {others}: "
+            f"everloop channels unlink {facts['name']} {one['sender']}"
+        )
     if facts["encryption"] is not None:
         lines += _encryption_shown(facts["name"], facts["encryption"])
     if facts["dead"]:
@@ -182,13 +201,36 @@ async def _pair(config: Config, options: argparse.Namespace) -> int:
 
 
 async def _unpair(config: Config, options: argparse.Namespace) -> int:
-    from ..channels.access import Pairings
+    from ..channels.links import unpair
 
     one = _configured(config, options.name)
+    can = await _can(one)
     async with _store(config) as store:
-        if not await Pairings(store, one.name).remove(options.sender):
+        if not await unpair(store, one, can, options.sender):
             raise EverloopError(f"{one_line(options.sender, 60)} is not paired with {one.name}")
     print(printable(f"{options.sender} is no longer answered by {one.name}."))
+    return 0
+
+
+async def _can(config: ChannelConfig) -> Can:
+    """What the channel's network can do; the settings of the channel may be wrong."""
+    from ..channels.base import Can, make_channel
+
+    try:
+        return (await asyncio.to_thread(make_channel, config))[0].can
+    except ConfigError:
+        return Can()
+
+
+async def _unlink(config: Config, options: argparse.Namespace) -> int:
+    from ..channels.links import unlink
+
+    one = _configured(config, options.name)
+    can = await _can(one)
+    async with _store(config) as store:
+        if not await unlink(store, one, can, options.sender):
+            raise EverloopError(f"{one_line(options.sender, 60)} shares no session by a code in {one.name}")
+    print(printable(f"{options.sender} shares no session any more in {one.name}."))
     return 0
 
 
@@ -232,6 +274,7 @@ ACTIONS = {
     "test": _test,
     "pair": _pair,
     "unpair": _unpair,
+    "unlink": _unlink,
     "trust": _trust,
     "dead": _dead,
     "resend": _resend,

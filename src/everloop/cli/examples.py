@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "channels test": ("everloop channels test telegram",),
     "channels pair": ("everloop channels pair K7PXW2QD",),
     "channels unpair": ("everloop channels unpair telegram 123456",),
+    "channels unlink": ("everloop channels unlink telegram 123456",),
     "channels trust": ("everloop channels trust matrix @anna:example.org ABCDEFGHIJ",),
     "channels dead": ("everloop channels dead",),
     "channels resend": ("everloop channels resend 17 18", "everloop channels resend --all"),

@@ -332,9 +332,13 @@ def _channel_actions(channels: Parser, common: Parser) -> None:
     pair = add("pair", "admit the person who has this code")
     pair.add_argument("code", metavar="CODE", help="the code that the person got")
     pair.add_argument("--admin", action="store_true", help="the person may pair others with /pair")
-    unpair = add("unpair", "stop answering a person")
-    unpair.add_argument("name", metavar="NAME", help="the channel")
-    unpair.add_argument("sender", metavar="SENDER", help="the person's id, as `everloop channels` shows it")
+    for name, text in (
+        ("unpair", "stop answering a person"),
+        ("unlink", "end the sharing of a session that a person began with /link"),
+    ):
+        person = add(name, text)
+        person.add_argument("name", metavar="NAME", help="the channel")
+        person.add_argument("sender", metavar="SENDER", help="the person's id, as `everloop channels` shows it")
     trust = add("trust", "confirm a device of a person, for encrypted chats")
     trust.add_argument("name", metavar="NAME", help="the channel")
     trust.add_argument("user", metavar="USER", help="the person's id")

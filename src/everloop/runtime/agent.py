@@ -216,7 +216,8 @@ class AgentLoop:
 
     @cached_property
     def _commands(self) -> ChatCommands:
-        return ChatCommands(self.store, self.dispatcher, self._turns, self.subagents, str(self._places))
+        networks = [one.name for one in self._owners.config.channels]
+        return ChatCommands(self.store, self.dispatcher, self._turns, self.subagents, str(self._places), networks)
 
     @cached_property
     def requests(self) -> Requests:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .. import events
 from ..bus import PULLED, InboundMessage, StopRequest
-from ..commands import HELP, answer_of, command_of, meant_by
+from ..commands import answer_of, command_of, help_text, meant_by
 from ..store.base import Incoming, Store
 from .dispatcher import Dispatcher
 from .subagents import SubagentManager
@@ -20,13 +22,21 @@ class ChatCommands:
     """Answers the chat commands of all sessions, and the replies to questions."""
 
     def __init__(
-        self, store: Store, dispatcher: Dispatcher, turns: TurnRunner, subagents: SubagentManager, workspace: str
+        self,
+        store: Store,
+        dispatcher: Dispatcher,
+        turns: TurnRunner,
+        subagents: SubagentManager,
+        workspace: str,
+        networks: Collection[str],
     ) -> None:
+        """`networks` are the names of the channels that run."""
         self._store = store
         self._dispatcher = dispatcher
         self._turns = turns
         self._subagents = subagents
         self._workspace = workspace
+        self._networks = networks
 
     async def answer(
         self, message: InboundMessage, show: events.Show | None = None, word: Incoming | InboundMessage | None = None
@@ -43,7 +53,7 @@ class ChatCommands:
             case "status":
                 return await self._status(message)
             case "help":
-                return HELP
+                return help_text(in_network=message.channel in self._networks)
             case _:
                 given = message.content.strip()
                 return f"There is no command {given}: did you mean /{meant_by(given)}? /help lists them."

@@ -605,15 +605,19 @@ def _become(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] | No
 
 @asynccontextmanager
 async def running(
-    settings: dict[str, Any], folder: Path, provider: LLMProvider | None = None, **more: Any
+    settings: dict[str, Any] | Sequence[dict[str, Any]],
+    folder: Path,
+    provider: LLMProvider | None = None,
+    **more: Any,
 ) -> AsyncIterator[SQLiteStore]:
-    """Run a channel with an agent in this process, for tests that kill nothing; `more` are fields of `Config`."""
-    config = config_of(settings)
-    channel, options = await asyncio.to_thread(make_channel, config)
+    """Run a channel, or several, with an agent in this process, for tests that kill nothing; `more` are fields of
+    `Config`."""
+    configs = [config_of(one) for one in ([settings] if isinstance(settings, dict) else settings)]
+    made = [(one, *await asyncio.to_thread(make_channel, one)) for one in configs]
     store = SQLiteStore(folder / "store.db")
-    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,), **more)
-    owners = Owners(home, store, provider or Answerer(channel.can), agent_of)
-    made, outgoing = [(config, channel, options)], OutgoingFiles(home.home)
+    home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=tuple(configs), **more)
+    owners = Owners(home, store, provider or Answerer(made[0][1].can), agent_of)
+    outgoing = OutgoingFiles(home.home)
     hears = bool(home.transcription_model)
     runner = ChannelRunner(store, made, follower(owners), None, home.links, saver(owners), outgoing, hears)
     tasks = [asyncio.create_task(owners.run()), asyncio.create_task(runner.run())]

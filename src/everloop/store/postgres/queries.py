@@ -83,6 +83,10 @@ DEAD_LETTERS = """SELECT id, at, channel, chat_id, failed, data FROM outbox
 REVIVE = """UPDATE outbox SET failed = NULL, sent_at = NULL, worker = NULL, tries = 0
     WHERE id = ANY(%s) AND failed IS NOT NULL RETURNING id"""
 CHANNEL_STATE = "SELECT key, value FROM channel_state WHERE channel = %s"
+LOCKED_CHANNEL_STATE = "SELECT value FROM channel_state WHERE channel = %s AND key = %s FOR UPDATE"
+NEW_CHANNEL_STATE = """INSERT INTO channel_state (channel, key, value) VALUES (%s, %s, '')
+    ON CONFLICT (channel, key) DO NOTHING RETURNING channel"""
+REMOVE_CHANNEL_STATE = "DELETE FROM channel_state WHERE channel = %s AND key = %s"
 SET_CHANNEL_STATE = """INSERT INTO channel_state (channel, key, value) VALUES (%s, %s, %s)
     ON CONFLICT (channel, key) DO UPDATE SET value = excluded.value"""
 GRANTS = "SELECT name FROM session_grant WHERE owner = %s AND key = %s"

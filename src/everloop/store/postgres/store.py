@@ -368,21 +368,26 @@ class PostgresStore:
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         if value is None:
-            await self._write(_does("DELETE FROM channel_state WHERE channel = %s AND key = %s", channel, key))
+            await self._write(_does(queries.REMOVE_CHANNEL_STATE, channel, key))
         else:
             await self._write(_does(queries.SET_CHANNEL_STATE, channel, key, value))
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
         def work(db: Connection) -> bool:
             *where, value = expected
-            locked = "SELECT value FROM channel_state WHERE channel = %s AND key = %s FOR UPDATE"
-            found = db.execute(locked, where).fetchone()
-            if (found and found[0]) != value:
-                return False
+            if value is None:  # there is no row to lock: insert one, so that another transaction waits for this one
+                if db.execute(queries.NEW_CHANNEL_STATE, where).fetchone() is None:
+                    return False
+            else:
+                found = db.execute(queries.LOCKED_CHANNEL_STATE, where).fetchone()
+                if found is None or found[0] != value:
+                    return False
             with db.pipeline():
+                if value is None:
+                    db.execute(queries.REMOVE_CHANNEL_STATE, where)
                 for row in rows:
                     if row[2] is None:
-                        db.execute("DELETE FROM channel_state WHERE channel = %s AND key = %s", row[:2])
+                        db.execute(queries.REMOVE_CHANNEL_STATE, row[:2])
                     else:
                         db.execute(queries.SET_CHANNEL_STATE, row)
             return True

@@ -1,0 +1,357 @@
+"""Which chats share a session: the direct chats of one person, named by the settings or linked by a code.
+
+`/link` in a direct chat gives its sender a code. `/link CODE`, sent in a direct chat by another account that is
+admitted itself, lets the direct chats of that account join the session of the first; `/unlink` ends it. A code admits
+nobody. The codes and links of an owner are one value in the store, changed by compare and set: a code is used once,
+whichever workers take the messages, and a command that is repeated after a crash finds what it has done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
+
+from ..config import LINK, ChannelConfig
+from ..store.base import Store
+from ..text import one_line
+from .access import CODE_SECONDS, Access, Pairings, is_code, new_code, same_id
+from .base import Can, Received
+
+T = TypeVar("T")
+MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
+LinkCommand = Literal["link", "unlink"]
+
+DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
+NOT_KNOWN = "Only people whom the settings name, or who were paired, can link their chats."
+BY_SETTINGS = "The settings link this chat already, under [channels.link]."
+OTHER_CHAT = "Send this code from your other chat: it lets that chat share this one's session."
+ALREADY = "These chats share a session already."
+UNLINK_FIRST = "This chat shares a session with another chat already. Send /unlink first, then the code again."
+BUSY = "I am still working on something in this chat. Send the code again when that has ended, or after /stop."
+NO_CODE = "That is no valid code. A code is valid for an hour and can be used once: /link in your other chat gives one."
+TOO_MANY = "Those were too many wrong codes. No code is taken from you for an hour."
+ALONE = "This chat shares its session with no other chat."
+ONLY_SETTINGS = "Only the chats that the settings link, under [channels.link], share this session."
+
+
+# ------------------------------------------------------------------------------------------------------- the data
+
+
+class LinkCode(msgspec.Struct, frozen=True):
+    """A code that lets another account join the session of the one that asked for it."""
+
+    code: str
+    account: str  # CHANNEL:SENDER, as in the settings
+    chat_id: str
+    name: str
+    session: str
+    at: float
+    message: str  # that asked for it
+
+    def is_valid(self, now: float) -> bool:
+        return 0 <= now - self.at < CODE_SECONDS
+
+
+class Member(msgspec.Struct, frozen=True):
+    """An account whose direct chats share a session."""
+
+    account: str
+    name: str
+    at: float
+    code: LinkCode | None = None  # by which it joined; None for the account whose session it was
+    message: str = ""  # that had the code
+
+
+class SharedSession(msgspec.Struct, frozen=True):
+    """A session of several accounts. The first is the one whose session it was; alone, it shares it no longer.
+
+    It is remembered then, too: what others said in it must not reach a group, or another person, in that chat.
+    """
+
+    session: str
+    members: tuple[Member, ...]
+
+    @property
+    def home(self) -> str:
+        return self.members[0].account
+
+    @property
+    def is_shared(self) -> bool:
+        return len(self.members) > 1
+
+    def find(self, account: str) -> Member | None:
+        return next((one for one in self.members if one.account == account), None)
+
+
+class Guesses(msgspec.Struct, frozen=True):
+    """The wrong codes of an account within an hour."""
+
+    account: str
+    since: float
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a command, and from where."""
+
+    account: str
+    name: str
+    chat_id: str
+    session: str  # of that chat
+    message: str  # the id of the command
+
+
+class Links(msgspec.Struct, frozen=True):
+    """All codes and links of an owner."""
+
+    codes: tuple[LinkCode, ...] = ()
+    shared: tuple[SharedSession, ...] = ()
+    guesses: tuple[Guesses, ...] = ()
+
+    def of(self, account: str) -> SharedSession | None:
+        """Return the session that the account shares with others."""
+        return next((one for one in self.shared if one.is_shared and one.find(account) is not None), None)
+
+    def session_of(self, account: str, own: str, *, direct: bool) -> str | None:
+        """Return the session of an account's message in a chat; None if that is the chat's `own`.
+
+        A session that direct chats share, or have shared, is closed to everyone else who writes in its chat: a group
+        that the chat has become, or another person who has its name now.
+        """
+        if direct and (shared := self.of(account)) is not None:
+            return shared.session
+        closed = any(one.session == own and not (direct and one.home == account) for one in self.shared)
+        return f"{LINK}:apart:{own}" if closed else None
+
+
+def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
+    """Give an account a code, which replaces its previous one; a command that is repeated gets the same code."""
+    valid = [one for one in links.codes if one.is_valid(now)]
+    for one in valid:
+        if (one.account, one.message) == (asks.account, asks.message):
+            return links, one
+    made = LinkCode(code, asks.account, asks.chat_id, asks.name, asks.session, now, asks.message)
+    others = (one for one in valid if one.account != asks.account)
+    return msgspec.structs.replace(links, codes=(*others, made)), made
+
+
+def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> tuple[Links, LinkCode | str]:
+    """Let an account join a session by a code. Return the code, or why not; "" if it was told so before."""
+    shared = links.of(joins.account)
+    member = shared.find(joins.account) if shared is not None else None
+    if member is not None and member.code is not None and member.message == joins.message:
+        return links, member.code  # this very message did it
+    links, code = guess(links, typed, joins.account, now)
+    if not isinstance(code, LinkCode):
+        return links, code
+    if code.account == joins.account:
+        return links, OTHER_CHAT
+    if shared is not None or code.session == joins.session:
+        return links, ALREADY if code.session == joins.session else UNLINK_FIRST
+    if busy:
+        return links, BUSY
+    known = next((one for one in links.shared if one.session == code.session), None)
+    before = known.members if known is not None else (Member(code.account, code.name, code.at),)
+    made = SharedSession(code.session, (*before, Member(joins.account, joins.name, now, code, joins.message)))
+    codes = tuple(one for one in links.codes if one is not code and one.account != joins.account)
+    return Links(codes, (*(one for one in links.shared if one is not known), made), links.guesses), code
+
+
+def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, LinkCode | str]:
+    """Find a valid code, and count a wrong one. Return the code, or why there is none; "" if it was told so before."""
+    recent = [one for one in links.guesses if 0 <= now - one.since < CODE_SECONDS]
+    before = next((one for one in recent if one.account == account), Guesses(account, now, 0))
+    if before.wrong >= MOST_WRONG:
+        return links, ""
+    fitting = [one for one in links.codes if is_code(typed, one.code) and one.is_valid(now)]
+    if fitting:
+        return links, fitting[0]
+    counted = Guesses(account, before.since, before.wrong + 1)
+    others = (one for one in recent if one.account != account)
+    why = TOO_MANY if counted.wrong == MOST_WRONG else NO_CODE
+    return msgspec.structs.replace(links, guesses=(*others, counted)), why
+
+
+def revoke(links: Links, typed: str, account: str, now: float) -> tuple[Links, None]:
+    """Make a code void that was written where others could read it."""
+    links, code = guess(links, typed, account, now)
+    return msgspec.structs.replace(links, codes=tuple(one for one in links.codes if one is not code)), None
+
+
+def leave(links: Links, account: str, session: str = "") -> tuple[Links, bool]:
+    """Take an account out of the session that it shares; if it is the account's own, or this one, everyone leaves."""
+    left, shared = {account}, list[SharedSession]()
+    for one in links.shared:
+        ends = account == one.home or one.session == session
+        kept = one.members[:1] if ends else tuple(member for member in one.members if member.account != account)
+        left |= {member.account for member in one.members if member not in kept}
+        shared.append(SharedSession(one.session, kept))
+    codes = tuple(one for one in links.codes if one.account not in left)
+    return Links(codes, tuple(shared), links.guesses), tuple(shared) != links.shared
+
+
+# ------------------------------------------------------------------------------------------------------- the store
+
+
+class LinkStore:
+    """The codes and links of an owner, as the store keeps them."""
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+
+    async def read(self) -> Links:
+        return _decoded(await self._kept())
+
+    async def change(self, change: Callable[[Links], tuple[Links, T]]) -> T:
+        """Change the value, unless another process changes it meanwhile: then start again."""
+        while True:
+            kept = await self._kept()
+            links = _decoded(kept)
+            changed, result = change(links)
+            if changed == links:
+                return result
+            row = (LINK, self._owner, msgspec.json.encode(changed).decode())
+            if await self._store.write_channel_state([row], (LINK, self._owner, kept)):
+                return result
+
+    async def _kept(self) -> str | None:
+        return (await self._store.channel_state(LINK)).get(self._owner)
+
+
+def _decoded(kept: str | None) -> Links:
+    return Links() if kept is None else msgspec.json.decode(kept, type=Links)
+
+
+# ------------------------------------------------------------------------------------------------------- a channel
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a command is answered, and what the chat is told whose code was used."""
+
+    text: str
+    code: LinkCode | None = None
+    told: str = ""
+
+
+class ChatLinks:
+    """Finds the session of a channel's messages, and runs the commands that link chats."""
+
+    def __init__(
+        self, store: Store, config: ChannelConfig, can: Can, access: Access, settings: Mapping[str, Sequence[str]]
+    ) -> None:
+        """`settings` has people with their accounts."""
+        self._store = store
+        self._name = config.name
+        self._owner = config.owner
+        self._can = can
+        self._access = access
+        self._links = LinkStore(store, config.owner)
+        # A person by their id in this network.
+        self._people = {
+            same_id(sender, can): person
+            for person, accounts in settings.items()
+            for name, _, sender in (account.partition(":") for account in accounts)
+            if name == config.name
+        }
+
+    async def session_of(self, message: Received, own: str) -> str | None:
+        """Return the session of a message; None if that is the chat's `own`."""
+        if self._is_direct(message) and (person := self._person_of(message)) is not None:
+            return f"{LINK}:{person}"
+        links = await self._links.read()
+        return links.session_of(self._account_of(message), own, direct=self._is_direct(message))
+
+    async def answer(self, command: LinkCommand, message: Received, chat_id: str, id: str) -> Reply:
+        """Run a command; `id` is the same whenever it is repeated."""
+        own, typed, now = f"{self._name}:{chat_id}", "".join(message.text.split()[1:]), time.time()
+        account = self._account_of(message)
+        if not self._is_direct(message):
+            if typed and command == "link":
+                await self._links.change(lambda links: revoke(links, typed, account, now))
+            return Reply(DIRECT_ONLY)
+        if await self._access.known_as(message.sender) is None:
+            return Reply(NOT_KNOWN)
+        session, by_settings = await self.session_of(message, own) or own, self._person_of(message) is not None
+        sender = Sender(account, one_line(message.name, 60), chat_id, session, id)
+        if command == "unlink":
+            await self._links.change(lambda links: leave(links, account, session if by_settings else ""))
+            return Reply(ONLY_SETTINGS if by_settings else ALONE)
+        if not typed:
+            made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
+            return Reply(
+                f"Your link code is {made.code}. Send me “/link {made.code}” from your other chat within an hour, and "
+                "from then on both chats share this session. Give it to nobody: who uses it can read this session."
+            )
+        if by_settings:
+            return Reply(BY_SETTINGS)
+        busy = await self._is_busy(session)
+        found = await self._links.change(lambda links: join(links, typed, sender, now, busy=busy))
+        if isinstance(found, str):
+            return Reply(found)
+        here, there = _shown(sender.name, account), _shown(found.name, found.account)
+        return Reply(
+            f"This chat shares the session of {there} now. /unlink ends that.",
+            found,
+            f"{here} shares this session now. If that is not you, send /unlink.",
+        )
+
+    async def _is_busy(self, session: str) -> bool:
+        """Whether a turn of a session is open, or about to start: it might ask a question here, whose answer would go
+        to the other session."""
+        info = await self._store.session(self._owner, session)
+        return info is not None and (
+            info.open_turn is not None or bool(await self._store.waiting(self._owner, session))
+        )
+
+    def _account_of(self, message: Received) -> str:
+        return account_of(self._name, message.sender, self._can)
+
+    def _person_of(self, message: Received) -> str | None:
+        return self._people.get(same_id(message.sender, self._can))
+
+    def _is_direct(self, message: Received) -> bool:
+        return not message.group and (not message.thread or self._can.always_threads)
+
+
+def command_in(text: str) -> LinkCommand | None:
+    """Return the command that a text is, with a code or without."""
+    words = text.split()
+    if not 1 <= len(words) <= 2:
+        return None
+    match words[0].lower().partition("@")[0]:
+        case "/link":
+            return "link"
+        case "/unlink" if len(words) == 1:
+            return "unlink"
+    return None
+
+
+def account_of(channel: str, sender: str, can: Can) -> str:
+    return f"{channel}:{same_id(sender, can)}"
+
+
+def channel_of(account: str) -> str:
+    return account.partition(":")[0]
+
+
+async def unlink(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
+    """Take a person's account out of the session that it shares. Return whether it shared one."""
+    account = account_of(config.name, sender, can)
+    return await LinkStore(store, config.owner).change(lambda links: leave(links, account))
+
+
+async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
+    """Answer a person no longer whose code was confirmed. Return whether there was one."""
+    await unlink(store, config, can, sender)
+    return await Pairings(store, config.name).remove(sender)
+
+
+def _shown(name: str, account: str) -> str:
+    return f"{name} ({account})" if name else account

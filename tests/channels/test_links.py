@@ -1,0 +1,477 @@
+"""Chats of one person share a session by a code: who can link what, what nobody can, and what is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from everloop.channels import links
+from everloop.channels.access import PairedPeer
+from everloop.channels.base import Can
+from everloop.channels.links import Links, LinkStore
+from everloop.config import Rule
+from everloop.log import UserSaid
+from everloop.store.base import Store
+from everloop.store.sqlite import SQLiteStore
+from everloop.testing import ScriptedProvider, call
+from everloop.testing.channels import Forker, config_of, running
+
+from .fake_slack import FakeSlack
+from .fake_telegram import FakeTelegram
+from .hooks import HookNetwork
+from .mail import MailNetwork
+from .says import Says, until
+
+CODE = re.compile(r"\b[A-HJKMNP-Z2-9]{8}\b")
+ANNA, BERT, CARL, DORA, EVE = "anna", "bert", "carl", "dora", "eve"
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[HookNetwork]:
+    """People who are allowed, in a chat of their own each, and Eve, who is not."""
+    async with HookNetwork().running() as made:
+        made.settings["allow"] = [ANNA, BERT, CARL, DORA]
+        yield made
+
+
+async def tells(network: HookNetwork, who: str, text: str, chat: str = "", **more: Any) -> str:
+    """A person writes; what the agent answers in that chat."""
+    chat = chat or who
+    before = len(network.heard(chat))
+    await network.say(chat, text, sender=who, name=who.title(), **more)
+    await until(lambda: len(network.heard(chat)) > before)
+    return network.heard(chat)[before]
+
+
+async def code_of(network: HookNetwork, who: str) -> str:
+    made = CODE.search(await tells(network, who, "/link"))
+    assert made is not None
+    return made[0]
+
+
+async def linked(network: HookNetwork, who: str, other: str) -> str:
+    """Link the chats of two accounts. Return the code."""
+    code = await code_of(network, who)
+    assert (await tells(network, other, f"/link {code}")).startswith("This chat shares the session of ")
+    return code
+
+
+async def said_in(store: Store, session: str) -> list[str]:
+    """What people said in a session."""
+    info = await store.session("me", session)
+    logged = await store.read_log(info.id) if info is not None else []
+    return [str(one.entry.content) for one in logged if isinstance(one.entry, UserSaid)]
+
+
+async def shared(store: Store, owner: str = "me") -> list[tuple[str, ...]]:
+    found = await LinkStore(store, owner).read()
+    return [tuple(member.account for member in one.members) for one in found.shared if one.is_shared]
+
+
+# ---------------------------------------------------------------------------------------------- what works
+
+
+async def test_a_chat_of_another_network_joins_a_session_by_a_code_and_leaves_it_again(tmp_path: Path) -> None:
+    async with (
+        FakeTelegram().running() as phone,
+        FakeSlack().running() as desk,
+        running([phone.settings, desk.settings], tmp_path, Says("ok")) as store,
+    ):
+        await phone.say("7", "from the phone")
+        await desk.say("D7", "from the desk")
+        await until(lambda: phone.heard("7") and desk.heard("D7"))
+        await phone.say("7", "/link")
+        await until(lambda: len(phone.heard("7")) == 2)
+        code = CODE.search(phone.heard("7")[1])
+        assert code is not None
+        await desk.say("D7", f" /link {code[0].lower()}")  # Slack takes a message with a slash after a space
+        await until(lambda: len(desk.heard("D7")) == 2 and len(phone.heard("7")) == 3)
+        assert desk.heard("D7")[1] == ("This chat shares the session of Person 7 (telegram:7) now. /unlink ends that.")
+        assert phone.heard("7")[2].startswith("slack:U7 shares this session now.")
+        await desk.say("D7", "joined")
+        await until(lambda: len(desk.heard("D7")) == 3)
+        await phone.say("7", "on the way")
+        await until(lambda: len(phone.heard("7")) == 4)
+        assert await said_in(store, "telegram:7") == ["from the phone", "joined", "on the way"]
+        assert await said_in(store, "slack:D7") == ["from the desk"]  # it stays readable
+        await desk.say("D7", "/unlink")
+        await until(lambda: len(desk.heard("D7")) == 4)
+        await desk.say("D7", "alone again")
+        await until(lambda: len(desk.heard("D7")) == 5)
+        assert await said_in(store, "slack:D7") == ["from the desk", "alone again"]
+    assert desk.heard("D7")[3] == links.ALONE
+
+
+async def test_mails_of_a_linked_person_join_the_session_and_are_answered_in_their_thread(tmp_path: Path) -> None:
+    async with (
+        HookNetwork().running() as hook,
+        MailNetwork().running() as mail,
+        running([hook.settings, mail.settings], tmp_path, Says("ok")) as store,
+    ):
+        code = await code_of(hook, ANNA)
+        anna = "anna@example.org"
+        for number, text in enumerate((f"/link {code}", "a first thread", "a second one"), 1):
+            await mail.say(anna, text, References="")
+            await until(lambda number=number: len(mail.heard(anna)) == number)  # type: ignore[misc]
+        assert await said_in(store, "hook:anna") == ["a first thread", "a second one"]
+    assert mail.mails[-1]["In-Reply-To"] == "<m3@example.org>"
+
+
+async def test_mails_of_a_person_whom_the_settings_link_join_the_session(tmp_path: Path) -> None:
+    people = {"anna": ("hook:anna", "email:Anna@example.org")}
+    async with (
+        HookNetwork().running() as hook,
+        MailNetwork().running() as mail,
+        running([hook.settings, mail.settings], tmp_path, Says("ok"), links=people) as store,
+    ):
+        await tells(hook, ANNA, "from the phone")
+        await mail.say("anna@example.org", "from the desk")
+        await until(lambda: mail.heard("anna@example.org"))
+        assert await said_in(store, "link:anna") == ["from the phone", "from the desk"]
+
+
+async def test_a_question_is_answered_from_the_other_chat(network: HookNetwork, tmp_path: Path) -> None:
+    model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Written."])
+    async with running(network.settings, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)):
+        await linked(network, ANNA, BERT)
+        await tells(network, ANNA, "write it")
+        assert await tells(network, BERT, "yes") == "Approved."
+        await until(lambda: network.heard(ANNA)[-1] == "Written.")
+    assert (tmp_path / "canary.txt").exists()
+
+
+async def test_a_third_chat_joins_by_a_code_of_either_and_the_first_ends_it_for_all(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await linked(network, ANNA, BERT)
+        await linked(network, BERT, CARL)
+        assert await shared(store) == [("hook:anna", "hook:bert", "hook:carl")]
+        await tells(network, CARL, "the third")
+        assert await said_in(store, "hook:anna") == ["the third"]
+        assert await tells(network, BERT, "/unlink") == links.ALONE
+        assert await shared(store) == [("hook:anna", "hook:carl")]
+        assert await tells(network, ANNA, "/unlink") == links.ALONE
+        assert await shared(store) == []
+        for who in (ANNA, BERT, CARL):
+            await tells(network, who, f"alone: {who}")
+            assert (await said_in(store, f"hook:{who}"))[-1] == f"alone: {who}"
+        await linked(network, CARL, ANNA)  # and the other way round
+        await tells(network, ANNA, "at home with Carl")
+        assert (await said_in(store, "hook:carl"))[-1] == "at home with Carl"
+
+
+async def test_a_chat_of_a_person_whom_the_settings_link_can_be_joined(network: HookNetwork, tmp_path: Path) -> None:
+    people = {"anna": ("hook:anna", "hook:bert")}
+    async with running(network.settings, tmp_path, Says("ok"), links=people) as store:
+        await linked(network, ANNA, CARL)
+        await tells(network, CARL, "the third")
+        assert await said_in(store, "link:anna") == ["the third"]
+        code = await code_of(network, DORA)
+        assert await tells(network, BERT, f"/link {code}") == links.BY_SETTINGS
+        assert await tells(network, BERT, "/unlink") == links.ONLY_SETTINGS
+        await tells(network, CARL, "alone")
+        assert await said_in(store, "hook:carl") == ["alone"]
+
+
+async def test_help_names_the_commands_in_chat_networks_alone(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Says("ok")):
+        lines = (await tells(network, ANNA, "/help")).splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["/link", "/unlink"]
+
+
+# ---------------------------------------------------------------------------------------------- what does not
+
+
+async def test_a_chat_shares_one_session_at_a_time_and_none_with_itself(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        code = await code_of(network, ANNA)
+        assert await tells(network, ANNA, f"/link {code}") == links.OTHER_CHAT
+        assert await tells(network, ANNA, f"/link {code}", chat="a second chat") == links.OTHER_CHAT
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
+        code = await code_of(network, CARL)
+        assert await tells(network, BERT, f"/link {code}") == links.UNLINK_FIRST
+        assert await tells(network, ANNA, f"/link {code}") == links.UNLINK_FIRST
+        assert await tells(network, ANNA, f"/link {await code_of(network, BERT)}") == links.ALREADY
+        assert await shared(store) == [("hook:anna", "hook:bert")]
+        await tells(network, BERT, "/unlink")
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")  # it is still good
+
+
+async def test_two_chats_cannot_swap_their_sessions(network: HookNetwork, tmp_path: Path) -> None:
+    """Codes of an account that joins another's session are void."""
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        annas, berts = await code_of(network, ANNA), await code_of(network, BERT)
+        assert (await tells(network, ANNA, f"/link {berts}")).startswith("This chat shares")
+        assert await tells(network, CARL, f"/link {annas}") == links.NO_CODE
+        assert await shared(store) == [("hook:bert", "hook:anna")]
+
+
+async def test_a_chat_with_an_open_question_joins_no_other_session(network: HookNetwork, tmp_path: Path) -> None:
+    """Its `yes` would answer the question of the other session."""
+    model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Not written."])
+    async with running(network.settings, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)):
+        code = await code_of(network, ANNA)
+        await tells(network, BERT, "write it")
+        assert await tells(network, BERT, f"/link {code}") == links.BUSY
+        await tells(network, BERT, "no")
+        await until(lambda: network.heard(BERT)[-1] == "Not written.")
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
+
+
+async def test_a_group_shares_no_session_even_where_a_direct_chat_became_one(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await linked(network, ANNA, BERT)
+        await tells(network, BERT, "a secret")
+        group: dict[str, Any] = {"group": True, "mentioned": True}
+        await tells(network, ANNA, "a third person is here now", **group)
+        await tells(network, CARL, "so I am alone in her chat", chat=ANNA)
+        await tells(network, BERT, "in a group", chat="team", **group)
+        await tells(network, BERT, "in a thread", chat="t", thread="t1")
+        assert await said_in(store, "hook:anna") == ["a secret"]
+        assert await said_in(store, "hook:team") == ["Bert: in a group"]
+        await tells(network, ANNA, "/unlink")
+        await tells(network, ANNA, "still here", **group)  # what was shared stays closed to them
+        await tells(network, ANNA, "mine")
+        assert await said_in(store, "hook:anna") == ["a secret", "mine"]
+        assert (await said_in(store, "link:apart:hook:anna"))[-1] == "Anna: still here"
+
+
+async def test_words_that_only_begin_like_the_command_are_a_message(network: HookNetwork, tmp_path: Path) -> None:
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says):
+        for text in ("/link to the garden page", "/linked", "/unlink it", "link"):
+            await tells(network, ANNA, text)
+    assert says.asked == ["/link to the garden page", "/linked", "/unlink it", "link"]
+
+
+# ---------------------------------------------------------------------------------------------- attacks
+
+
+async def test_a_stranger_gets_nothing_for_a_valid_code_and_does_not_use_it_up(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        for text in ("/link", f"/link {code}", "/unlink"):
+            await network.say("e", text, sender=EVE)
+            await network.say("team", text, sender=EVE, group=True, mentioned=True)
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
+        assert await shared(store) == [("hook:anna", "hook:bert")]
+    assert network.heard("e") == network.heard("team") == says.asked == []
+
+
+async def test_a_code_admits_nobody_who_waits_to_be_paired(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["pairing"] = True
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        code = await code_of(network, ANNA)
+        assert (await tells(network, EVE, f"/link {code}")).startswith("Your pairing code is")
+        await network.say(EVE, f"/link {code}", sender=EVE)
+        pairing = CODE.search(network.heard(EVE)[0])
+        assert pairing is not None
+        assert await tells(network, BERT, f"/link {pairing[0]}") == links.NO_CODE  # it is of another kind
+        assert (await tells(network, ANNA, f"/pair {code}")).startswith("no valid code")
+        assert await shared(store) == []
+        await tells(network, ANNA, f"/pair {pairing[0]}")
+        await until(lambda: len(network.heard(EVE)) == 2)
+        assert (await tells(network, EVE, f"/link {code}")).startswith("This chat shares")  # paired, she may
+
+
+async def test_people_who_are_answered_because_everyone_is_link_nothing(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["allow"] = [ANNA, "*"]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        code = await code_of(network, ANNA)
+        assert await tells(network, EVE, "/link") == links.NOT_KNOWN
+        assert await tells(network, EVE, f"/link {code}") == links.NOT_KNOWN
+        assert await shared(store) == []
+
+
+async def test_a_group_gives_no_code_and_takes_none_and_a_code_that_was_shown_there_is_void(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    network.settings["groups"] = ["open"]
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says) as store:
+        group: dict[str, Any] = {"group": True, "mentioned": True}
+        assert await tells(network, ANNA, "/link", chat="team", **group) == links.DIRECT_ONLY
+        assert await tells(network, ANNA, "/link", chat="t", thread="t1") == links.DIRECT_ONLY
+        code = await code_of(network, ANNA)
+        assert await tells(network, BERT, f"/link {code}", chat="team", **group) == links.DIRECT_ONLY
+        assert await tells(network, BERT, f"/link {code}") == links.NO_CODE
+        code = await code_of(network, ANNA)
+        assert await tells(network, EVE, f"/link {code}", chat="open", **group) == "ok"  # a member's words
+        assert await shared(store) == []
+        assert (await LinkStore(store, "me").read()).codes
+    assert says.asked == [f"eve: /link {code}".replace("eve", "Eve")]
+
+
+async def test_a_code_is_used_once_and_a_new_one_replaces_it(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        old, new = await code_of(network, ANNA), await code_of(network, ANNA)
+        assert await tells(network, BERT, f"/link {old}") == links.NO_CODE
+        assert (await tells(network, BERT, f"/link {new}")).startswith("This chat shares")
+        assert await tells(network, CARL, f"/link {new}") == links.NO_CODE
+        await tells(network, BERT, "/unlink")
+        assert await tells(network, BERT, f"/link {new}") == links.NO_CODE
+        assert await shared(store) == []
+
+
+async def test_a_code_expires_after_an_hour(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        code = await code_of(network, ANNA)
+
+        def age(found: Links) -> tuple[Links, None]:
+            (one,) = found.codes
+            return msgspec.structs.replace(found, codes=(msgspec.structs.replace(one, at=one.at - 3601),)), None
+
+        await LinkStore(store, "me").change(age)
+        assert await tells(network, BERT, f"/link {code}") == links.NO_CODE
+        assert await shared(store) == []
+
+
+async def test_a_code_of_another_owner_is_none(network: HookNetwork, tmp_path: Path) -> None:
+    async with HookNetwork().running() as other:
+        other.settings |= {"name": "hers", "owner": "ada", "path": "/hook"}
+        async with running([network.settings, other.settings], tmp_path, Says("ok")) as store:
+            code = await code_of(other, ANNA)
+            assert await tells(network, BERT, f"/link {code}") == links.NO_CODE
+            assert await shared(store) == await shared(store, "ada") == []
+
+
+async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        writes = 0
+
+        def count(what: str) -> None:
+            nonlocal writes
+            writes += what == "before"
+
+        for number in range(1000):
+            if number == 100:  # what the answers before still wrote is not counted
+                await until(lambda: len(network.heard(EVE)) == links.MOST_WRONG)
+                await tells(network, CARL, "/status")
+                store.writer.hook = count
+            await network.say(EVE, f"/link {number:08}", sender=DORA)
+        assert writes <= 2
+        store.writer.hook = None
+        await network.say(EVE, f"/link {code}", sender=DORA)  # right, and too late
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
+        assert await shared(store) == [("hook:anna", "hook:bert")]
+        guesses = (await LinkStore(store, "me").read()).guesses
+        assert [(one.account, one.wrong) for one in guesses] == [("hook:dora", links.MOST_WRONG)]
+    assert network.heard(EVE) == [links.NO_CODE] * (links.MOST_WRONG - 1) + [links.TOO_MANY]
+    assert says.asked == []
+
+
+async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNetwork, tmp_path: Path) -> None:
+    """Neither at once nor after they were paired again."""
+    network.settings["allow"] = [ANNA]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        peer = msgspec.json.encode(PairedPeer(BERT, "Bert", time.time())).decode()
+        await store.set_channel_state("hook", "peer:bert", peer)
+        await linked(network, ANNA, BERT)
+        code = await code_of(network, BERT)
+        assert await links.unpair(store, config_of(network.settings), Can(), BERT)
+        await network.say(BERT, "am I in?", sender=BERT)
+        assert await tells(network, ANNA, f"/link {code}") == links.NO_CODE
+        await store.set_channel_state("hook", "peer:bert", peer)
+        await tells(network, BERT, "and now?")
+        assert await said_in(store, "hook:bert") == ["and now?"]
+        assert await said_in(store, "hook:anna") == []
+
+
+# ---------------------------------------------------------------------------------------------- crashes
+
+
+class LinkScene:
+    """Two accounts link their chats, talk and part, while the process is killed at one of its writes."""
+
+    def __init__(self, forker: Forker, folder: Path) -> None:
+        self._forker = forker
+        self._folder = folder
+        self.commits = 0
+
+    async def run(self, die_at: tuple[int, str] | None) -> int:
+        """Return how often the process was killed."""
+        folder = self._folder / ("whole" if die_at is None else f"{die_at[1]}-{die_at[0]}")
+        await asyncio.to_thread(folder.mkdir, parents=True)
+        kills = 0
+        async with HookNetwork(rough=True).running() as network:
+            network.settings["allow"] = [ANNA, BERT]
+            talk = asyncio.create_task(self._talk(network))
+            try:
+                while not talk.done():
+                    child = await asyncio.to_thread(self._forker.start, network.settings, folder, die_at)
+                    while not talk.done() and not child.ended.is_set():
+                        await asyncio.sleep(0.01)
+                    kills += child.ended.is_set()
+                    die_at = None
+                talk.result()
+                await child.stop()
+                self.commits = await asyncio.to_thread(child.read_commits)
+            finally:
+                talk.cancel()
+                child.kill()
+                await asyncio.gather(talk, return_exceptions=True)
+            self._check(network)
+        store = SQLiteStore(folder / "store.db")
+        try:
+            assert await said_in(store, "hook:anna") == ["one", "two", "three"], folder.name
+            assert await said_in(store, "hook:bert") == ["alone"], folder.name
+            kept = await LinkStore(store, "me").read()
+            assert (kept.codes, kept.guesses, await shared(store)) == ((), (), []), folder.name
+        finally:
+            await store.close()
+        await asyncio.to_thread(shutil.rmtree, folder)
+        return kills
+
+    async def _talk(self, network: HookNetwork) -> None:
+        await tells(network, ANNA, "one")
+        code = await code_of(network, ANNA)
+        await tells(network, BERT, f"/link {code}")
+        await tells(network, BERT, "two")
+        await tells(network, ANNA, "three")
+        await until(lambda: len(network.heard(ANNA)) == 4)
+        await tells(network, BERT, "/unlink")
+        await tells(network, BERT, "alone")
+
+    def _check(self, network: HookNetwork) -> None:
+        """Each was told once what a run without a kill tells."""
+        one, code, *told = network.heard(ANNA)
+        assert (one, CODE.sub("CODE", code)[:22]) == ("re: one", "Your link code is CODE")
+        assert sorted(told) == [
+            "Bert (hook:bert) shares this session now. If that is not you, send /unlink.",
+            "re: three",
+        ]
+        assert network.heard(BERT) == [
+            "This chat shares the session of Anna (hook:anna) now. /unlink ends that.",
+            "re: two",
+            links.ALONE,
+            "re: alone",
+        ]
+
+
+@pytest.mark.timeout(300)
+async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last(step: int, tmp_path: Path) -> None:
+    """The network sends each message twice, and again until it is acknowledged."""
+    async with Forker() as forker:
+        scene = LinkScene(forker, tmp_path)
+        await scene.run(None)
+        places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
+        kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
+    assert sum(kills) >= len(kills) - 4  # the number of writes varies a little

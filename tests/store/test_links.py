@@ -1,0 +1,55 @@
+"""The codes and links of chats, in both stores: what several workers do at once is done once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from everloop.channels.links import NO_CODE, LinkCode, LinkStore, Sender, join, leave, offer
+
+
+def sender(name: str, message: str = "") -> Sender:
+    return Sender(f"hook:{name}", name, name, f"hook:{name}", message or name)
+
+
+async def offered(links: LinkStore, name: str, code: str, message: str = "") -> str:
+    made = await links.change(lambda kept: offer(kept, sender(name, message), code, time.time()))
+    return made.code
+
+
+async def joined(links: LinkStore, name: str, code: str, message: str = "") -> LinkCode | str:
+    return await links.change(lambda kept: join(kept, code, sender(name, message), time.time(), busy=False))
+
+
+async def test_a_code_is_used_once_by_workers_that_take_it_at_once(opened):
+    workers = [LinkStore(await opened(), "me") for _ in range(2)]
+    for number in range(5):
+        anna, code = f"anna{number}", f"AAAAAAA{number + 2}"
+        assert await offered(workers[0], anna, code) == code
+        results = await asyncio.gather(*(joined(workers[n % 2], f"b{number}-{n}", code) for n in range(6)))
+        assert [one for one in results if one != NO_CODE] == [one for one in results if isinstance(one, LinkCode)]
+        assert sum(isinstance(one, LinkCode) for one in results) == 1
+        winner = f"hook:b{number}-{next(n for n, one in enumerate(results) if isinstance(one, LinkCode))}"
+        shared = (await workers[1].read()).of(winner)
+        assert shared is not None
+        assert [one.account for one in shared.members] == [f"hook:{anna}", winner]
+    assert (await workers[0].read()).codes == ()
+
+
+async def test_a_command_that_two_workers_take_is_one_command(opened):
+    workers = [LinkStore(await opened(), "me") for _ in range(2)]
+    codes = await asyncio.gather(*(offered(one, "anna", f"AAAAAAA{n + 2}", "m1") for n, one in enumerate(workers)))
+    assert codes[0] == codes[1]
+    results = await asyncio.gather(*(joined(one, "bert", codes[0], "m2") for one in workers))
+    assert all(isinstance(one, LinkCode) for one in results)
+    assert results[0] == results[1]
+    assert await joined(workers[0], "bert", codes[0], "m3") == NO_CODE
+    assert await asyncio.gather(*(one.change(lambda kept: leave(kept, "hook:bert")) for one in workers)) != [True, True]
+    assert (await workers[0].read()).of("hook:bert") is None
+
+
+async def test_what_owners_link_at_once_is_all_kept(opened):
+    workers = [LinkStore(await opened(), owner) for owner in ("me", "ada") for _ in range(2)]
+    await asyncio.gather(*(offered(one, f"p{n}", f"AAAAAAA{n + 2}") for n, one in enumerate(workers)))
+    kept = [{one.account for one in (await workers[n].read()).codes} for n in (0, 2)]
+    assert kept == [{"hook:p0", "hook:p1"}, {"hook:p2", "hook:p3"}]

@@ -106,59 +106,103 @@ EMPTY_NOTICE = "The model returned an empty answer. Try again, or rephrase your 
 
 
 def next_action(log: Sequence[Entry], limits: Limits = DEFAULT_LIMITS) -> Action:
-    """Decide the next step of the open turn from its log alone.
+    """Decide the next step of the open turn from its log alone."""
+    progress = Progress()
+    for entry in log:
+        progress.read(entry)
+    return progress.next_action(limits)
+
+
+class Progress:
+    """How far a log is, read entry by entry: what each step decides does not read the whole log again.
 
     Calls that began and have no result count as interrupted: the runner only asks when none of its own calls are in
     flight.
     """
-    pending: dict[str, Call] = {}
-    begun: set[str] = set()
-    asked: dict[str, CallsAsked | CallsDecided] = {}
-    last: Entry | None = None
-    rounds = empty = failures = 0
-    progress = False  # a call of this round succeeded
-    clients: frozenset[str] = frozenset()  # names of the client's tools
-    answer: ModelAnswered | None = None
-    for entry in log:
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_begun",
+        "_clients",
+        "_empty",
+        "_failures",
+        "_last",
+        "_pending",
+        "_repeated",
+        "_succeeded",
+        "rounds",
+    )
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        self._asked: dict[str, CallsAsked | CallsDecided] = {}
+        self._answer: ModelAnswered | None = None
+        self._succeeded = False  # a call of this round
+        self._repeated = ""  # name of the call that failed most often in a row
+        self._close()
+
+    def _close(self) -> None:
+        """No turn is open."""
+        self._pending: dict[str, Call] = {}
+        self._last: Entry | None = None
+        self._clients: frozenset[str] = frozenset()  # names of the client's tools
+        self.rounds = self._empty = self._failures = 0
+
+    def read(self, entry: Entry) -> None:
+        """Take in the next entry of the log."""
         match entry:
             case CallEnded():
-                pending.pop(entry.id, None)
-                failures = max(failures, entry.repeats + 1 if entry.status in FAILED else 0)
-                progress |= entry.status == "ok"
+                self._pending.pop(entry.id, None)
+                if entry.status in FAILED and entry.repeats + 1 >= self._failures:
+                    self._failures, self._repeated = entry.repeats + 1, entry.name
+                self._succeeded |= entry.status == "ok"
             case ModelAnswered():
-                rounds += 1
-                empty = empty + 1 if entry.empty else 0
-                pending, failures, progress = {call.id: call for call in entry.calls}, 0, False
-                answer = entry
+                self.rounds += 1
+                self._empty = self._empty + 1 if entry.empty else 0
+                self._pending = {call.id: call for call in entry.calls}
+                self._failures, self._succeeded = 0, False
+                self._answer = entry
             case UserSaid():
-                clients = entry.request.client_tools if entry.request is not None else clients
+                if entry.request is not None:
+                    self._clients = entry.request.client_tools
             case CallsBegun():
-                begun.update(entry.ids)
-                continue
+                self._begun.update(entry.ids)
+                return
             case Compacted():
-                continue
+                return
             case CallsAsked() | CallsDecided():
-                asked.update(dict.fromkeys(entry.ids, entry))
-                continue
+                self._asked.update(dict.fromkeys(entry.ids, entry))
+                return
             case TurnEnded() | Noted() | Cleared():  # any open turn is over
-                pending, last, rounds, empty, failures, clients = {}, None, 0, 0, 0, frozenset()
-                continue
-        last = entry
-    if last is None:
-        return Idle()
-    if clients and isinstance(last, ModelAnswered | CallEnded) and answer is not None and _for_client(answer, clients):
-        return Hand(tuple(pending.values())) if pending else Finish("handed", answer.content or "")
-    if pending:
-        return _next_of_round(pending, begun, asked)
-    if isinstance(last, ModelAnswered) and not last.empty:
-        return Finish("answer", last.content or "")
-    if empty >= limits.empty_answers:
-        return Finish("empty", EMPTY_NOTICE)
-    if failures >= limits.failures and not progress and isinstance(last, CallEnded):
-        return Finish("repeating", _repeating_notice(log, failures))
-    if rounds >= limits.rounds:
-        return Finish("max_rounds", limits.rounds_notice)
-    return CallModel()
+                self._close()
+                return
+        self._last = entry
+
+    def next_action(self, limits: Limits = DEFAULT_LIMITS) -> Action:
+        """Decide the next step of the open turn."""
+        last = self._last
+        if last is None:
+            return Idle()
+        if self._clients and isinstance(last, ModelAnswered | CallEnded):
+            answer = self._answer
+            if answer is not None and _for_client(answer, self._clients):
+                return Hand(tuple(self._pending.values())) if self._pending else Finish("handed", answer.content or "")
+        if self._pending:
+            return _next_of_round(self._pending, self._begun, self._asked)
+        if isinstance(last, ModelAnswered) and not last.empty:
+            return Finish("answer", last.content or "")
+        if self._empty >= limits.empty_answers:
+            return Finish("empty", EMPTY_NOTICE)
+        if self._failures >= limits.failures and not self._succeeded and isinstance(last, CallEnded):
+            return Finish("repeating", _repeating_notice(self._repeated, self._failures))
+        if self.rounds >= limits.rounds:
+            return Finish("max_rounds", limits.rounds_notice)
+        return CallModel()
+
+    def has_round_for_message(self, limits: Limits = DEFAULT_LIMITS) -> bool:
+        """Return whether the model would be called if a message were the next entry of the turn."""
+        return not self._pending and self._empty < limits.empty_answers and self.rounds < limits.rounds
 
 
 def _for_client(answer: ModelAnswered, clients: frozenset[str]) -> bool:
@@ -213,8 +257,7 @@ def _same(one: Call, other: Call) -> bool:
     return one.name == other.name and one.arguments == other.arguments and one.error == other.error
 
 
-def _repeating_notice(log: Sequence[Entry], failures: int) -> str:
-    name = next(entry.name for entry in reversed(log) if isinstance(entry, CallEnded) and entry.repeats + 1 == failures)
+def _repeating_notice(name: str, failures: int) -> str:
     return (
         f"I stopped because the same call of {name} failed {failures} times and nothing else was tried in between. "
         "The work so far is kept: tell me what to do differently, or say “go on”."

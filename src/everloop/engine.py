@@ -1,7 +1,7 @@
 """The turn engine: decides the next step from a session's log, and runs it.
 
-A turn is a function of its log. `next_action` (in actions.py) decides from the log alone; `run_turn` carries out the
-decision, appends the outcome, and asks again. A restart is not a special case: read the log, ask, continue.
+A turn is a function of its log. `Progress.next_action` (in actions.py) decides from the log alone; `run_turn` carries
+out the decision, appends the outcome, and asks again. A restart is not a special case: read the log, ask, continue.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .actions import (
     Idle,
     Limits,
     Park,
+    Progress,
     Refuse,
     Report,
     RunTools,
     failed_before,
-    next_action,
 )
 from .errors import BudgetReached
 from .log import (
@@ -197,12 +197,22 @@ class Turn:
         self._resumed_by = resumed_by
         self._log = log
         self._transcript = Transcript()
+        self.progress = Progress()  # includes the outcome
+        self._read = 0  # number of entries that it includes
         self._task: asyncio.Task[object] | None = None
         self.apply(entries)
 
     @property
     def has_subscriber(self) -> bool:
         return self._emit is not None
+
+    def next_action(self, limits: Limits) -> Action:
+        """Decide the next step from the entries and the outcome, of which each entry is read once."""
+        log = [*self.entries, *self.outcome]
+        for entry in log[self._read :]:
+            self.progress.read(entry)
+        self._read = len(log)
+        return self.progress.next_action(limits)
 
     def stop(self, reason: Reason, text: str) -> None:
         """End the turn now: cancel its model call and its tools, and close its log."""
@@ -392,20 +402,18 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
 
 
 def _decide(turn: Turn, limits: Limits) -> Action:
-    action = next_action([*turn.entries, *turn.outcome], limits)
+    action = turn.next_action(limits)
     if _will_call_model(action, turn, limits) and (said := turn.steered()):
         turn.outcome += said
         for message in said:
             turn.tell(events.Steered(message.content if isinstance(message.content, str) else "(attachment)"))
-        return next_action([*turn.entries, *turn.outcome], limits)
+        return turn.next_action(limits)
     return action
 
 
 def _will_call_model(action: Action, turn: Turn, limits: Limits) -> bool:
     """Return whether the model would still see a further message; if not, it is left for the next turn."""
-    if isinstance(action, Finish):
-        action = next_action([*turn.entries, *turn.outcome, UserSaid("")], limits)
-    return isinstance(action, CallModel)
+    return isinstance(action, CallModel) or (isinstance(action, Finish) and turn.progress.has_round_for_message(limits))
 
 
 async def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everloop.actions import CallModel, Finish, Idle, Limits, Park, Refuse, Report, RunTools, next_action
+from everloop.actions import CallModel, Finish, Idle, Limits, Park, Progress, Refuse, Report, RunTools, next_action
 from everloop.log import CallsAsked, CallsBegun, CallsDecided, ModelAnswered, Noted, TurnEnded, UserSaid
 
 from .world import ASKED, HI, A, B, done
@@ -39,11 +39,17 @@ def test_the_log_alone_decides_what_happens_next(log, action):
     if isinstance(found, Finish) and found.reason == "empty":
         found = Finish("empty", "")
     assert found == action
+    if not isinstance(action, Idle):
+        progress = Progress()
+        for entry in log:
+            progress.read(entry)
+        assert progress.has_round_for_message() == (next_action([*log, UserSaid("and")]) == CallModel())
 
 
 def test_a_turn_ends_with_a_notice_at_its_last_round_but_never_drops_a_call_or_an_answer():
     limits = Limits(rounds=1)
     assert next_action([HI, ASKED], limits) == RunTools((A, B))
     assert next_action([HI, ASKED, done(A), done(B)], limits) == Finish("max_rounds", limits.rounds_notice)
+    assert next_action([HI, ASKED, done(A), done(B), HI], limits) == Finish("max_rounds", limits.rounds_notice)
     assert next_action([HI, ModelAnswered("yes")], limits) == Finish("answer", "yes")
     assert "1 rounds" in limits.rounds_notice

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from everloop import events
-from everloop.actions import Limits
+from everloop.actions import Limits, Progress
 from everloop.engine import Review, Turn, fail_turn, run_turn
 from everloop.log import Call, CallEnded, CallsBegun, Entry, ModelAnswered, TurnEnded, UserSaid, messages_of
 from everloop.messages import Conversation
@@ -132,6 +134,26 @@ async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model
     await run_turn(turn, model, WorldToolbox(world, {"x": ToolPlan(True, True, 0, "ok")}, log))
     others.cancel()
     assert len(set(asked_at)) == len(asked_at) == 4
+
+
+async def test_no_step_of_a_long_turn_reads_the_steps_before_it_again():
+    rounds = 40
+    read = 0
+
+    def count(frame: FrameType, what: str, value: Any) -> None:
+        nonlocal read
+        read += what == "call" and frame.f_code is Progress.read.__code__
+
+    answers: list[Any] = [[(f"c{n}", "x", {})] for n in range(rounds)]
+    plan = plan_of(*answers, "done", limits=Limits(rounds=rounds + 1))
+    sys.setprofile(count)
+    try:
+        world, ended, _ = await live_through(plan)
+    finally:
+        sys.setprofile(None)
+    assert ended.text == "done"
+    # once as they happen, and a few times as a whole by the test
+    assert read < 6 * len(world.log)
 
 
 async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():

@@ -258,6 +258,8 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
         before = {id: runs for id, runs in world.started.items() if runs > world.finished[id]}
         if not task.cancelled() and task.exception() is None:
             ended = task.result()
+            decided = turn.next_action(plan.limits)
+            assert decided == next_action([*turn.entries, *turn.outcome], plan.limits), "read otherwise than at once"
             if isinstance(ended, Left):
                 new = {id for id, runs in before.items() if runs - world.finished[id] > lost.get(id, 0)}
                 assert not new, "a call was lost that ran when the turn was left"

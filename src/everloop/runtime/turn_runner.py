@@ -24,7 +24,7 @@ from ..engine import Ending, Left, Model, Toolbox, Turn, fail_turn, run_turn
 from ..errors import StaleLease, StoreError
 from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
-from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, ModelAnswered, TurnEnded, UserSaid, Written
+from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import LLMProvider
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
@@ -351,7 +351,7 @@ class TurnRunner:
                 outputs=outputs,
                 readable=(SHIPPED,),
                 attended=message.attended,
-                rounds_left=spec.limits.rounds - sum(isinstance(entry, ModelAnswered) for entry in turn.entries),
+                rounds_left=spec.limits.rounds - turn.progress.rounds,
                 ends_at=spec.ends_at,
                 scheduled=message.cron.job if message.cron is not None else "",
                 may_schedule=message.cron is not None and message.cron.may_schedule,

@@ -1,4 +1,4 @@
-"""A person at the command line is asked, and answers, now or later."""
+"""Approvals on the command line: the user is asked, and answers now or later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def workspace() -> Path:
     return home_with(ASK_BEFORE_WRITING) / "workspace"
 
 
-async def test_what_would_run_is_shown_and_runs_after_the_word(server, workspace):
+async def test_a_command_is_shown_first_and_runs_once_approved(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     server.reply("written")
     done = await everloop(server=server, stdin=b"go\n/approve\n")
@@ -35,7 +35,7 @@ async def test_what_would_run_is_shown_and_runs_after_the_word(server, workspace
     assert (workspace / "plan.txt").read_text() == "beans"
 
 
-async def test_a_question_waits_for_the_next_start(server, workspace):
+async def test_an_open_question_is_asked_again_at_the_next_start(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     first = await everloop(server=server, stdin=b"go\n")
     assert first.status == 1
@@ -48,7 +48,7 @@ async def test_a_question_waits_for_the_next_start(server, workspace):
     assert "too early" in str(server.requests[-1].body)
 
 
-async def test_a_line_behind_a_question_is_answered_before_the_end(server, workspace):
+async def test_a_line_sent_after_a_question_is_answered_before_the_chat_ends(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     server.reply("written")
     server.reply("it is noon")
@@ -58,14 +58,14 @@ async def test_a_line_behind_a_question_is_answered_before_the_end(server, works
     assert "cut off" not in done.err
 
 
-async def test_stopping_a_question_is_not_told_as_a_crash(server, workspace):
+async def test_stopping_a_question_is_not_reported_as_a_crash(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     done = await everloop(server=server, stdin=b"go\n/stop\n")
     assert "cut off" not in done.out + done.err
     assert not (workspace / "plan.txt").exists()
 
 
-async def test_an_mcp_server_that_does_not_start_is_told(server):
+async def test_an_mcp_server_that_does_not_start_is_reported(server):
     home = Path(os.environ["EVERLOOP_HOME"])
     home.mkdir(parents=True)
     (home / "config.toml").write_text('[mcp.clock]\ncommand = "no-such-program"\n')
@@ -76,7 +76,7 @@ async def test_an_mcp_server_that_does_not_start_is_told(server):
     assert "no-such-program" in done.err
 
 
-async def test_a_goal_asks_nobody(server, workspace):
+async def test_run_never_asks_for_approval(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     server.reply("could not")
     done = await everloop("run", "write it", server=server)
@@ -85,7 +85,7 @@ async def test_a_goal_asks_nobody(server, workspace):
     assert "there is no one to ask" in str(server.requests[-1].body)
 
 
-async def test_the_log_shows_the_question_and_the_word(server, workspace):
+async def test_the_log_shows_the_question_and_the_decision(server, workspace):
     server.calls(call("write_file", path="plan.txt", content="beans"))
     server.reply("written")
     await everloop(server=server, stdin=b"go\n/approve\n")
@@ -94,7 +94,7 @@ async def test_the_log_shows_the_question_and_the_word(server, workspace):
     assert "approved" in log
 
 
-async def test_what_the_agent_says_in_between_is_shown(server):
+async def test_text_between_tool_calls_is_shown(server):
     server.calls(call("message", content="half-way there"))
     server.reply("done")
     done = await everloop(server=server, stdin=b"go\n")

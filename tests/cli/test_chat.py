@@ -41,7 +41,7 @@ def home() -> Path:
 # ------------------------------------------------------------------------------------------------ at a terminal
 
 
-async def test_text_and_tool_calls_are_seen_while_they_come(held):
+async def test_text_and_tool_calls_are_shown_as_they_arrive(held):
     held.calls(call("list_dir", path="."))
     held.hold(Reply("Nothing is there."), after_chunks=2)
     async with terminal(server=held) as screen:
@@ -59,7 +59,7 @@ async def test_text_and_tool_calls_are_seen_while_they_come(held):
     assert "\x1b[2m" in screen.raw
 
 
-async def test_a_key_that_is_pressed_while_a_line_is_printed_is_not_lost(server):
+async def test_a_key_pressed_while_a_line_is_printed_is_not_lost(server):
     server.reply("\n".join(f"line {number}" for number in range(60)), token_delay=0.005)
     async with terminal(server=server) as screen:
         await screen.ready()
@@ -71,7 +71,7 @@ async def test_a_key_that_is_pressed_while_a_line_is_printed_is_not_lost(server)
         assert await screen.ends() == 0
 
 
-async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(server, home):
+async def test_reasoning_is_shown_and_a_retried_answer_is_announced(server, home):
     server.cut(3, text="one two three four", reasoning="hmm")
     server.reply("another answer")
     async with terminal(server=server) as screen:
@@ -82,7 +82,7 @@ async def test_reasoning_is_shown_and_a_lost_answer_is_said_to_begin_again(serve
         await screen.sees("another answer", after=place)
 
 
-async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_well(server):
+async def test_a_failed_command_is_marked_as_failed_although_its_tool_call_succeeded(server):
     server.calls(call("exec", command="ls no-such-thing"), call("exec", command="echo '[exit status 1] said he'"))
     server.reply("It is not there.")
     async with terminal(server=server) as screen:
@@ -98,7 +98,7 @@ async def test_a_command_that_failed_is_marked_so_though_the_call_as_such_went_w
     assert "✓ exec: [exit status 1] said he" in log.out
 
 
-async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
+async def test_help_says_how_to_leave_the_chat(server):
     async with terminal("chat", server=server) as screen:
         await screen.ready()
         screen.type("/help\r")
@@ -109,8 +109,8 @@ async def test_help_names_the_way_out_and_chat_is_another_name_for_it(server):
     assert "\n/exit" in piped.out
 
 
-async def asks_after_ctrl_c(screen: Terminal, place: int) -> bool:
-    """Press it, and see whether it is asked for once more, or else the program ends or says nothing at all."""
+async def prompts_after_ctrl_c(screen: Terminal, place: int) -> bool:
+    """Press Ctrl-C, and return whether the program asks for it once more instead of ending or staying silent."""
     screen.type("\x03")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(5):
@@ -118,7 +118,7 @@ async def asks_after_ctrl_c(screen: Terminal, place: int) -> bool:
     return "Ctrl-C again" in screen.text[place:]
 
 
-async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
+async def test_ctrl_c_stops_the_turn_and_twice_at_the_prompt_leaves(server):
     server.hang(30, after_chunks=1, text="first second")
     async with terminal(server=server) as screen:
         await screen.ready()
@@ -126,17 +126,19 @@ async def test_ctrl_c_stops_the_turn_and_twice_at_rest_leaves(server):
         place = await screen.sees("first")
         screen.type("\x03")
         place = await screen.sees("Stopped. The work so far is kept.", after=place)
-        for _ in range(3):  # one that comes before the turn is quite over counts for it
-            if await asks_after_ctrl_c(screen, place):
+        for _ in range(3):  # one pressed before the turn is completely over belongs to the turn
+            if await prompts_after_ctrl_c(screen, place):
                 break
         place = await screen.sees("Ctrl-C again", after=place)
-        while await asks_after_ctrl_c(screen, place):  # a busy machine took so long that the second was a first again
+        while await prompts_after_ctrl_c(
+            screen, place
+        ):  # the machine was so slow that the second press counted as a first one
             place = await screen.sees("Ctrl-C again", after=place)
         assert await screen.ends() == 0
     await until(lambda: server.requests[0].gone)
 
 
-async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
+async def test_a_terminated_chat_restores_the_terminal(server):
     server.hang(30)
     async with terminal(server=server) as screen:
         await screen.ready()
@@ -148,18 +150,18 @@ async def test_a_chat_that_is_told_to_end_leaves_the_terminal_as_it_was(server):
         assert screen.raw.rindex("\x1b[?2004l") > screen.raw.rindex("\x1b[?2004h")  # bracketed paste is off again
 
 
-async def test_signals_that_come_together_or_with_the_enter_key_end_the_chat_once(server, home):
+async def test_signals_that_arrive_together_or_with_enter_end_the_chat_once(server, home):
     server.hang(30)
     async with terminal(server=server) as screen:
         await screen.ready()
-        screen.process.send_signal(signal.SIGSTOP)  # so that it hears of all of them at once
+        screen.process.send_signal(signal.SIGSTOP)  # so that all of them arrive at once
         screen.type("hello\r")
         screen.process.send_signal(signal.SIGTERM)
         screen.process.send_signal(signal.SIGHUP)
         screen.process.send_signal(signal.SIGCONT)
         assert await screen.ends() == 0
         assert "xception" not in screen.text
-    if "> hello" in screen.text:  # then what was said is kept
+    if "> hello" in screen.text:  # then the line is kept
         store = SQLiteStore(home / "everloop.db")
         info = await store.session("me", "cli:direct")
         assert info is not None
@@ -167,11 +169,11 @@ async def test_signals_that_come_together_or_with_the_enter_key_end_the_chat_onc
         await store.close()
 
 
-async def test_a_line_is_kept_if_the_chat_is_told_to_end_while_it_looks_at_the_workspace(server, home):
+async def test_a_line_is_kept_if_the_chat_is_terminated_while_it_scans_the_workspace(server, home):
     server.hang(30)
     workspace = home / "workspace"
     await asyncio.to_thread(workspace.mkdir, parents=True)
-    for number in range(3_000):  # so that the look, which is for /undo, takes a while
+    for number in range(3_000):  # makes the scan, which /undo needs, take a while
         (workspace / f"{number}.txt").write_text("x")
     async with terminal(server=server) as screen:
         await screen.ready()
@@ -186,16 +188,18 @@ async def test_a_line_is_kept_if_the_chat_is_told_to_end_while_it_looks_at_the_w
     await store.close()
 
 
-async def test_a_store_that_cannot_be_used_is_one_line_before_anything_is_asked(server, tmp_path):
+async def test_an_unusable_store_is_reported_in_one_line_before_the_prompt(server, tmp_path):
     (tmp_path / "broken.db").write_bytes(b"no database" * 1000)
     async with terminal("--store", str(tmp_path / "broken.db"), server=server) as screen:
         assert await screen.ends() == 2
         assert re.fullmatch(r"everloop: [^\n]*broken.db[^\n]*\r\n", screen.text)
 
 
-async def test_a_long_line_is_followed_to_its_end(held):
+async def test_a_long_input_line_scrolls_to_its_end(held):
     words = [f"word{number} " for number in range(600)]
-    words[589] = "QXZJKV "  # a terminal is sent only what changes, so a word like its neighbours comes in pieces
+    words[589] = (
+        "QXZJKV "  # a terminal is sent only what changes, so a word that resembles its neighbours arrives in pieces
+    )
     held.hold(Reply("".join(words)), after_chunks=590)
     async with terminal(server=held) as screen:
         await screen.ready()
@@ -208,7 +212,7 @@ async def test_a_long_line_is_followed_to_its_end(held):
         assert screen.text[place:end].split() == "".join(words).split()[1:]
 
 
-async def test_a_person_types_on_while_a_turn_runs(held):
+async def test_the_user_can_type_while_a_turn_runs(held):
     held.hold(Reply("first answer"))
     held.reply("second answer")
     async with terminal(server=held) as screen:
@@ -228,7 +232,7 @@ async def test_a_person_types_on_while_a_turn_runs(held):
         assert await screen.ends() == 0
 
 
-async def test_a_command_that_waits_for_a_turn_to_end_is_answered_all_the_same(held):
+async def test_a_command_that_waits_for_the_turn_to_end_is_answered(held):
     held.hold(Reply("first answer"))
     async with terminal(server=held) as screen:
         await screen.ready()
@@ -243,7 +247,7 @@ async def test_a_command_that_waits_for_a_turn_to_end_is_answered_all_the_same(h
         assert await screen.ends() == 0
 
 
-async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
+async def test_a_message_steers_the_running_turn_if_so_configured(held, home):
     home.mkdir()
     (home / "config.toml").write_text('[agent]\nbusy = "steer"\n')
     held.hold(Reply(calls=[call("list_dir", path=".")]))
@@ -265,7 +269,7 @@ async def test_a_message_is_handed_to_the_running_turn_when_so_set(held, home):
     assert len(held.requests) == 2
 
 
-async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
+async def test_output_of_models_and_pages_cannot_control_the_terminal(server, home):
     (home / "workspace").mkdir(parents=True)
     (home / "workspace" / "page").write_text("\x1b]0;owned\x07\x1b[2Jpage\x9b5n")
     server.calls(call("read_file", path="page"), call("list_dir", path="\x1b]52;c;aGk=\x07"))
@@ -284,7 +288,7 @@ async def test_nothing_a_model_or_a_page_says_drives_the_terminal(server, home):
 
 
 @pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-async def test_colours_are_left_out_when_they_are_not_wanted(server, setting):
+async def test_colours_can_be_disabled(server, setting):
     server.calls(call("list_dir", path="."))
     server.reply("An answer.", reasoning="thought")
     async with terminal(server=server, **setting) as screen:
@@ -299,7 +303,7 @@ async def test_colours_are_left_out_when_they_are_not_wanted(server, setting):
         assert "\x1b" not in screen.raw
 
 
-async def test_a_first_start_asks_for_a_model_and_remembers_it(server, home):
+async def test_the_first_start_asks_for_a_model_and_saves_the_choice(server, home):
     server.reply("Hello.")
     async with terminal(EVERLOOP_MODEL="") as screen:
         place = await screen.sees("Download it? [Y/n]")
@@ -326,7 +330,7 @@ async def test_a_first_start_asks_for_a_model_and_remembers_it(server, home):
     assert (done.status, done.out) == (0, "Again.\n")
 
 
-def test_settings_that_are_there_are_never_overwritten(tmp_path):
+def test_existing_settings_are_never_overwritten(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('[agent]\nname = "A"')
     assert "Written" in remember(path, {"base_url": "http://127.0.0.1:1/v1", "model": 'a"b\\', "api_key": ""})
@@ -339,7 +343,7 @@ def test_settings_that_are_there_are_never_overwritten(tmp_path):
 # ------------------------------------------------------------------------------------------------ over a pipe
 
 
-async def test_lines_over_a_pipe_are_answered_one_by_one(server):
+async def test_piped_lines_are_answered_one_by_one(server):
     server.calls(call("list_dir", path="."))
     server.reply("one")
     server.reply("two")
@@ -348,7 +352,7 @@ async def test_lines_over_a_pipe_are_answered_one_by_one(server):
     assert [seen.messages for seen in server.requests] == [2, 4, 6]
 
 
-async def test_a_failed_turn_over_a_pipe_is_told_and_the_next_line_is_answered(server):
+async def test_a_failed_turn_over_a_pipe_is_reported_and_the_next_line_is_answered(server):
     server.fail(400, "no such thing")
     server.reply("fine")
     done = await everloop(server=server, stdin=b"first\nsecond\n")
@@ -356,7 +360,7 @@ async def test_a_failed_turn_over_a_pipe_is_told_and_the_next_line_is_answered(s
     assert re.fullmatch(r"everloop: [^\n]*no such thing[^\n]*\n", done.err)
 
 
-async def test_no_more_is_done_over_a_pipe_once_nobody_reads_the_answers(server):
+async def test_a_piped_chat_ends_when_its_output_is_no_longer_read(server):
     server.reply("one")
     server.reply("two")
     reads, writes = os.pipe()
@@ -402,7 +406,7 @@ async def test_ctrl_c_over_a_pipe_stops_the_turn(server):
     assert (await everloop("sessions", "--json")).json["open_turn"] is None
 
 
-async def test_a_second_ctrl_c_over_a_pipe_leaves_at_once_and_without_a_word(server, home):
+async def test_a_second_ctrl_c_over_a_pipe_leaves_at_once_and_silently(server, home):
     server.hang(30)
     process = await start(env=environment(server))
     process.stdin.write(b"hi\n")
@@ -412,13 +416,13 @@ async def test_a_second_ctrl_c_over_a_pipe_leaves_at_once_and_without_a_word(ser
         process.send_signal(signal.SIGINT)
         await until(lambda: server.requests[0].gone)
         process.send_signal(signal.SIGINT)
-        await until(lambda: heard(process.pid, signal.SIGINT))
+        await until(lambda: signal_delivered(process.pid, signal.SIGINT))
     done = await finished(process)
     assert (done.status, done.err) == (130, "")
 
 
-def heard(process: int, number: int) -> bool:
-    """Whether the signal has come to the process."""
+def signal_delivered(process: int, number: int) -> bool:
+    """Return whether the signal has been delivered to the process."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:  # and it has ended
@@ -462,7 +466,7 @@ async def test_a_chat_that_was_killed_finishes_its_turn_when_it_starts_again(ser
     assert (home / "workspace" / "a.txt").read_text() == "A"
 
 
-async def test_a_killed_chat_also_goes_on_over_a_pipe(server):
+async def test_a_killed_chat_also_resumes_over_a_pipe(server):
     server.hang(30)
     process = await start(env=environment(server))
     process.stdin.write(b"hi\n")
@@ -491,7 +495,7 @@ async def test_leaving_in_the_middle_of_a_turn_keeps_it(server):
 # ------------------------------------------------------------------------------------------------ output
 
 
-def test_only_the_end_of_a_command_itself_says_that_it_failed():
+def test_only_a_commands_own_status_line_marks_it_as_failed():
     assert mark_of("exec", "ok", "no\n[exit status 137, SIGKILL]\n[perhaps it used too much memory]") == "✗"
     assert mark_of("exec", "timeout", "") == "✗"
     for tool, text in (
@@ -502,18 +506,18 @@ def test_only_the_end_of_a_command_itself_says_that_it_failed():
         assert mark_of(tool, "ok", text) == "✓"
 
 
-def test_control_characters_become_pictures_of_themselves():
+def test_control_characters_become_visible_symbols():
     assert printable("a\tb\nc") == "a\tb\nc"
     assert printable("\x1b[31m\x07\x00\x7f") == "␛[31m␇␀␡"
     assert printable("a\r\nb\x9bc\u202ed") == "a\nb\\x9bc�d"
     assert printable("\ud800") == "�"
 
 
-def test_a_line_is_short_and_one():
+def test_one_line_output_is_short_and_a_single_line():
     assert one_line("a\n b\t\x1bc") == "a b ␛c"
     assert one_line("x" * 1000, 10) == "x" * 9 + "…"
     assert len(one_line("y " * 1000, 50)) == 50
 
 
-def test_json_has_nothing_raw_that_a_terminal_acts_on():
+def test_json_contains_no_raw_control_characters():
     assert as_json({"a": "é\x1b\x9b\u202e"}) == '{"a": "é\\u001b\\u009b\\u202e"}'

@@ -45,7 +45,7 @@ def settings(home: Path, text: str) -> None:
 
 
 def is_one_error(done: Done, *words: str) -> None:
-    """One line on standard error that starts with our name, nothing on standard output, status 2."""
+    """Return whether the result is one line on standard error that starts with our name, no output, and status 2."""
     assert (done.status, done.out) == (2, "")
     assert re.fullmatch(r"everloop: [^\n]+\n", done.err), done.err
     for word in words:
@@ -64,7 +64,7 @@ def test_help_and_version_load_nothing_heavy():
         assert not loaded & {"asyncio", "aiohttp", "msgspec", "prompt_toolkit", "sqlite3", "dataclasses", "logging"}
 
 
-async def test_help_names_the_commands_there_are_and_no_others():
+async def test_help_lists_exactly_the_existing_commands():
     done = await everloop("--help")
     commands = re.findall(r"^    ([a-z-]+) ", done.out, re.M)
     assert commands == [
@@ -74,7 +74,7 @@ async def test_help_names_the_commands_there_are_and_no_others():
     ]  # fmt: skip
 
 
-async def test_an_unknown_command_or_flag_is_one_line():
+async def test_an_unknown_command_or_flag_is_reported_in_one_line():
     is_one_error(await everloop("srve"), "srve", 'did you mean "serve"?', "--help")
     is_one_error(await everloop("what files are here"), "everloop run")
     is_one_error(await everloop(".", "--workspace", "x"), "either")
@@ -95,7 +95,7 @@ async def test_a_command_without_its_action_lists():
         assert re.fullmatch(r"everloop: no [^\n]+\n", done.err)
 
 
-def test_every_help_has_an_example_and_the_flags_of_all_commands_stand_once():
+def test_every_help_has_an_example_and_lists_common_flags_once():
     known = parser()
     paths = [path for path, _ in _words(known, "")]
     assert "cron add" in paths
@@ -108,7 +108,7 @@ def test_every_help_has_an_example_and_the_flags_of_all_commands_stand_once():
         assert ("--base-url URL" in text) == (path == "")
 
 
-async def test_the_short_flag_tells_the_version():
+async def test_the_short_flag_prints_the_version():
     assert re.fullmatch(r"everloop \d\S+\n", (await everloop("-V")).out)
 
 
@@ -130,7 +130,7 @@ done"""
 # ------------------------------------------------------------------------------------------------ run
 
 
-async def test_what_is_piped_in_is_added_to_the_goal_or_is_all_of_it(server):
+async def test_piped_input_is_appended_to_the_goal_or_is_the_goal(server):
     server.reply("Short.")
     server.reply("Hello.")
     done = await everloop("run", "summarise", server=server, stdin=b"a long text\n")
@@ -141,7 +141,7 @@ async def test_what_is_piped_in_is_added_to_the_goal_or_is_all_of_it(server):
     assert server.requests[1].body["messages"][-1]["content"] == "say hello\n"
 
 
-async def test_a_run_goes_on_in_the_latest_session_or_in_one_that_is_named(server):
+async def test_a_run_continues_the_latest_session_or_the_named_one(server):
     for answer in ("one", "two", "three", "four"):
         server.reply(answer)
     await everloop("run", "water the beans", server=server)
@@ -154,7 +154,7 @@ async def test_a_run_goes_on_in_the_latest_session_or_in_one_that_is_named(serve
     is_one_error(await everloop("run", "--resume", "xyz", "go", server=server), "xyz", "everloop sessions")
 
 
-async def test_events_are_printed_as_they_happen_when_asked(server):
+async def test_events_are_printed_as_they_happen_on_request(server):
     server.calls(call("list_dir", path="."))
     server.reply("Nothing there.")
     done = await everloop("run", "--output", "jsonl", "look", server=server)
@@ -165,7 +165,7 @@ async def test_events_are_printed_as_they_happen_when_asked(server):
     assert (told[-1]["event"], told[-1]["result"], told[-1]["reason"]) == ("result", "Nothing there.", "answer")
 
 
-async def test_a_session_has_a_title_and_is_shown_renamed_and_exported_without_secrets(server):
+async def test_a_session_can_be_shown_renamed_and_exported_without_secrets(server):
     server.reply("The key is sk-abcdefghijklmnopqrstuvwx.")
     await everloop("run", "--session", "my:one", "tell me the key please", server=server)
     listed = (await everloop("sessions")).out
@@ -188,7 +188,7 @@ async def test_run_prints_the_answer_alone(server):
     assert (done.status, done.out, done.err) == (0, "It is written.\n", "")
 
 
-async def test_run_shows_tool_calls_on_standard_error_when_asked(server):
+async def test_run_shows_tool_calls_on_standard_error_on_request(server):
     server.calls(call("list_dir", path="."))
     server.reply("Nothing there.")
     done = await everloop("run", "-v", "look", server=server)
@@ -197,7 +197,7 @@ async def test_run_shows_tool_calls_on_standard_error_when_asked(server):
     assert "✓ list_dir" in done.err
 
 
-async def test_run_prints_one_json_object_when_asked(server):
+async def test_run_prints_one_json_object_on_request(server):
     server.calls(call("list_dir", path="."))
     server.reply("Nothing there.")
     done = await everloop("run", "--json", "look", server=server)
@@ -246,14 +246,14 @@ async def test_a_run_that_reaches_its_limit_is_not_a_success(server, home):
     assert re.fullmatch(r"everloop: I stopped after 2 rounds[^\n]*\n", done.err)
 
 
-async def test_a_run_whose_endpoint_is_not_there_says_so_and_fails(home):
+async def test_a_run_without_a_reachable_endpoint_says_so_and_fails(home):
     settings(home, "[provider]\nretries = 0\n")
     done = await everloop("run", "hi", EVERLOOP_BASE_URL="http://127.0.0.1:9/v1")
     assert (done.status, done.out) == (1, "")
     assert re.fullmatch(r"everloop: [^\n]*127\.0\.0\.1:9[^\n]*\n", done.err), done.err
 
 
-async def test_a_command_as_a_goal_is_answered_and_no_turn_is_taken_for_its_own(server):
+async def test_a_chat_command_as_a_goal_is_answered_without_a_turn(server):
     help = await everloop("run", "/help", server=server)
     assert (help.status, help.err) == (0, "")
     assert "/stop" in help.out
@@ -286,7 +286,7 @@ async def test_ctrl_c_stops_a_run_and_closes_its_log():
     assert (await everloop("sessions", "--json")).json["open_turn"] is None
 
 
-async def test_a_run_waits_for_a_session_that_another_process_has(server):
+async def test_a_run_waits_for_a_session_that_another_process_holds(server):
     model = "tools-0x0-d700"
     arguments = ("run", "--json", "--session", "my:work")
     first = await start(
@@ -302,7 +302,7 @@ async def test_a_run_waits_for_a_session_that_another_process_has(server):
     assert [message["content"] for message in body["messages"][1:]] == ["mark:one", "done:one", "mark:two"]
 
 
-async def test_control_characters_of_an_answer_do_not_reach_a_json_reader_unescaped(server):
+async def test_control_characters_of_an_answer_are_escaped_in_json_output(server):
     server.reply("a\x1b]0;owned\x07b\x9b31mc")
     done = await everloop("run", "--json", "hi", server=server)
     assert "\x1b" not in done.out
@@ -319,13 +319,13 @@ async def test_an_unknown_key_in_the_settings_is_named(home, server):
         is_one_error(await everloop(*arguments, server=server), "config.toml", '"modle"', '"model"')
 
 
-async def test_without_a_model_the_line_names_the_variables_and_an_example():
+async def test_without_a_model_the_error_names_the_variables_and_an_example():
     for arguments in (("run", "hi"), (), ("worker",)):
         done = await everloop(*arguments, EVERLOOP_MODEL="")
         is_one_error(done, "EVERLOOP_BASE_URL", "EVERLOOP_MODEL", "Ollama", "http://127.0.0.1:11434/v1")
 
 
-async def test_a_store_that_is_no_database_is_named_and_left_alone(server, tmp_path):
+async def test_a_store_that_is_not_a_database_is_reported_and_left_alone(server, tmp_path):
     store = tmp_path / "broken.db"
     store.write_bytes(b"this is no database" * 1000)
     for arguments in (("run", "hi"), ("sessions",), ("log",), ("replay", "ab"), ("fork", "cli:direct"), ("worker",)):
@@ -335,7 +335,7 @@ async def test_a_store_that_is_no_database_is_named_and_left_alone(server, tmp_p
     assert store.read_bytes() == b"this is no database" * 1000
 
 
-async def test_an_entry_that_cannot_be_read_is_named(server, home):
+async def test_an_unreadable_entry_is_named(server, home):
     server.reply("yes")
     await everloop("run", "hi", server=server)
     with closing(sqlite3.connect(home / "everloop.db")) as database, database:
@@ -343,7 +343,7 @@ async def test_an_entry_that_cannot_be_read_is_named(server, home):
     is_one_error(await everloop("log"), "entry 2", "damaged", "restore")
 
 
-async def test_a_workspace_that_cannot_be_used_is_named(server, tmp_path):
+async def test_an_unusable_workspace_is_named(server, tmp_path):
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         is_one_error(await everloop("run", "hi", "--workspace", str(bad), server=server), str(bad), "--workspace")
@@ -364,7 +364,7 @@ async def test_an_empty_goal_is_refused(server):
     is_one_error(await everloop("run", "-", server=server), "goal is empty")
 
 
-async def test_what_does_not_exist_is_named(server, tmp_path):
+async def test_the_error_names_what_does_not_exist(server, tmp_path):
     is_one_error(await everloop("log"), "no store")
     server.reply("yes")
     await everloop("run", "hi", "--session", "my:work", server=server)
@@ -382,14 +382,14 @@ async def test_what_does_not_exist_is_named(server, tmp_path):
 # ------------------------------------------------------------------------------------------------ sessions, log
 
 
-async def test_without_sessions_there_is_nothing_to_list_and_nothing_is_made(home):
+async def test_listing_without_sessions_prints_nothing_and_creates_nothing(home):
     done = await everloop("sessions")
     assert (done.status, done.out) == (0, "")
     assert "no sessions yet" in done.err
     assert not (home / "everloop.db").exists()
 
 
-async def test_sessions_are_listed_with_the_latest_first(server):
+async def test_sessions_are_listed_latest_first(server):
     for key in ("my:one", "my:two"):
         server.reply("yes")
         await everloop("run", "hi", "--session", key, server=server)
@@ -402,7 +402,7 @@ async def test_sessions_are_listed_with_the_latest_first(server):
     ]
 
 
-async def test_the_log_shows_every_entry_on_a_line_and_a_turn_in_full(server):
+async def test_the_log_shows_each_entry_on_one_line_and_a_turn_in_full(server):
     server.calls(call("write_file", path="notes/a.txt", content="first\nsecond"))
     server.reply("Written.\nAll of it.")
     run = (await everloop("run", "--json", "write", server=server)).json
@@ -410,7 +410,9 @@ async def test_the_log_shows_every_entry_on_a_line_and_a_turn_in_full(server):
     assert log.lines[0] == f"session {run['session']}"
     kinds = [line[17:].split()[0] for line in log.lines[2:]]
     assert kinds == ["user", "model", "answer", "tool", "result", "model", "answer", "end"]
-    kinds = [kind for kind in kinds if kind not in ("model", "tool")]  # what is no entry follows from those around it
+    kinds = [
+        kind for kind in kinds if kind not in ("model", "tool")
+    ]  # whatever is not an entry follows from the entries around it
     assert 'write_file(path="notes/a.txt", content="first' in log.out
     assert "tokens" in log.out
     turn = await everloop("log", "--turn", run["turn"][:15])
@@ -422,7 +424,7 @@ async def test_the_log_shows_every_entry_on_a_line_and_a_turn_in_full(server):
     assert {row["turn"] for row in rows} == {run["turn"]}
 
 
-async def test_an_ambiguous_turn_is_asked_for_again(server):
+async def test_an_ambiguous_turn_id_is_refused(server):
     turns = []
     for _ in range(2):
         server.reply("yes")
@@ -430,7 +432,7 @@ async def test_an_ambiguous_turn_is_asked_for_again(server):
     is_one_error(await everloop("log", "--turn", turns[0][:3]), *turns, "more of its id")
 
 
-async def test_nothing_in_a_log_drives_the_terminal(server):
+async def test_nothing_in_a_log_controls_the_terminal(server):
     server.calls(call("list_dir", path="\x1b[2J"))
     server.reply("\x1b]0;owned\x07 \x9b31m and \u202e", reasoning="\x1b[1m")
     run = (await everloop("run", "--json", "\x1b[31mhi", server=server)).json
@@ -439,7 +441,7 @@ async def test_nothing_in_a_log_drives_the_terminal(server):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
 
 
-async def test_a_reader_that_leaves_early_is_no_error(server):
+async def test_a_reader_that_closes_the_pipe_early_causes_no_error(server):
     server.reply("long " * 50_000)
     run = (await everloop("run", "--json", "hi", server=server)).json
     command = f"{shlex.quote(sys.executable)} -m everloop log --turn {run['turn']} | head -c 10"
@@ -449,7 +451,7 @@ async def test_a_reader_that_leaves_early_is_no_error(server):
 
 
 @pytest.mark.parametrize(("shell", "status"), [("<&-", 0), (">&-", 0), (">&- 2>&-", 0), (">/dev/full", 2), ("", 0)])
-async def test_a_closed_or_full_output_is_no_crash(server, home, shell, status):
+async def test_a_closed_or_full_output_causes_no_crash(server, home, shell, status):
     server.reply("yes")
     command = f"{shlex.quote(sys.executable)} -m everloop run hi {shell}"
     done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, env=environment(server))
@@ -459,7 +461,7 @@ async def test_a_closed_or_full_output_is_no_crash(server, home, shell, status):
     assert (home / "everloop.db").read_bytes().startswith(b"SQLite format 3")
 
 
-async def test_a_terminal_without_the_characters_is_no_crash(server):
+async def test_a_terminal_that_lacks_the_characters_causes_no_crash(server):
     server.calls(call("list_dir", path="."))
     server.reply("naïve ✓")
     done = await everloop("run", "-v", "hi", server=server, PYTHONIOENCODING="ascii")
@@ -469,7 +471,7 @@ async def test_a_terminal_without_the_characters_is_no_crash(server):
 # ------------------------------------------------------------------------------------------------ fork, worker
 
 
-async def test_a_fork_goes_on_from_an_earlier_point(server):
+async def test_a_fork_continues_from_an_earlier_point(server):
     for text in ("one", "two"):
         server.reply(text)
         await everloop("run", f"say {text}", "--session", "my:work", server=server)
@@ -484,7 +486,7 @@ async def test_a_fork_goes_on_from_an_earlier_point(server):
     assert [message["content"] for message in body["messages"][1:]] == ["say one", "one", "go on"]
 
 
-async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, home):
+async def test_a_worker_processes_the_inbox_and_ends_on_a_signal(server, home):
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text("[worker]\ndrain_seconds = 1\n")
     process = await start("worker", env=environment(server))
@@ -513,7 +515,7 @@ async def test_a_worker_takes_what_is_in_the_inbox_and_ends_when_told(server, ho
     await store.close()
 
 
-async def test_a_run_in_a_session_with_a_turn_that_was_cut_off_says_so(server, home):
+async def test_a_run_in_a_session_with_an_interrupted_turn_says_so(server, home):
     store = SQLiteStore(home / "everloop.db")
     message = InboundMessage("cli", "user", "direct", "old", reply=False).addressed()
     assert await store.begin("me", "cli:direct", "gone.1.999999999.1.1", message) is not None

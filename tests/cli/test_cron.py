@@ -1,4 +1,4 @@
-"""`everloop cron`: the real command, on a store that nobody may be serving."""
+"""`everloop cron`: the real command, on a store with or without a running service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_job_is_added_listed_and_removed(tmp_path):
     assert (after.status, after.out) == (0, "")
 
 
-async def test_the_list_as_json_has_all_there_is():
+async def test_the_list_as_json_is_complete():
     await cron("add", "one\nline \x1b[31m", "--cron", "0 8 * * 1-5", "--tz", "Europe/Vienna", "--session", "cli:work")
     done = await cron("list", "--json")
     assert done.json.keys() == {
@@ -68,7 +68,7 @@ async def test_run_puts_the_message_into_the_inbox_now():
     await store.close()
 
 
-async def test_the_beginning_of_an_id_is_enough_to_run_a_job_if_only_one_has_it():
+async def test_an_unambiguous_id_prefix_is_enough_to_run_a_job():
     store = the_store()
     jobs = [await CronService(store).add("water", at="2031-05-02T18:00", **HERE) for _ in range(20)]
     ids = [job.id for job in jobs]
@@ -80,7 +80,7 @@ async def test_the_beginning_of_an_id_is_enough_to_run_a_job_if_only_one_has_it(
     await store.close()
 
 
-async def test_whoever_takes_work_from_the_store_is_woken():
+async def test_the_workers_of_the_store_are_woken():
     store, worker = the_store(), new_worker()
     woken = 0
 
@@ -102,7 +102,7 @@ async def test_whoever_takes_work_from_the_store_is_woken():
     await store.close()
 
 
-async def test_a_service_that_runs_elsewhere_fires_what_the_command_added(monkeypatch):
+async def test_a_running_service_fires_a_job_added_by_the_command(monkeypatch):
     store = the_store()
     service = CronService(store)
     told: list[str] = []
@@ -130,7 +130,7 @@ async def test_a_service_that_runs_elsewhere_fires_what_the_command_added(monkey
     ],
     ids=lambda arguments: "-".join(arguments)[:40] or "nothing",
 )  # fmt: skip
-async def test_what_is_wrong_is_said_in_one_line(arguments):
+async def test_each_error_is_one_line(arguments):
     done = await cron(*arguments)
     assert done.status == 2
     assert done.out == ""
@@ -138,7 +138,7 @@ async def test_what_is_wrong_is_said_in_one_line(arguments):
     assert done.err.startswith("everloop: ")
 
 
-async def test_the_list_of_a_place_without_a_store_is_empty_and_makes_none(tmp_path):
+async def test_listing_without_a_store_prints_nothing_and_creates_none(tmp_path):
     done = await cron("list", "--store", str(tmp_path / "none.db"))
     assert (done.status, done.out) == (0, "")
     assert done.err

@@ -1,4 +1,4 @@
-"""`everloop doctor`: what is in use and what is missing, over the real command."""
+"""`everloop doctor`: what is in use and what is missing, tested with the real command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def doctor(server: FakeOpenAI | None = None, /, *, plain: bool = False, **
     return await finished(await start("doctor", *([] if plain else ["--json"]), env=env))
 
 
-async def test_all_is_well_with_an_endpoint_that_answers():
+async def test_all_checks_pass_with_an_endpoint_that_answers():
     async with FakeOpenAI() as server:
         done = await doctor(server, plain=True, **ENDPOINT)
     assert done.status == 0
@@ -53,9 +53,9 @@ async def test_all_is_well_with_an_endpoint_that_answers():
     assert server.requests == []
 
 
-async def test_no_secret_is_shown_whatever_is_wrong():
+async def test_no_error_shows_a_secret():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # and is not listening
         port = taken.getsockname()[1]
         for address in (f"http://me:{SECRET}@127.0.0.1:{port}/v1?key={SECRET}", f"http://127.0.0.1:{port}/{SECRET}/v1"):
             for plain in (True, False):
@@ -65,7 +65,7 @@ async def test_no_secret_is_shown_whatever_is_wrong():
                 assert SECRET not in done.out + done.err
 
 
-async def test_an_endpoint_that_nobody_answers_at_is_missing():
+async def test_an_endpoint_that_does_not_answer_is_missing():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         done = await doctor(EVERLOOP_BASE_URL=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", **ENDPOINT)
@@ -74,7 +74,7 @@ async def test_an_endpoint_that_nobody_answers_at_is_missing():
     assert checks(done)["provider"]["fix"]
 
 
-async def test_a_proxy_does_not_hide_an_endpoint_on_this_machine_that_nobody_answers_at():
+async def test_a_proxy_does_not_hide_a_dead_endpoint_on_this_machine():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         here = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -91,7 +91,7 @@ async def test_a_provider_without_its_key_is_missing_and_says_what_to_set():
     assert "EVERLOOP_API_KEY" in checks(done)["provider"]["fix"]
 
 
-async def test_without_settings_it_is_the_local_model_and_one_command_gets_it():
+async def test_without_settings_the_local_model_is_used_and_one_command_installs_it():
     done = await doctor(EVERLOOP_MODEL="")
     assert done.status == 1
     model = checks(done)["model"]
@@ -100,7 +100,7 @@ async def test_without_settings_it_is_the_local_model_and_one_command_gets_it():
     assert checks(done)["provider"]["found"].startswith("local")
 
 
-async def test_a_local_model_that_is_no_model_is_one_line(tmp_path):
+async def test_an_invalid_local_model_is_reported_in_one_line(tmp_path):
     (tmp_path / "mine.gguf").write_bytes(b"GGUF" + bytes(100))
     done = await doctor(EVERLOOP_PROVIDER="local", EVERLOOP_MODEL=str(tmp_path / "mine.gguf"))
     assert done.status == 1
@@ -108,7 +108,7 @@ async def test_a_local_model_that_is_no_model_is_one_line(tmp_path):
     assert len(done.lines) == 1
 
 
-async def test_weights_that_are_not_the_right_bytes_are_not_there(tmp_path):
+async def test_weights_with_a_wrong_checksum_count_as_missing(tmp_path):
     wrong = tmp_path / "wrong.gguf"
     wrong.write_bytes(b"GGUF" + bytes(CARD.size))
     assert hashlib.sha256(wrong.read_bytes()).hexdigest() != CARD.sha256
@@ -118,7 +118,7 @@ async def test_weights_that_are_not_the_right_bytes_are_not_there(tmp_path):
     assert checks(done)["model"]["fix"] == f"everloop model pull {DEFAULT}"
 
 
-async def test_weights_that_were_cut_are_damaged_and_not_missing(tmp_path):
+async def test_truncated_weights_are_damaged_and_not_missing(tmp_path):
     missing = checks(await doctor(EVERLOOP_MODEL=""))["model"]["found"]
     cut = tmp_path / CATALOGUE[DEFAULT].file
     cut.write_bytes(b"GGUF" + bytes(1000))
@@ -140,7 +140,7 @@ async def test_a_workspace_that_is_a_file_is_missing(tmp_path):
     assert not checks(done)["workspace"]["ok"]
 
 
-async def test_a_workspace_and_a_store_that_cannot_be_made_are_missing(tmp_path):
+async def test_a_workspace_and_a_store_that_cannot_be_created_are_missing(tmp_path):
     (tmp_path / "file").write_text("")
     work, store = str(tmp_path / "file/work"), str(tmp_path / "file/everloop.db")
     done = await doctor(EVERLOOP_WORKSPACE=work, EVERLOOP_STORE=store, **ENDPOINT)
@@ -151,9 +151,12 @@ async def test_a_workspace_and_a_store_that_cannot_be_made_are_missing(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["workspace", "store", "models", "weights"])
-async def test_a_place_that_cannot_even_be_looked_at_is_one_line_among_the_others(tmp_path, name):
+async def test_a_path_that_cannot_even_be_examined_is_one_line_among_the_others(tmp_path, name):
     setting = f"EVERLOOP_{name.upper()}"
-    settings: dict[str, Any] = {"EVERLOOP_MODEL": "", setting: str(tmp_path / ("n" * 300))}  # too long for any name
+    settings: dict[str, Any] = {
+        "EVERLOOP_MODEL": "",
+        setting: str(tmp_path / ("n" * 300)),
+    }  # too long for any file name
     done = await doctor(**settings)
     wrong = checks(done)[name if name in ("workspace", "store") else "model"]
     assert not wrong["ok"]
@@ -162,7 +165,7 @@ async def test_a_place_that_cannot_even_be_looked_at_is_one_line_among_the_other
     assert {"provider", "model", "workspace", "sandbox", "store"} <= set(checks(done))
 
 
-async def test_the_memory_of_a_local_model_is_counted_for_all_conversations_that_are_set(tmp_path):
+async def test_the_memory_of_a_local_model_is_counted_for_all_configured_conversations(tmp_path):
     mine = gguf(tmp_path / "mine.gguf", **FACTS)
     home = Path(os.environ["EVERLOOP_HOME"])
     home.mkdir(parents=True)
@@ -174,7 +177,7 @@ async def test_the_memory_of_a_local_model_is_counted_for_all_conversations_that
     assert "too little memory" in found["fix"]
 
 
-async def test_a_sandbox_that_is_off_is_said():
+async def test_a_disabled_sandbox_is_reported():
     home = Path(os.environ["EVERLOOP_HOME"])
     home.mkdir(parents=True)
     (home / "config.toml").write_text('[sandbox]\nmode = "off"\n')
@@ -196,14 +199,14 @@ async def _store_with(*messages: InboundMessage) -> Path:
     path = Path(os.environ["EVERLOOP_HOME"]) / "everloop.db"
     path.parent.mkdir(parents=True, exist_ok=True)
     store = SQLiteStore(path)
-    await store.workers()  # opens it
+    await store.workers()  # opens the store
     for message in messages:
         await store.accept(message)
     await store.close()
     return path
 
 
-async def test_messages_that_nobody_works_on_are_stuck_and_a_worker_is_the_cure():
+async def test_messages_without_a_worker_are_stuck_and_the_remedy_is_a_worker():
     await _store_with(
         InboundMessage("cli", "me", "one", SECRET),
         InboundMessage("cli", "me", "one", SECRET),
@@ -220,7 +223,7 @@ async def test_messages_that_nobody_works_on_are_stuck_and_a_worker_is_the_cure(
     assert SECRET not in done.out
 
 
-async def test_a_store_without_work_is_well():
+async def test_a_store_without_work_passes():
     path = await _store_with()
     async with FakeOpenAI() as server:
         done = await doctor(server, **ENDPOINT)
@@ -229,14 +232,14 @@ async def test_a_store_without_work_is_well():
     assert checks(done)["sessions"]["found"] == "0, none stuck"
 
 
-async def test_a_living_worker_is_counted():
+async def test_a_live_worker_is_counted():
     await _store_with()
     async with FakeOpenAI() as server:
         settings = {**os.environ, **ENDPOINT, "EVERLOOP_MODEL": "scripted", "EVERLOOP_BASE_URL": server.base_url}
         worker = await start("worker", env=settings)
         try:
             await asyncio.wait_for(worker.stderr.readline(), 30)
-            for _ in range(30):  # it says that it is ready just before it enters itself in the store
+            for _ in range(30):  # it reports that it is ready just before it registers in the store
                 done = await doctor(server, **ENDPOINT)
                 if checks(done)["workers"]["found"].startswith("1 at work"):
                     break
@@ -269,12 +272,12 @@ async def test_leases_are_shown_with_the_process_that_holds_them():
     assert SECRET not in done.out + plain.out
 
 
-async def test_a_message_that_waits_for_a_moment_beside_a_living_worker_is_not_stuck_and_one_that_waits_on_is():
+async def test_a_message_that_waits_briefly_beside_a_live_worker_is_not_stuck_and_one_that_keeps_waiting_is():
     path = await _store_with(InboundMessage("cli", "me", "one", "hi"))
     store, me = SQLiteStore(path), new_worker()
     async with FakeOpenAI() as server:
         try:
-            await store.join(me, "/nowhere")  # it is alive, and takes nothing
+            await store.join(me, "/nowhere")  # it is alive, and takes no work
             done = await doctor(server, **ENDPOINT)
             assert done.status == 0
             assert checks(done)["sessions"]["found"] == "1, none stuck"
@@ -291,7 +294,7 @@ async def test_a_message_that_waits_for_a_moment_beside_a_living_worker_is_not_s
     assert "the oldest for 60 min" in checks(done)["queue"]["found"]
 
 
-async def test_work_that_is_taken_between_two_looks_is_not_stuck(monkeypatch):
+async def test_work_taken_between_two_checks_is_not_stuck(monkeypatch):
     path = await _store_with(InboundMessage("cli", "me", "one", "hi"))
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE inbox SET at = at - 3600")
@@ -302,7 +305,7 @@ async def test_work_that_is_taken_between_two_looks_is_not_stuck(monkeypatch):
     async def overview() -> Any:
         work = await look()
         found.append(work.stuck)
-        if len(found) == 1:  # after the first look and before the second one
+        if len(found) == 1:  # between the first check and the second one
             await store.begin("me", "cli:one", me)
         return work
 
@@ -316,7 +319,7 @@ async def test_work_that_is_taken_between_two_looks_is_not_stuck(monkeypatch):
         await store.close()
 
 
-async def test_a_store_that_is_no_database_is_missing_and_left_as_it_is():
+async def test_a_store_that_is_not_a_database_is_missing_and_left_as_it_is():
     path = await _store_with()
     path.write_bytes(b"not a database at all" * 500)
     before = path.read_bytes()
@@ -327,11 +330,11 @@ async def test_a_store_that_is_no_database_is_missing_and_left_as_it_is():
 
 
 @pytest.mark.parametrize("page", ["commands.md", "local-model.md"])
-def test_the_pages_tell_of_it(page):
+def test_the_docs_mention_it(page):
     assert "everloop doctor" in (DOCS / page).read_text()
 
 
-async def test_one_json_object_is_all_that_is_printed():
+async def test_json_output_is_one_object():
     done = await doctor(**ENDPOINT, EVERLOOP_BASE_URL="http://127.0.0.1:9/v1")
     assert json.loads(done.out)["ok"] is False
     assert done.err == ""
@@ -347,7 +350,7 @@ async def test_one_json_object_is_all_that_is_printed():
         ("", "memory_mb is enforced by summing up a command's processes several times a second (no cgroup v2 here)"),
     ],
 )
-async def test_it_says_how_the_memory_limit_of_commands_is_enforced_here(tmp_path, controllers, said):
+async def test_it_reports_how_the_memory_limit_of_commands_is_enforced(tmp_path, controllers, said):
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     point = next(mount[1] for mount in mounts if mount[2] == "cgroup2")
     (tmp_path / "cgroup.subtree_control").write_text(controllers)
@@ -358,7 +361,7 @@ async def test_it_says_how_the_memory_limit_of_commands_is_enforced_here(tmp_pat
     assert said in checks(await finished(process))["sandbox"]["found"]
 
 
-async def test_what_it_says_of_the_memory_limit_is_what_happens_to_a_command(tmp_path):
+async def test_the_reported_memory_limit_is_the_one_that_applies_to_a_command(tmp_path):
     backend = await asyncio.to_thread(choose_backend, "auto")
     world = Confinement(str(tmp_path))
     launch = await asyncio.to_thread(prepare, backend, world, str(tmp_path), "true", outer={"PATH": os.defpath})

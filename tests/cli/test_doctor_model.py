@@ -1,4 +1,4 @@
-"""`everloop doctor --model`: which of ten small checks a model passes, over the real command and a fake endpoint."""
+"""`everloop doctor --model`: which of ten small checks a model passes, with the real command and a fake endpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failed(done: Done) -> list[str]:
 
 
 def well(server: FakeOpenAI) -> None:
-    """All that a good model says."""
+    """All answers of a good model."""
     server.reply("ready to go")
     server.calls(call("add", a=20517, b=48311))
     server.reply(f"The code is {CODE}.")
@@ -39,7 +39,7 @@ def well(server: FakeOpenAI) -> None:
     server.calls(call("write_file", path="a.txt", content=LINES))
 
 
-async def test_a_good_model_passes_all_and_each_line_says_so(server):
+async def test_a_good_model_passes_every_check(server):
     well(server)
     done = await everloop("doctor", "--model", server=server)
     assert done.status == 0
@@ -50,12 +50,12 @@ async def test_a_good_model_passes_all_and_each_line_says_so(server):
     assert (result["role"], CODE in result["content"]) == ("tool", True)
 
 
-def test_the_page_of_models_explains_each_of_the_ten_checks():
+def test_the_models_page_explains_each_of_the_ten_checks():
     table = (DOCS / "models.md").read_text().partition("| check |")[2].partition("\n\n")[0].splitlines()[2:]
     assert [line.split("|")[1].strip() for line in table] == NAMES
 
 
-async def test_a_model_that_calls_in_its_text_passes_and_the_dialect_is_named(server):
+async def test_a_model_that_writes_calls_as_text_passes_and_its_dialect_is_named(server):
     server.reply("ready to go")
     server.reply("<|tool_call_start|>[add(a=20517, b=48311)]<|tool_call_end|>")
     server.reply(f"The code is {CODE}.")
@@ -81,7 +81,7 @@ async def test_what_a_model_cannot_do_is_named_one_by_one(server):
     assert (done.status, done.json["ok"], done.json["passed"]) == (1, False, 5)
 
 
-async def test_a_model_without_calls_and_with_marks_in_its_answers_is_no_agent(server):
+async def test_a_model_that_never_calls_and_leaks_markers_cannot_be_an_agent(server):
     server.reply("ready to go")
     for _ in range(5):
         server.reply("I would [TOOL_CALLS] then.")
@@ -97,7 +97,7 @@ async def test_a_model_without_calls_and_with_marks_in_its_answers_is_no_agent(s
     assert done.status == 1
 
 
-async def test_an_endpoint_that_refuses_is_one_line(server):
+async def test_an_endpoint_that_refuses_is_reported_in_one_line(server):
     server.fail(401, "no such key")
     done = await everloop("doctor", "--model", server=server)
     assert done.status == 1
@@ -107,7 +107,7 @@ async def test_an_endpoint_that_refuses_is_one_line(server):
     assert last == "scripted: 0 of 10; it can hardly work as an agent"
 
 
-async def test_a_model_named_before_the_command_is_checked_without_a_question(server):
+async def test_a_model_named_before_the_command_is_checked_without_prompting(server):
     done = await everloop("--model", "other", "doctor", "--json", server=server, EVERLOOP_PROVIDER="openai")
     assert "other" in str(done.json["checks"])
     assert server.requests == []

@@ -1,4 +1,4 @@
-"""Work in folders of the user's choice: whose instructions are followed, and whose sessions are found."""
+"""Working in arbitrary folders: which instructions are followed, and which sessions are found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def home() -> Path:
 
 @pytest.fixture
 def cloned(tmp_path: Path) -> Path:
-    """A folder that came with files that steer an agent, by `git clone`."""
+    """A folder from `git clone` with files that instruct an agent."""
     source = tmp_path / "source"
     for name, text in STEERING.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ async def test_nothing_of_a_cloned_folder_reaches_the_model_unasked(server, clon
     assert CANARY not in sent(server)
 
 
-async def test_trust_on_the_command_line_uses_them_this_once(server, cloned):
+async def test_the_trust_flag_applies_to_one_run(server, cloned):
     for flags in (["--trust"], []):
         server.reply("hello")
         await everloop("run", "hi", "--workspace", str(cloned), *flags, server=server)
@@ -89,7 +89,7 @@ async def test_trust_on_the_command_line_uses_them_this_once(server, cloned):
 
 
 @pytest.mark.parametrize(("key", "followed"), [("y\r", True), ("\r", False), ("n\r", False), ("\x04", False)])
-async def test_a_person_is_asked_before_the_prompt_and_the_answer_is_kept(server, cloned, key, followed):
+async def test_the_user_is_asked_before_the_prompt_and_the_answer_is_kept(server, cloned, key, followed):
     for asked in (True, False):
         server.reply("hello there")
         async with terminal(str(cloned), server=server) as screen:
@@ -108,14 +108,14 @@ async def test_a_person_is_asked_before_the_prompt_and_the_answer_is_kept(server
     assert [CANARY in json.dumps(seen.body) for seen in server.requests] == [followed, followed]
 
 
-async def test_a_trusted_folder_is_asked_about_again_when_it_brings_something_new(server, cloned):
+async def test_a_trusted_folder_is_confirmed_again_when_it_gains_a_new_instruction_file(server, cloned):
     async with terminal(str(cloned), server=server) as screen:
         await screen.sees(QUESTION)
         screen.type("y\r")
         await screen.ready()
         screen.type("\x04")
         await screen.ends()
-    (cloned / "AGENTS.md").write_text("Be kind.")  # a change is none
+    (cloned / "AGENTS.md").write_text("Be kind.")  # a changed file is not a new one
     server.reply("hello")
     assert "left out" not in (await everloop("run", "hi", "--workspace", str(cloned), server=server)).err
     assert "Be kind." in sent(server)
@@ -127,7 +127,7 @@ async def test_a_trusted_folder_is_asked_about_again_when_it_brings_something_ne
         await screen.sees(QUESTION)
 
 
-async def test_a_folder_without_such_files_asks_nothing(server, tmp_path):
+async def test_a_folder_without_such_files_needs_no_confirmation(server, tmp_path):
     (tmp_path / "plain").mkdir()
     server.reply("hello")
     done = await everloop("run", "hi", "--workspace", str(tmp_path / "plain"), server=server)
@@ -147,7 +147,7 @@ async def test_the_home_workspace_is_trusted(server, home, tmp_path, place):
     assert CANARY in sent(server)
 
 
-async def test_what_init_makes_is_trusted_and_what_it_found_is_not(server, cloned, tmp_path):
+async def test_files_created_by_init_are_trusted_and_existing_ones_are_not(server, cloned, tmp_path):
     for folder, said in ((tmp_path / "made", ""), (cloned, "left out")):
         assert (await everloop("init", str(folder))).status == 0
         server.reply("hello")
@@ -157,7 +157,7 @@ async def test_what_init_makes_is_trusted_and_what_it_found_is_not(server, clone
     assert CANARY not in second
 
 
-async def test_a_workspace_that_a_program_names_is_trusted(cloned):
+async def test_a_workspace_passed_to_the_python_api_is_trusted(cloned):
     provider = ScriptedProvider(["hello"])
     async with AgentLoop(MessageBus(), provider, cloned) as agent:
         await agent.process_direct("hi")
@@ -179,7 +179,7 @@ async def test_a_folder_can_be_named_without_a_flag(server, tmp_path):
 
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["--session", "cli:work", "chat"]], ids=["none", "chat", "flags"])
-async def test_a_folder_that_is_not_there_is_not_made_by_a_chat(tmp_path, command):
+async def test_a_chat_does_not_create_a_missing_folder(tmp_path, command):
     done = await everloop(*command, str(tmp_path / "gardne"), stdin=b"hi\n")
     assert (done.status, done.out) == (2, "")
     assert done.err.endswith("gardne is not a folder: name one that exists, or make it with `everloop init`\n")
@@ -198,7 +198,7 @@ async def test_the_chat_says_which_folder_it_works_in(server, tmp_path):
 
 
 async def run_in(folder: Path, server: FakeOpenAI, text: str = "hi", session: str = "my:work") -> str:
-    """One turn in a folder; what is said of it on standard error."""
+    """Run one turn in a folder; return what standard error says about it."""
     server.reply("hello")
     done = await everloop("run", text, "--session", session, "--workspace", str(folder), server=server)
     assert done.status == 0
@@ -214,19 +214,19 @@ async def test_each_folder_keeps_its_own_sessions(server, tmp_path):
     assert "my:work" not in (await everloop("sessions")).out
 
 
-async def test_the_sessions_of_a_folder_are_found_after_it_has_moved(server, tmp_path):
+async def test_sessions_are_found_after_their_folder_has_moved(server, tmp_path):
     (tmp_path / "old").mkdir()
     await run_in(tmp_path / "old", server)
     (tmp_path / "old").rename(tmp_path / "new")
     assert "my:work" in (await everloop("sessions", "--workspace", str(tmp_path / "new"))).out
     assert await run_in(tmp_path / "new", server) == ""
     assert [seen.messages for seen in server.requests] == [2, 4]
-    (tmp_path / "old").mkdir()  # another folder at the old place has sessions of its own
+    (tmp_path / "old").mkdir()  # another folder at the old path has its own sessions
     await run_in(tmp_path / "old", server)
     assert server.requests[-1].messages == 2
 
 
-async def test_a_program_finds_the_sessions_of_a_folder_that_has_moved(tmp_path):
+async def test_the_python_api_finds_the_sessions_of_a_moved_folder(tmp_path):
     (tmp_path / "old").mkdir()
     async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), tmp_path / "old") as agent:
         await agent.process_direct("hi")
@@ -237,7 +237,7 @@ async def test_a_program_finds_the_sessions_of_a_folder_that_has_moved(tmp_path)
     assert len(provider.requests[0].messages) == 4
 
 
-async def test_a_copy_of_a_folder_begins_without_sessions(server, tmp_path):
+async def test_a_copy_of_a_folder_starts_without_sessions(server, tmp_path):
     (tmp_path / "old").mkdir()
     await run_in(tmp_path / "old", server)
     subprocess.run(["cp", "-a", str(tmp_path / "old"), str(tmp_path / "copy")], check=True)
@@ -246,15 +246,15 @@ async def test_a_copy_of_a_folder_begins_without_sessions(server, tmp_path):
     assert [seen.messages for seen in server.requests] == [2, 2, 4]
 
 
-def gone_and_back(tmp_path: Path, how: str) -> tuple[Path, Path]:
-    """A folder to have sessions in, and where `bring_back` brings it back as another one on disk."""
+def removed_and_restored(tmp_path: Path, how: str) -> tuple[Path, Path]:
+    """Return a folder for sessions, and the path where `recreate` restores it as a different folder on disk."""
     old = tmp_path / "here" / "garden"
     old.mkdir(parents=True)
     return old, old if how == "made anew" else tmp_path / "there" / "garden"
 
 
-def bring_back(old: Path, new: Path) -> None:
-    """As a restored backup or a move to another file system does it."""
+def recreate(old: Path, new: Path) -> None:
+    """Recreate the folder, as a restored backup or a move to another file system does."""
     kept = old.with_name("kept")
     shutil.copytree(old, kept)
     shutil.rmtree(old)
@@ -265,10 +265,10 @@ HOW = pytest.mark.parametrize("how", ["moved to another disk", "made anew"])
 
 
 @HOW
-async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(server, tmp_path, how):
-    old, new = gone_and_back(tmp_path, how)
+async def test_a_folder_that_only_resembles_a_lost_one_adopts_nothing_without_asking(server, tmp_path, how):
+    old, new = removed_and_restored(tmp_path, how)
     await run_in(old, server)
-    bring_back(old, new)
+    recreate(old, new)
     listed = await everloop("sessions", "--workspace", str(new))
     assert "my:work" not in listed.out
     said = await run_in(new, server)
@@ -277,16 +277,16 @@ async def test_a_folder_that_only_looks_like_a_lost_one_adopts_nothing_unasked(s
         assert line.startswith(f"everloop: {new} starts without sessions; those of ")
         assert line.endswith(f"are kept: `{command}` continues them here\n")
     assert server.requests[-1].messages == 2
-    assert await run_in(new, server) == ""  # it has sessions of its own now
+    assert await run_in(new, server) == ""  # it has its own sessions now
     assert server.requests[-1].messages == 4
 
 
 @HOW
-async def test_the_line_says_how_to_continue_the_sessions_and_how_to_go_back(server, tmp_path, how):
-    old, new = gone_and_back(tmp_path, how)
+async def test_the_notice_says_how_to_adopt_the_sessions_and_how_to_undo_it(server, tmp_path, how):
+    old, new = removed_and_restored(tmp_path, how)
     await run_in(old, server, "before", "my:before")
-    bring_back(old, new)
-    await run_in(new, server, "since", "my:since")  # without a person: in a store of its own
+    recreate(old, new)
+    await run_in(new, server, "since", "my:since")  # without a user to ask: in its own store
     for session, other in (("my:before", "my:since"), ("my:since", "my:before")):
         done = await everloop("sessions", "--adopt", str(old), "--workspace", str(new))
         assert (done.status, done.err) == (0, "")
@@ -297,10 +297,10 @@ async def test_the_line_says_how_to_continue_the_sessions_and_how_to_go_back(ser
 
 
 @pytest.mark.parametrize("command", [["run", "hi"], ["cron", "add", "hi", "--every", "1h"], ["token", "add", "ada"]])
-async def test_a_command_that_writes_first_adopts_nothing_and_says_so(server, tmp_path, command):
-    old, new = gone_and_back(tmp_path, "made anew")
+async def test_a_command_that_writes_before_a_chat_adopts_nothing_and_says_so(server, tmp_path, command):
+    old, new = removed_and_restored(tmp_path, "made anew")
     await run_in(old, server)
-    bring_back(old, new)
+    recreate(old, new)
     server.reply("hello")
     done = await everloop(*command, "--workspace", str(new), server=server)
     assert done.status == 0
@@ -308,7 +308,7 @@ async def test_a_command_that_writes_first_adopts_nothing_and_says_so(server, tm
     assert "my:work" not in (await everloop("sessions", "--workspace", str(new))).out
 
 
-async def test_sessions_of_a_folder_that_is_still_there_are_not_adopted(server, tmp_path):
+async def test_sessions_of_an_existing_folder_are_not_adopted(server, tmp_path):
     (tmp_path / "old").mkdir()
     await run_in(tmp_path / "old", server)
     subprocess.run(["cp", "-a", str(tmp_path / "old"), str(tmp_path / "copy")], check=True)
@@ -323,10 +323,10 @@ async def test_sessions_of_a_folder_that_is_still_there_are_not_adopted(server, 
 
 @HOW
 @pytest.mark.parametrize(("key", "messages"), [("y\r", 4), ("\r", 2)])
-async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server, tmp_path, how, key, messages):
-    old, new = gone_and_back(tmp_path, how)
+async def test_the_user_is_asked_whether_a_folder_is_the_missing_one(server, tmp_path, how, key, messages):
+    old, new = removed_and_restored(tmp_path, how)
     await run_in(old, server)
-    bring_back(old, new)
+    recreate(old, new)
     async with terminal(str(new), "--session", "my:work", server=server) as screen:
         await screen.sees("do they continue here? [y/N]")
         assert f"{old} had s" in screen.text.replace("\r\n", "")
@@ -338,7 +338,7 @@ async def test_a_person_is_asked_whether_a_folder_is_the_one_that_is_gone(server
     assert server.requests[-1].messages == messages
 
 
-async def test_another_folder_at_the_path_of_a_trusted_one_is_not_trusted(server, cloned):
+async def test_a_different_folder_at_a_trusted_path_is_not_trusted(server, cloned):
     async with terminal(str(cloned), server=server) as screen:
         await screen.sees(QUESTION)
         screen.type("y\r")
@@ -360,7 +360,7 @@ async def test_another_folder_at_the_path_of_a_trusted_one_is_not_trusted(server
         await screen.sees(QUESTION)
 
 
-async def test_a_program_adopts_nothing_of_another_folder_at_the_same_path(tmp_path, caplog):
+async def test_the_python_api_adopts_nothing_of_another_folder_at_the_same_path(tmp_path, caplog):
     folder = tmp_path / "w"
     for replies in ("first", "second"):
         folder.mkdir()
@@ -372,7 +372,7 @@ async def test_a_program_adopts_nothing_of_another_folder_at_the_same_path(tmp_p
     assert f"everloop sessions --adopt {folder} --workspace {folder}" in caplog.text
 
 
-async def test_a_store_from_before_there_were_records_is_still_found(tmp_path):
+async def test_a_store_from_before_folder_records_existed_is_still_found(tmp_path):
     folder = tmp_path / "w"
     folder.mkdir()
     async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), folder) as agent:
@@ -383,7 +383,7 @@ async def test_a_store_from_before_there_were_records_is_still_found(tmp_path):
     assert (await asyncio.to_thread(location.find_own, folder, location.home())).path == path
 
 
-async def test_a_server_in_another_folder_does_not_forget_that_tokens_are_asked_for(server, tmp_path):
+async def test_a_server_in_another_folder_still_requires_tokens(server, tmp_path):
     (tmp_path / "w").mkdir()
     assert (await everloop("token", "add", "ada")).status == 0
     done = await everloop("serve", "--port", "0", "--workspace", str(tmp_path / "w"), server=server)

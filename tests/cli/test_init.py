@@ -1,4 +1,4 @@
-"""`everloop init`: what it makes, and that it never touches what is there."""
+"""`everloop init`: what it creates, and that it never touches existing files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def init(folder: Path | str | None = None, **options: str) -> int:
 
 
 def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Every file with its identity, time and content."""
+    """Return every file with its inode, modification time and content."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
@@ -35,7 +35,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-def test_a_workspace_is_made_with_files_that_a_prompt_can_use(tmp_path, capsys):
+def test_a_workspace_is_created_with_files_that_a_prompt_can_use(tmp_path, capsys):
     place = tmp_path / "new" / "garden"
     assert init(place) == 0
     assert set(state(place)) == set(FILES)
@@ -73,11 +73,11 @@ async def test_at_a_terminal_it_asks_for_a_chat_network_and_shows_no_secret():
     ]
     assert config.titles == "words"
     assert stat.S_IMODE((home / "config.toml").stat().st_mode) == 0o600
-    async with terminal("init") as screen:  # with a channel it asks nothing
+    async with terminal("init") as screen:  # with a channel configured, it asks nothing
         assert await screen.ends() == 0
 
 
-def test_the_example_of_the_page_about_skills_works_as_it_is_written(tmp_path):
+def test_the_example_of_the_skills_page_works_as_written(tmp_path):
     init(tmp_path / "ws")
     (example,) = re.findall(r"^```markdown\n(.*?)^```$", (tmp_path / "ws/skills/README.md").read_text(), re.M | re.S)
     file = tmp_path / "ws/skills/water-report/SKILL.md"
@@ -88,7 +88,7 @@ def test_the_example_of_the_page_about_skills_works_as_it_is_written(tmp_path):
     assert skills.problems() == []
 
 
-def test_a_second_time_nothing_is_changed(tmp_path, capsys):
+def test_a_second_run_changes_nothing(tmp_path, capsys):
     init(tmp_path / "ws")
     before = state(tmp_path / "ws")
     capsys.readouterr()
@@ -97,7 +97,7 @@ def test_a_second_time_nothing_is_changed(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_what_is_there_stays_and_what_is_missing_is_made(tmp_path, capsys):
+def test_existing_files_stay_and_missing_ones_are_created(tmp_path, capsys):
     place = tmp_path / "ws"
     (place / "memory").mkdir(parents=True)
     (place / "SOUL.md").write_text("my own")
@@ -114,7 +114,7 @@ def test_what_is_there_stays_and_what_is_missing_is_made(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_written_through_a_link(tmp_path, there):
+def test_init_writes_nothing_through_a_link(tmp_path, there):
     place, outside = tmp_path / "ws", tmp_path / "outside"
     place.mkdir()
     outside.mkdir()
@@ -133,7 +133,7 @@ def test_nothing_is_written_through_a_link(tmp_path, there):
     assert set(state(place)) == {"USER.md", "TOOLS.md", "HEARTBEAT.md"}
 
 
-def test_without_a_folder_it_is_the_workspace_of_the_settings(tmp_path, monkeypatch, capsys):
+def test_without_a_folder_the_configured_workspace_is_used(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("EVERLOOP_WORKSPACE", str(tmp_path / "set"))
     assert init() == 0
     assert (tmp_path / "set/AGENTS.md").exists()
@@ -142,7 +142,7 @@ def test_without_a_folder_it_is_the_workspace_of_the_settings(tmp_path, monkeypa
     assert (tmp_path / "flag/AGENTS.md").exists()
 
 
-def test_a_relative_folder_and_the_home_are_understood(tmp_path, monkeypatch, capsys):
+def test_a_relative_folder_and_a_tilde_are_resolved(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert init("here") == 0
     assert init("~/there") == 0
@@ -155,7 +155,7 @@ def test_a_relative_folder_and_the_home_are_understood(tmp_path, monkeypatch, ca
 
 
 def run(folder: Path | str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    """The command as a process that may write files of at most so many bytes."""
+    """Run the command in a process with a limit on the size of a file."""
 
     def limited() -> None:
         if limit is not None:
@@ -173,7 +173,7 @@ def is_one_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in done.stderr
 
 
-def test_a_file_in_the_way_is_told_in_one_line_and_nothing_is_made(tmp_path):
+def test_a_file_in_the_way_is_reported_in_one_line_and_nothing_is_created(tmp_path):
     (tmp_path / "file").write_text("x")
     is_one_error(run(tmp_path / "file"), f"{tmp_path}/file")
     is_one_error(run(tmp_path / "file" / "deeper"), f"{tmp_path}/file")
@@ -185,16 +185,16 @@ def test_a_file_in_the_way_is_told_in_one_line_and_nothing_is_made(tmp_path):
         assert list(state(place)) == [name]
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_an_unwritable_folder_is_reported_in_one_line(tmp_path):
     is_one_error(run("/proc/garden"), "/proc/garden")
     is_one_error(run(""), '""')
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
-    if os.geteuid() != 0:  # who is root may write there all the same
+    if os.geteuid() != 0:  # root may write there anyway
         is_one_error(run(locked), str(locked))
 
 
-def test_a_file_that_cannot_be_written_whole_is_not_left_behind_and_made_the_next_time(tmp_path):
+def test_a_partly_written_file_is_removed_and_written_by_the_next_run(tmp_path):
     place = tmp_path / "ws"
     is_one_error(run(place, limit=100), f"{place}/AGENTS.md")
     assert state(place) == {}
@@ -203,7 +203,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_left_behind_and_made_the_nex
     assert set(state(place)) == set(FILES)
 
 
-def test_an_error_of_the_settings_is_told(monkeypatch):
+def test_a_settings_error_is_reported(monkeypatch):
     monkeypatch.setenv("EVERLOOP_WORKSPACE", "")
     home = Path(os.environ["EVERLOOP_HOME"])
     home.mkdir()

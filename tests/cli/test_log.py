@@ -1,4 +1,4 @@
-"""`everloop log`: one session, all sessions, and what happens now."""
+"""`everloop log`: one session, all sessions, and live events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def home() -> Path:
 
 
 class Follower:
-    """A running `everloop log --follow --json` and what it has said."""
+    """A running `everloop log --follow --json` and its output so far."""
 
     def __init__(self, process: Any) -> None:
         self.process = process
@@ -103,7 +103,7 @@ async def test_a_turn_reads_as_a_timeline_with_times_and_counts(server):
     assert float(ended[1].split()[0]) >= seconds
 
 
-async def test_json_gives_every_event_under_the_same_names(server):
+async def test_json_uses_the_same_names_for_every_event(server):
     server.calls(call("list_dir", path="."))
     await one_turn(server, "my:one")
     rows = [json.loads(line) for line in (await everloop("log", "--json")).lines]
@@ -122,7 +122,7 @@ async def test_json_gives_every_event_under_the_same_names(server):
     assert [row["seq"] for row in rows if row["seq"] is not None] == [1, 2, 3, 4, 5]
 
 
-async def test_the_last_events_still_know_their_round_and_their_turn(server):
+async def test_the_last_events_keep_their_round_and_turn(server):
     server.calls(call("list_dir", path="."))
     await one_turn(server)
     rows = [json.loads(line) for line in (await everloop("log", "--json", "-n", "2")).lines]
@@ -133,7 +133,7 @@ async def test_the_last_events_still_know_their_round_and_their_turn(server):
     assert whole[-2:] == rows
 
 
-async def test_what_a_turn_has_cost_is_told_where_there_is_a_price(server, home):
+async def test_the_cost_of_a_turn_is_shown_if_the_price_is_known(server, home):
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text('[[price]]\nmodel = "scripted"\ninput = 1000000\n')
     await one_turn(server)
@@ -142,7 +142,7 @@ async def test_what_a_turn_has_cost_is_told_where_there_is_a_price(server, home)
     assert f"cost {rows[-1]['cost']:.4f}" in (await everloop("log")).out
 
 
-async def test_all_sessions_are_shown_by_time_under_their_names(server):
+async def test_events_of_all_sessions_are_shown_by_time_with_session_names(server):
     for key in ("my:one", "my:two", "my:one"):
         await one_turn(server, key)
     rows = [json.loads(line) for line in (await everloop("log", "--all", "--json")).lines]
@@ -179,7 +179,7 @@ async def test_each_owner_sees_only_their_own(server, home):
 # ---------------------------------------------------------------------------------------------- following
 
 
-async def test_what_happens_is_shown_while_the_turn_runs(server):
+async def test_events_are_shown_while_the_turn_runs(server):
     await one_turn(server, "my:before")
     server.calls(call("list_dir", path="."))
     server.replies.append(Reply("done", delay=60))
@@ -199,7 +199,7 @@ async def test_what_happens_is_shown_while_the_turn_runs(server):
     ]  # fmt: skip
 
 
-async def test_a_store_that_is_not_there_yet_is_waited_for(server, home):
+async def test_follow_waits_for_a_store_that_does_not_exist_yet(server, home):
     async with following() as follower:
         assert b"waiting" in await asyncio.wait_for(follower.process.stderr.readline(), 30)
         assert not (home / "everloop.db").exists()
@@ -208,7 +208,7 @@ async def test_a_store_that_is_not_there_yet_is_waited_for(server, home):
         assert follower.events() == ["request", "model_called", "model_answered", "turn_ended"]
 
 
-async def test_only_the_named_session_is_followed_also_before_it_is_there(server):
+async def test_only_the_named_session_is_followed_even_before_it_exists(server):
     await one_turn(server, "my:other")
     async with following("--session", "my:one") as follower:
         await one_turn(server, "my:other")
@@ -217,7 +217,7 @@ async def test_only_the_named_session_is_followed_also_before_it_is_there(server
         assert {row["session"] for row in follower.rows} == {"my:one"}
 
 
-async def test_following_one_turn_ends_with_it(server):
+async def test_following_a_turn_ends_with_the_turn(server):
     server.replies.append(Reply("done", delay=1.0))
     run = await start("run", "hi", "--session", "my:one", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
     async with following("--session", "my:one") as first:
@@ -232,7 +232,7 @@ async def test_following_one_turn_ends_with_it(server):
     assert over.status == 0
 
 
-async def test_a_worker_that_is_killed_and_started_again_is_followed_on(server):
+async def test_follow_continues_across_a_killed_and_restarted_worker(server):
     server.replies.append(Reply("lost", delay=60))
     async with following() as follower:
         run = await start("run", "hi", "--session", "my:one", env=environment(server), stdin=asyncio.subprocess.DEVNULL)
@@ -249,7 +249,7 @@ async def test_a_worker_that_is_killed_and_started_again_is_followed_on(server):
         assert follower.events().count("model_answered") == 1
 
 
-async def test_a_new_file_in_the_place_of_the_old_is_followed(server, home):
+async def test_a_replaced_store_file_is_followed(server, home):
     await one_turn(server, "my:old")
     async with following() as follower:
         await follower.sees("turn_ended", session="my:old")
@@ -260,16 +260,16 @@ async def test_a_new_file_in_the_place_of_the_old_is_followed(server, home):
         assert follower.events(session="my:new")[0] == "request"
 
 
-async def test_a_follower_uses_no_processor_time_while_nothing_happens(server):
+async def test_an_idle_follower_uses_no_processor_time(server):
     await one_turn(server)
     async with following() as follower:
         await follower.sees("turn_ended")
-        await rests(follower.process.pid)
+        await wait_until_idle(follower.process.pid)
 
 
-async def rests(pid: int) -> None:
-    """Wait until a process uses nothing for a while: on a busy machine what it began may take its time. One that polls
-    uses a hundredth of a second in each of these whiles, and never comes to rest."""
+async def wait_until_idle(pid: int) -> None:
+    """Wait until a process uses no processor time for a while; on a busy machine, pending work may take long. A
+    process that polls uses a hundredth of a second in each interval and never becomes idle."""
     async with asyncio.timeout(30):
         before = -1
         while (now := processor_time(pid)) != before:
@@ -282,7 +282,7 @@ def processor_time(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-async def test_a_reader_that_leaves_ends_the_follower_at_once(server):
+async def test_closing_the_pipe_ends_the_follower_at_once(server):
     await one_turn(server)
     reading, writing = os.pipe()
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""What `everloop log --follow` is made of: hearing of writes, and reading what is new."""
+"""The parts of `everloop log --follow`: being notified of writes, and reading new entries."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from everloop.store.sqlite import SQLiteStore
 
 
 @pytest.mark.parametrize("told_by_the_kernel", [True, False])
-async def test_a_file_is_heard_of_when_it_is_made_and_when_it_is_written(tmp_path, monkeypatch, told_by_the_kernel):
+async def test_creating_and_writing_a_file_notify_the_watcher(tmp_path, monkeypatch, told_by_the_kernel):
     if not told_by_the_kernel:
         monkeypatch.setattr(watching._Inotify, "open", lambda: None)
     path = tmp_path / "not" / "yet" / "there.db"
     watch = FileWatch(path)
     await watch.start()
     try:
-        assert not await heard(watch)
+        assert not await write_seen(watch)
         path.parent.mkdir(parents=True)
         path.write_bytes(b"one")
-        while await heard(watch):
+        while await write_seen(watch):
             pass
         for _ in range(2):
             with path.with_name("there.db-wal").open("ab") as log:
                 log.write(b"more")
-            assert await heard(watch, 20)
+            assert await write_seen(watch, 20)
         (path.parent / "other.txt").write_text("not ours")
-        while await heard(watch):  # what is left of the writes before
+        while await write_seen(watch):  # left over from the earlier writes
             pass
         (path.parent / "other.txt").write_text("not ours either")
-        assert not await heard(watch)
+        assert not await write_seen(watch)
     finally:
         await watch.close()
 
 
-async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
+async def test_it_polls_when_no_inotify_watch_is_available(tmp_path, monkeypatch):
     def used_up(self: Any, folder: Path) -> None:
         raise OSError(28, "no space left on device")
 
@@ -54,11 +54,11 @@ async def test_without_watches_left_it_looks_in_steps(tmp_path, monkeypatch):
     watch = FileWatch(tmp_path / "a.db")
     await watch.start()
     (tmp_path / "a.db").write_text("x")
-    assert await heard(watch, 20)
+    assert await write_seen(watch, 20)
     await watch.close()
 
 
-async def heard(watch: FileWatch, seconds: float = 3 * watching.STEP_SECONDS) -> bool:
+async def write_seen(watch: FileWatch, seconds: float = 3 * watching.STEP_SECONDS) -> bool:
     try:
         await asyncio.wait_for(watch.changed(), seconds)
     except TimeoutError:
@@ -66,7 +66,7 @@ async def heard(watch: FileWatch, seconds: float = 3 * watching.STEP_SECONDS) ->
     return True
 
 
-async def test_a_session_that_still_works_is_read_though_many_others_began_after_it(tmp_path, monkeypatch):
+async def test_an_active_session_is_read_although_many_others_began_after_it(tmp_path, monkeypatch):
     monkeypatch.setattr(following, "RECENT", 1)
     store = SQLiteStore(tmp_path / "store.db")
     seen: list[Told] = []
@@ -92,7 +92,7 @@ async def test_a_session_that_still_works_is_read_though_many_others_began_after
 
 
 @pytest.mark.parametrize("everything", [True, False])
-async def test_all_sessions_that_worked_since_the_last_look_are_read_however_many(tmp_path, monkeypatch, everything):
+async def test_every_session_active_since_the_last_read_is_read(tmp_path, monkeypatch, everything):
     monkeypatch.setattr(following, "RECENT", 2)
     store = SQLiteStore(tmp_path / "store.db")
     seen: list[Told] = []
@@ -120,7 +120,7 @@ async def test_all_sessions_that_worked_since_the_last_look_are_read_however_man
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_what_a_turn_does_while_its_beginning_is_read_is_shown_once(tmp_path, monkeypatch, first):
+async def test_events_written_while_a_turns_beginning_is_read_are_shown_once(tmp_path, monkeypatch, first):
     store = SQLiteStore(tmp_path / "store.db")
     claim = await store.begin("me", "my:one", new_worker(), InboundMessage("my", "ada", "one", "hi"))
     assert claim is not None
@@ -143,7 +143,8 @@ async def test_what_a_turn_does_while_its_beginning_is_read_is_shown_once(tmp_pa
 
 
 class Early:
-    """Tells of a write once, before it can be read, as the kernel does while a commit waits for a slow disk."""
+    """A watcher that reports a write once, before it is readable, as the kernel does while a commit waits for a slow
+    disk."""
 
     def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
         self._write = write
@@ -154,7 +155,7 @@ class Early:
 
     async def changed(self) -> None:
         self._calls += 1
-        if self._calls == 2:  # the reader has looked, and found nothing
+        if self._calls == 2:  # the reader has read, and found nothing
             await self._write()
         if self._calls > 1:
             await asyncio.Event().wait()
@@ -163,7 +164,7 @@ class Early:
         pass
 
 
-async def test_a_write_that_is_heard_of_before_it_can_be_read_is_shown(tmp_path):
+async def test_a_write_reported_before_it_is_readable_is_shown(tmp_path):
     config = Config(home=tmp_path, store=tmp_path / "store.db")
     store = SQLiteStore(tmp_path / "store.db")
     claim = await store.begin("me", "my:one", new_worker(), InboundMessage("my", "ada", "one", "hi"))

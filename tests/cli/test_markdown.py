@@ -13,7 +13,7 @@ TEXT = (
 )
 
 
-def test_a_text_that_comes_in_pieces_gives_the_same_blocks_as_at_once():
+def test_streamed_text_gives_the_same_blocks_as_whole_text():
     whole, rest = split_finished(TEXT)
     blocks, pending = [], ""
     for letter in TEXT:
@@ -43,7 +43,7 @@ def test_lines_are_broken_between_words_and_between_wide_characters():
     assert ["".join(text for _, text in row) for row in wrap([("", "x" * 25)], 10)] == ["x" * 10, "x" * 10, "x" * 5]
 
 
-def test_a_price_is_found_by_a_models_name_with_its_maker_or_date_and_ones_own_comes_first():
+def test_a_price_is_found_despite_a_vendor_prefix_or_date_and_configured_prices_win():
     assert price_of("anthropic/claude-sonnet-4-5-20250929") == price_of("claude-sonnet-4-5")
     own = Price(model="claude-*", input=1.0, output=2.0)
     assert price_of("claude-sonnet-4-5", [own]) is own

@@ -91,7 +91,7 @@ async def test_a_run_is_in_the_log_and_can_be_replayed(folder, server):
         assert replayed.status == 0, replayed.err
 
 
-async def test_a_limit_is_no_success_and_the_best_effort_is_printed(folder, server):
+async def test_reaching_a_limit_fails_and_prints_the_best_effort(folder, server):
     for name in ("a", "b"):
         server.calls(call("write_file", path=name, content="x"))
     server.reply('{"n": 1}')
@@ -102,7 +102,7 @@ async def test_a_limit_is_no_success_and_the_best_effort_is_printed(folder, serv
     )
 
 
-async def test_a_result_that_never_fits_is_no_success(folder, server):
+async def test_a_result_that_never_fits_the_schema_fails(folder, server):
     for _ in range(5):
         server.reply("planned")
     done = await everloop(*words(folder, "--agent", "gardener", "bed=north"), server=server)
@@ -123,24 +123,24 @@ async def test_a_result_that_never_fits_is_no_success(folder, server):
         ([], ["the goal is empty"]),
     ],
 )
-async def test_a_mistake_is_one_line(folder, server, arguments: list[str], parts: list[str]):
+async def test_a_usage_error_is_one_line(folder, server, arguments: list[str], parts: list[str]):
     is_one_error(await everloop(*words(folder, *arguments), server=server), *parts)
     assert server.requests == []
 
 
-async def test_a_tool_that_needs_a_chat_is_one_line(folder, server):
+async def test_a_tool_that_needs_a_chat_is_refused_in_one_line(folder, server):
     (folder / "agents" / "gardener.md").write_text(GARDENER.replace("[write_file]", "[message]"))
     done = await everloop(*words(folder, "--agent", "gardener", "bed=north"), server=server)
     is_one_error(done, "message writes to a chat")
 
 
-async def test_a_broken_agent_is_one_line_with_its_place(folder, server):
+async def test_an_invalid_agent_file_is_reported_in_one_line_with_its_position(folder, server):
     (folder / "agents" / "gardener.md").write_text(GARDENER.replace("query:", "qeury:"))
     done = await everloop(*words(folder, "--agent", "gardener", "bed=north"), server=server)
     is_one_error(done, 'agents/gardener.md:11: unknown key "qeury" (did you mean "query"?)')
 
 
-async def test_agents_of_a_folder_that_is_not_trusted_are_not_run(folder, server):
+async def test_agents_of_an_untrusted_folder_are_not_run(folder, server):
     arguments = ["run", "--workspace", str(folder), "--agent", "gardener", "bed=north"]
     done = await everloop(*arguments, server=server)
     assert done.status == 2
@@ -166,7 +166,7 @@ async def test_a_killed_run_is_resumed_by_running_it_again(folder):
         assert len(server.requests) - before == 2
 
 
-async def test_a_run_in_a_named_session_is_found_there(folder, server):
+async def test_a_run_in_a_named_session_is_stored_there(folder, server):
     server.reply("planned")
     server.reply('{"n": 3}')
     arguments = words(folder, "--agent", "gardener", "bed=north", "--session", "garden:plan", "--json")

@@ -1,4 +1,4 @@
-"""`everloop sessions`: titles and deletion; and what the service removes by itself."""
+"""`everloop sessions`: titles and deletion, and what the service removes on its own."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def said(server: FakeOpenAI, key: str, text: str) -> None:
 # ---------------------------------------------------------------------------------------------- deletion
 
 
-async def test_a_session_is_deleted_with_yes_and_is_gone_everywhere(server, home):
+async def test_yes_deletes_a_session_everywhere(server, home):
     await said(server, "cli:birds", "the heron")
     await said(server, "cli:kept", "the stork")
     saved = await asyncio.to_thread(keep_output, outputs_folder(home, "me", "cli:birds"), "long", b"canary")
@@ -106,7 +106,7 @@ async def test_a_session_with_a_running_turn_is_refused(server):
 # ---------------------------------------------------------------------------------------------- titles
 
 
-async def test_a_title_is_kept_in_the_store_and_those_of_an_earlier_version_are_moved_there(server, home):
+async def test_titles_are_kept_in_the_store_and_those_of_earlier_versions_are_migrated(server, home):
     await said(server, "cli:birds", "the heron")
     await said(server, "cli:kept", "the stork")
     titles = {str(home / "everloop.db"): {"cli:birds": "Old", "cli:gone": "x"}, "elsewhere.db": {"cli:birds": "Not"}}
@@ -122,7 +122,7 @@ async def test_a_title_is_kept_in_the_store_and_those_of_an_earlier_version_are_
     assert "the heron" in (await everloop("sessions", server=server)).out
 
 
-async def test_the_model_names_an_idle_chat_and_its_tokens_are_counted(server, home):
+async def test_the_model_titles_an_idle_chat_and_the_tokens_are_counted(server, home):
     server.reply("Herons eat fish.")
     server.reply("“Feeding Herons”.")
     async with terminal(server=server, EVERLOOP_TITLES="model", columns=120) as screen:
@@ -149,7 +149,7 @@ async def test_the_model_names_an_idle_chat_and_its_tokens_are_counted(server, h
     assert (listed["title"], listed["input_tokens"], listed["output_tokens"]) == ("Feeding Herons", read, written)
 
 
-async def test_a_chat_that_is_not_idle_is_not_named_and_its_next_turn_does_not_wait(server):
+async def test_a_busy_chat_is_not_titled_and_its_next_turn_does_not_wait(server):
     server.reply("First.")
     server.hang(60)  # the call for a title
     async with terminal(server=server, EVERLOOP_TITLES="model") as screen:
@@ -168,7 +168,7 @@ async def test_a_chat_that_is_not_idle_is_not_named_and_its_next_turn_does_not_w
 
 
 @pytest.mark.parametrize(("keep", "is_kept"), [("1h", False), ("", True)])
-async def test_a_service_removes_old_requests_and_what_was_saved_for_them(home, monkeypatch, tmp_path, keep, is_kept):
+async def test_a_service_removes_old_requests_and_their_saved_data(home, monkeypatch, tmp_path, keep, is_kept):
     monkeypatch.setattr(deletion, "FIRST_SECONDS", 0.0)
     store = SQLiteStore(tmp_path / "store.db")
     for id in ("old", "new"):
@@ -208,7 +208,7 @@ async def test_a_service_removes_old_requests_and_what_was_saved_for_them(home, 
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_long_title_is_cut_so_that_a_listed_session_fits_its_line(columns):
+def test_a_long_title_is_truncated_so_that_a_session_fits_one_line(columns):
     info = SessionInfo(1, "me", "cli:direct", 9, 0, time.time() - 100, time.time() - 100, None, None)
     (line,) = session_lines([Listed(info, "word " * 40, Totals(turns=12))], Config(), columns)
     assert columns - 10 < len(line) <= columns

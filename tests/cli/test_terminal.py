@@ -1,4 +1,4 @@
-"""The chat at a terminal, as it looks: the real program in a pseudo-terminal, its screen drawn by an emulator."""
+"""The chat's screen: the real program in a pseudo-terminal, rendered by a terminal emulator."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_markdown_is_rendered_and_no_word_is_broken(server, columns):
         shown = set(re.findall(r"[A-Za-z]{3,}", text))
         assert [word for word in WORDS if word not in shown] == []
         assert ("number: 7" in text) == (columns == 40)  # a table that does not fit becomes a list of records
-        assert text.count("Prime numbers") == 1  # nothing is left behind of what was drawn while it came
+        assert text.count("Prime numbers") == 1  # nothing drawn while it streamed is left behind
 
 
 async def test_markdown_is_rendered_while_it_streams(held):
@@ -104,7 +104,7 @@ async def test_markdown_is_rendered_while_it_streams(held):
 
 
 @pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-async def test_an_answer_stays_as_it_was_written_where_colours_are_not_wanted(server, setting):
+async def test_an_answer_is_shown_as_written_if_colours_are_disabled(server, setting):
     server.reply("# Title\n\n**bold** and `code`")
     async with terminal(server=server, **setting) as screen:
         await screen.ready()
@@ -114,20 +114,22 @@ async def test_an_answer_stays_as_it_was_written_where_colours_are_not_wanted(se
     assert "# Title" in screen.text
 
 
-async def test_the_prompt_is_never_missing_while_lines_scroll_by(server):
+async def test_the_prompt_stays_visible_while_lines_scroll_by(server):
     server.reply("\n\n".join(f"Paragraph number {number}." for number in range(20)), token_delay=0.002)
     async with terminal(server=server) as screen:
         await screen.ready()
         screen.type("go\r")
         await screen.shows("tokens read")
-    # One that was being drawn when the terminal was closed has no end.
+    # A frame that was being drawn when the terminal was closed is incomplete.
     updates = re.findall(r"\x1b\[\?2026h(.*?)\x1b\[\?2026l", screen.raw, re.DOTALL)
     assert len(updates) > 2
-    assert all(">" in ESCAPES.sub("", update) for update in updates)  # each is drawn at once, with the prompt below
+    assert all(
+        ">" in ESCAPES.sub("", update) for update in updates
+    )  # each frame is drawn at once, with the prompt below
 
 
 @pytest.mark.parametrize(("colour", "heading"), [("ffff/ffff/ffff", "blue"), ("1e1e/1e1e/2e2e", "brightcyan")])
-async def test_the_colours_follow_the_background_of_the_terminal(server, colour, heading):
+async def test_colours_match_the_terminals_background(server, colour, heading):
     server.reply("## Title\n\nText")
     async with terminal(server=server, PROMPT_TOOLKIT_NO_CPR="") as screen:
         await screen.ready()
@@ -147,7 +149,7 @@ async def test_the_colours_follow_the_background_of_the_terminal(server, colour,
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_a_card_shows_what_a_tool_did_once_and_all_of_it_when_asked(server, home, columns):
+async def test_a_tool_card_is_shown_once_and_in_full_on_request(server, home, columns):
     (home / "workspace").mkdir(parents=True)
     (home / "workspace" / "list.txt").write_text("milk\neggs\nbread\n")
     server.calls(call("write_file", path="list.txt", content="milk\nbutter\nbread\n"))
@@ -179,7 +181,7 @@ async def test_a_card_shows_what_a_tool_did_once_and_all_of_it_when_asked(server
         assert "  result:" in (await screen.shows("command: echo wrong"))
 
 
-async def test_a_running_call_is_one_line_with_its_time_and_the_latest_output(server):
+async def test_a_running_call_is_one_line_with_elapsed_time_and_latest_output(server):
     server.calls(call("exec", command="echo started; sleep 30"))
     async with terminal(server=server) as screen:
         await screen.ready()
@@ -213,7 +215,7 @@ async def test_an_unknown_command_is_refused_with_a_suggestion_and_a_path_is_a_m
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note(server, home, columns):
+async def test_a_question_shows_a_diff_first_and_free_text_is_returned_as_a_note(server, home, columns):
     (home / "workspace").mkdir(parents=True)
     (home / "workspace" / "plan.txt").write_text("beans\npeas\n")
     (home / "config.toml").write_text('[[policy]]\ntool = "*"\ndo = "ask"\nwhy = "writing is dear"\n')
@@ -247,7 +249,7 @@ async def test_a_question_shows_a_diff_first_and_a_sentence_answers_it_as_a_note
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_several_lines_are_typed_by_alt_enter_ctrl_j_a_backslash_and_a_paste(server, columns):
+async def test_multiline_input_works_with_alt_enter_ctrl_j_a_backslash_and_paste(server, columns):
     server.reply("Thanks.")
     async with terminal(server=server, columns=columns) as screen:
         await screen.ready()
@@ -260,7 +262,7 @@ async def test_several_lines_are_typed_by_alt_enter_ctrl_j_a_backslash_and_a_pas
     assert "one\\ntwo\\nthree\\nfour\\nfive\\nsix" in str(server.requests[0].body["messages"])
 
 
-async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, home):
+async def test_history_persists_and_is_searched_with_ctrl_r(server, home):
     for said in ("the first question", "another thing"):
         server.reply(f"Answer to {said}.")
     async with terminal(server=server) as screen:
@@ -288,7 +290,7 @@ async def test_history_outlives_the_process_and_is_searched_with_ctrl_r(server, 
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_tab_completes_commands_and_files_and_a_named_file_is_attached(server, home, columns):
+async def test_tab_completes_commands_and_files_and_a_mentioned_file_is_attached(server, home, columns):
     notes = home / "workspace" / "deep" / "notes.md"
     notes.parent.mkdir(parents=True)
     notes.write_text("hello")
@@ -312,7 +314,7 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
         await screen.ready()
         screen.type("!echo $((6 * 7)); cat ~/.everloop/chat_history\r")
         await screen.shows("│ 42")
-        await screen.shows("No such file")  # the runtime's own files are out of its reach
+        await screen.shows("No such file")  # it cannot reach the runtime's own files
         screen.type("what was it?\r")
         await screen.shows("I saw it.")
         screen.type("!sleep 60\r")
@@ -328,7 +330,7 @@ async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_a
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_the_status_line_tells_of_the_session_and_commands_tell_more(server, home, columns):
+async def test_the_status_line_describes_the_session_and_commands_give_details(server, home, columns):
     server.reply("Paris.")
     async with terminal(server=server, columns=columns, rows=80, EVERLOOP_MODEL="gpt-4.1-mini") as screen:
         await screen.ready()
@@ -358,7 +360,7 @@ async def test_the_status_line_tells_of_the_session_and_commands_tell_more(serve
     assert "Geography" in listed.out
 
 
-async def test_pair_lets_in_a_person_of_a_chat_network(server, home):
+async def test_pair_admits_a_user_of_a_chat_network(server, home):
     home.mkdir()
     (home / "config.toml").write_text('[channels.telegram]\ntoken = "1:x"\npairing = true\n')
     store = SQLiteStore(home / "everloop.db")
@@ -376,7 +378,7 @@ async def test_pair_lets_in_a_person_of_a_chat_network(server, home):
     await store.close()
 
 
-async def test_a_price_in_the_settings_comes_before_the_shipped_one(server, home):
+async def test_a_price_in_the_settings_overrides_the_shipped_one(server, home):
     home.mkdir()
     (home / "config.toml").write_text('[[price]]\nmodel = "gpt-*"\ninput = 1000000.0\n')
     server.reply("Hi.")
@@ -389,16 +391,16 @@ async def test_a_price_in_the_settings_comes_before_the_shipped_one(server, home
         assert f"${read}.00" in summary
 
 
-async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
+async def test_the_chat_can_switch_models_and_sessions(server):
     for answer in ("One.", "Two.", "Three."):
         server.reply(answer)
     await everloop("run", "--session", "cli:plants", "water the beans", server=server)
     async with terminal(server=server, rows=80) as screen:
         await screen.ready()
-        screen.type("/model other-model\rhello\r")  # what is typed ahead is for the next prompt
+        screen.type("/model other-model\rhello\r")  # text typed ahead goes to the next prompt
         async with asyncio.timeout(30):
             while "Now with other-model" not in screen.text:
-                assert screen.takes_keys  # Enter stays Enter, whenever it is typed
+                assert screen.takes_keys  # Enter remains Enter whenever it is typed
                 await asyncio.sleep(0.001)
         await screen.shows("Two.")
         assert server.requests[-1].body["model"] == "other-model"
@@ -412,7 +414,7 @@ async def test_another_model_and_another_session_are_chosen_in_the_chat(server):
     assert "water the beans" in str(server.requests[-1].body["messages"])
 
 
-async def test_changes_of_the_last_turn_are_shown_and_undone_but_never_a_later_one_by_a_person(server, home):
+async def test_changes_of_the_last_turn_are_shown_and_undone_but_later_user_edits_are_kept(server, home):
     workspace = home / "workspace"
     workspace.mkdir(parents=True)
     (workspace / "kept.txt").write_text("old\n")
@@ -471,7 +473,7 @@ async def test_the_last_turn_of_an_earlier_process_is_undone(server, home):
     assert list((home / "undo").glob("*")) == []
 
 
-async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):
+async def test_an_export_contains_the_conversation_and_no_secret(server, tmp_path):
     server.reply("Your key is sk-abcdefghijklmnopqrstuvwx and pass-word-1234.")
     target = tmp_path / "out.md"
     async with terminal(server=server, MY_API_TOKEN="pass-word-1234") as screen:
@@ -488,7 +490,7 @@ async def test_an_export_has_the_conversation_and_no_secret(server, tmp_path):
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_a_start_says_where_it_works_and_a_restart_what_it_continues(server, tmp_path, columns):
+async def test_the_chat_announces_its_folder_and_the_session_it_continues(server, tmp_path, columns):
     server.reply("Paris.")
     server.hang(30)
     async with terminal(server=server, columns=columns) as screen:

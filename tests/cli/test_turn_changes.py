@@ -21,7 +21,7 @@ def now() -> Activity:
     return Activity(commands=[(time.time() - 60, time.time() + 60)])
 
 
-def test_a_removed_file_comes_back_with_its_mode(folder):
+def test_a_removed_file_is_restored_with_its_mode(folder):
     (folder / "run.sh").write_text("echo\n")
     (folder / "run.sh").chmod(0o755)
     before = take_snapshot(folder)
@@ -32,7 +32,7 @@ def test_a_removed_file_comes_back_with_its_mode(folder):
     assert (folder / "run.sh").stat().st_mode & 0o777 == 0o755
 
 
-def test_nothing_is_written_through_a_link_that_took_the_place_of_a_folder(folder, tmp_path):
+def test_nothing_is_written_through_a_link_that_replaced_a_folder(folder, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     before = take_snapshot(folder)
@@ -45,7 +45,7 @@ def test_nothing_is_written_through_a_link_that_took_the_place_of_a_folder(folde
     assert list(outside.iterdir()) == []
 
 
-def test_a_change_that_no_tool_and_no_command_made_is_not_the_turns(folder):
+def test_a_change_made_by_no_tool_or_command_does_not_belong_to_the_turn(folder):
     before = take_snapshot(folder)
     (folder / "sub" / "a.txt").write_text("a person's\n")
     assert TurnChanges.between(folder, before, take_snapshot(folder, before), Activity()).changes == ()
@@ -53,7 +53,7 @@ def test_a_change_that_no_tool_and_no_command_made_is_not_the_turns(folder):
     assert TurnChanges.between(folder, before, take_snapshot(folder, before), earlier).changes == ()
 
 
-def test_it_is_known_and_saved_whether_commands_ran(folder, tmp_path):
+def test_whether_commands_ran_is_recorded_and_saved(folder, tmp_path):
     before = take_snapshot(folder)
     (folder / "sub" / "a.txt").write_text("after\n")
     after = take_snapshot(folder, before)
@@ -65,7 +65,7 @@ def test_it_is_known_and_saved_whether_commands_ran(folder, tmp_path):
     assert [turn.ran_commands for turn in saved.load()] == [False, True]
 
 
-def test_a_file_that_was_too_large_to_be_kept_is_named(folder):
+def test_a_file_too_large_to_be_saved_is_named(folder):
     (folder / "big").write_bytes(b"x" * (MOST_BYTES + 1))
     before = take_snapshot(folder)
     (folder / "big").write_bytes(b"y")
@@ -74,12 +74,12 @@ def test_a_file_that_was_too_large_to_be_kept_is_named(folder):
     assert (folder / "big").read_bytes() == b"y"
 
 
-def test_a_pipe_in_the_folder_does_not_stop_the_reading(folder):
+def test_a_named_pipe_in_the_folder_does_not_block_the_scan(folder):
     os.mkfifo(folder / "pipe")
     assert set(take_snapshot(folder).files) == {"sub/a.txt"}
 
 
-def test_a_later_change_by_a_person_is_left_alone(folder):
+def test_a_later_change_by_the_user_is_kept(folder):
     before = take_snapshot(folder)
     (folder / "sub" / "a.txt").write_text("the turn's\n")
     changes = TurnChanges.between(folder, before, take_snapshot(folder, before), now())
@@ -98,7 +98,7 @@ def changed(folder: Path, text: str) -> TurnChanges:
     return TurnChanges.between(folder, before, take_snapshot(folder, before), now())
 
 
-def test_saved_turns_are_undone_by_another_process_one_after_the_other(folder, tmp_path):
+def test_another_process_can_undo_saved_turns_one_after_another(folder, tmp_path):
     turns = [changed(folder, "first\n"), changed(folder, "second\n")]
     saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
     saved.save(turns)
@@ -114,7 +114,7 @@ def test_saved_turns_are_undone_by_another_process_one_after_the_other(folder, t
     assert not saved.path.exists()
 
 
-def test_what_is_saved_is_capped_by_turns_bytes_and_sessions(folder, tmp_path, monkeypatch):
+def test_saved_changes_are_limited_by_turns_bytes_and_sessions(folder, tmp_path, monkeypatch):
     saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
     turns = [changed(folder, f"{n}\n") for n in range(turn_changes.SAVED_TURNS + 3)]
     saved.save(turns)
@@ -130,7 +130,7 @@ def test_what_is_saved_is_capped_by_turns_bytes_and_sessions(folder, tmp_path, m
     assert len(list(saved.path.parent.iterdir())) == 3
 
 
-def test_a_damaged_file_means_that_nothing_can_be_undone(folder, tmp_path):
+def test_with_a_damaged_file_nothing_can_be_undone(folder, tmp_path):
     saved = SavedTurns(tmp_path / "home", folder, "cli:direct")
     saved.save([changed(folder, "new\n")])
     saved.path.write_bytes(saved.path.read_bytes()[:-5])

@@ -1,4 +1,4 @@
-"""The settings: where they come from, which one wins, and what is said about wrong ones."""
+"""The settings: where they come from, which source wins, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def home(tmp_path: Path) -> Path:
 
 
 def load(home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: object) -> Config:
-    """Load with this file, these variables and these flags, and nothing of the machine."""
+    """Load with this file, these variables and these flags, independent of the machine."""
     (home / "config.toml").write_text(toml, encoding="utf-8")
     return Config.load(flags, env=env or {}, home=home)
 
 
 def refusal(home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: object) -> str:
-    """The one line that is said about wrong settings."""
+    """Return the one-line error about invalid settings."""
     with pytest.raises(ConfigError) as caught:
         load(home, toml, env, **flags)
     message = str(caught.value)
@@ -53,19 +53,19 @@ def test_the_defaults_need_no_file_and_no_variable():
     assert config.restrict_to_workspace is True
 
 
-def test_a_home_that_does_not_exist_yet_means_the_defaults_inside_it(tmp_path):
+def test_a_home_that_does_not_exist_yet_gives_the_defaults(tmp_path):
     home = tmp_path / "new"
     assert Config.load(env={}, home=home) == Config(home=home)
     assert Config(home=home).workspace == home / "workspace"
 
 
-def test_the_home_is_the_variable_unless_it_is_given(tmp_path):
+def test_the_home_comes_from_the_variable_unless_passed(tmp_path):
     assert Config.load(env={"EVERLOOP_HOME": str(tmp_path / "a")}).home == tmp_path / "a"
     assert Config.load(env={"EVERLOOP_HOME": str(tmp_path / "a")}, home=tmp_path / "b").home == tmp_path / "b"
     assert Config.load(env={"EVERLOOP_HOME": ""}).home == Path.home() / ".everloop"
 
 
-def test_the_process_environment_is_read_when_no_other_is_given(tmp_path, monkeypatch):
+def test_the_process_environment_is_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path))
     monkeypatch.setenv("EVERLOOP_MODEL", "from-the-process")
     assert Config.load().model == "from-the-process"
@@ -119,7 +119,7 @@ def test_every_key_of_the_file_reaches_its_attribute(home):
     assert type(config.connect_timeout) is float
 
 
-def test_a_variable_wins_over_the_file_and_a_flag_over_both(home):
+def test_a_variable_overrides_the_file_and_a_flag_overrides_both(home):
     toml = '[provider]\nmodel = "file"\nbase_url = "http://file"\nretries = 7\n'
     env = {"EVERLOOP_MODEL": "variable", "EVERLOOP_BASE_URL": "http://variable"}
     config = load(home, toml, env, model="flag")
@@ -148,11 +148,11 @@ def test_empty_variables_and_absent_flags_count_as_not_set(home):
     assert (config.model, config.workspace) == ("file", Path("/w"))
 
 
-def test_spaces_and_line_ends_around_a_variable_are_dropped(home):
+def test_whitespace_around_a_variable_is_stripped(home):
     assert load(home, env={"EVERLOOP_API_KEY": " key\n"}).api_key == "key"
 
 
-def test_paths_start_at_the_file_for_the_file_and_here_for_variables_and_flags(home, tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_file_or_for_variables_and_flags_to_the_current_folder(home, tmp_path, monkeypatch):
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -214,13 +214,13 @@ WRONG_FILES = {
 
 
 @pytest.mark.parametrize("toml", WRONG_FILES)
-def test_a_wrong_file_is_named_with_the_place_and_what_is_allowed(home, toml):
+def test_an_error_in_the_file_names_the_key_and_the_allowed_values(home, toml):
     message = refusal(home, toml)
     assert message.startswith(f"{home}/config.toml: ")
     assert WRONG_FILES[toml] in message
 
 
-def test_a_file_below_the_persons_home_is_shown_with_a_tilde():
+def test_a_file_in_the_users_home_is_shown_with_a_tilde():
     folder = Path.home() / ".everloop"
     folder.mkdir()
     assert refusal(folder, "x = 1").startswith("~/.everloop/config.toml: ")
@@ -248,7 +248,7 @@ def test_a_postgresql_address_is_a_store_and_its_password_is_not_shown(home, dsn
     assert "pass" not in message
 
 
-def test_any_other_address_is_no_path(home):
+def test_any_other_url_is_not_a_path(home):
     assert refusal(home, store="sqlite:///x.db") == "--store must be a path, not an address"
     assert refusal(home, workspace="a\0b") == "--workspace must be a path, not an address"
 
@@ -274,7 +274,7 @@ def test_a_file_that_is_not_text_is_named(home):
         Config.load(env={}, home=home)
 
 
-def test_a_home_of_nobody_is_named(home):
+def test_the_home_of_an_unknown_user_is_named(home):
     message = refusal(home, workspace="~nobody-of-that-name/x")
     assert message == "--workspace: no home folder is known for ~nobody-of-that-name; write the whole path"
 
@@ -301,7 +301,7 @@ def test_the_api_key_is_in_no_repr(home):
     assert SECRET not in repr(config) + str(config)
 
 
-def test_the_api_key_is_no_flag(home):
+def test_the_api_key_cannot_be_passed_as_a_flag(home):
     assert refusal(home, api_key=SECRET).startswith('unknown flag "api_key"')
 
 
@@ -311,7 +311,7 @@ def test_a_config_cannot_be_changed():
 
 
 @given(text=st.text(max_size=200))
-def test_any_file_gives_a_config_or_one_line(tmp_path_factory, text):
+def test_any_file_gives_a_config_or_a_one_line_error(tmp_path_factory, text):
     home = tmp_path_factory.mktemp("any")
     (home / "config.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
     said = ""
@@ -324,7 +324,7 @@ def test_any_file_gives_a_config_or_one_line(tmp_path_factory, text):
 
 def test_the_documentation_lists_every_key_as_declared():
     table = reference(KEYS)
-    assert table in PAGE.read_text(encoding="utf-8"), f"put this table into docs/config.md:\n\n{table}"
+    assert table in PAGE.read_text(encoding="utf-8"), f"docs/config.md must contain this table:\n\n{table}"
 
 
 def test_the_example_in_the_documentation_loads_and_shows_every_section(home):
@@ -343,7 +343,7 @@ def saved(home: Path) -> None:
     (home / "config.toml").write_text(text)
 
 
-def test_a_saved_key_and_address_are_not_carried_to_another_provider(tmp_path):
+def test_a_saved_key_and_address_are_not_used_for_another_provider(tmp_path):
     saved(tmp_path)
     for config in (
         Config.load({"provider": "ollama"}, {}, tmp_path),
@@ -358,11 +358,12 @@ def test_a_saved_key_is_not_sent_to_another_address(tmp_path):
     assert Config.load({}, {"EVERLOOP_BASE_URL": "http://other/v1"}, tmp_path).api_key == ""
     assert Config.load({"base_url": "https://saved.example/v1"}, {}, tmp_path).api_key == "sk-saved"
     assert Config.load({"model": "other"}, {}, tmp_path).api_key == "sk-saved"
-    config = Config.load({"provider": "openai"}, {}, tmp_path)  # names the protocol, which is the saved one's too
+    # names the protocol, which is also that of the saved one
+    config = Config.load({"provider": "openai"}, {}, tmp_path)
     assert (config.base_url, config.api_key) == ("https://saved.example/v1", "sk-saved")
 
 
-def test_a_key_of_the_environment_goes_where_the_flags_say_unless_it_was_set_for_an_endpoint(tmp_path):
+def test_a_key_from_the_environment_is_used_with_flags_unless_it_was_set_for_an_endpoint(tmp_path):
     key = {"EVERLOOP_API_KEY": "sk-mine"}
     assert Config.load({"base_url": "http://other/v1"}, key, tmp_path).api_key == "sk-mine"
     assert Config.load({"provider": "groq"}, key, tmp_path).api_key == "sk-mine"
@@ -398,7 +399,7 @@ def test_a_key_of_the_environment_goes_where_the_flags_say_unless_it_was_set_for
         ('[sandbox]\nmode = "of"', "one of"),
     ],
 )
-def test_a_table_that_could_never_work_is_refused_in_one_line(tmp_path, text, expected):
+def test_an_invalid_table_is_refused_in_one_line(tmp_path, text, expected):
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         Config.load(env={}, home=tmp_path)
@@ -406,7 +407,7 @@ def test_a_table_that_could_never_work_is_refused_in_one_line(tmp_path, text, ex
     assert "\n" not in str(caught.value)
 
 
-def test_tables_are_read_in_their_order(tmp_path):
+def test_tables_keep_their_order(tmp_path):
     (tmp_path / "config.toml").write_text(
         '[[policy]]\ndo = "deny"\ntool = "exec"\n[[policy]]\ndo = "allow"\narguments = { path = "a*" }\n'
         '[mcp.clock]\ncommand = "mcp-server-time"\nargs = ["--x"]\n[mcp.far]\nurl = "https://example.com/mcp"\n'
@@ -424,16 +425,16 @@ def test_tables_are_read_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize(("written", "value"), [("true", True), ("false", False), ('"outside"', "outside")])
-def test_what_counts_as_untrusted_is_everything_nothing_or_what_is_outside(home, written, value):
+def test_untrusted_content_is_everything_nothing_or_external_content(home, written, value):
     assert load(home, f"[agent]\ntaint = {written}\n").taint == value
 
 
 @pytest.mark.parametrize("written", ['"inside"', "1", "[]"])
-def test_any_other_word_for_it_is_refused_in_one_line(home, written):
+def test_any_other_value_for_it_is_refused_in_one_line(home, written):
     assert 'taint must be true, false or "outside"' in refusal(home, f"[agent]\ntaint = {written}\n")
 
 
-def test_the_addresses_of_the_settings_are_those_of_all_keys_and_servers(home):
+def test_the_addresses_of_the_settings_cover_all_keys_and_servers(home):
     config = load(home, '[web]\nsearxng_url = "http://a.example"\n[mcp.x]\nurl = "http://b.example"\n')
     assert config.addresses == {"http://a.example", "http://b.example"}
 
@@ -441,7 +442,7 @@ def test_the_addresses_of_the_settings_are_those_of_all_keys_and_servers(home):
 # ---------------------------------------------------------------------------------------------- the section [store]
 
 
-def test_the_store_has_a_section_and_its_place_can_be_in_it(home):
+def test_the_store_has_a_section_that_may_contain_its_location(home):
     assert Config().keep_requests_seconds == 30 * 86_400
     config = load(home, '[store]\npath = "here.db"\nkeep_requests = "12h"')
     assert (config.store, config.store_named) == (home / "here.db", True)
@@ -452,7 +453,7 @@ def test_the_store_has_a_section_and_its_place_can_be_in_it(home):
 
 
 @pytest.mark.parametrize("value", ['"30"', '"d"', '"-1d"', '"0d"', '"30 d"', "30", "true", '"1y"'])
-def test_a_time_that_is_none_is_refused_with_what_is_allowed(home, value):
+def test_an_invalid_duration_is_refused_with_the_allowed_values(home, value):
     said = refusal(home, f"[store]\nkeep_requests = {value}")
     assert "[store] keep_requests must be a time like" in said
 

@@ -1,4 +1,4 @@
-"""Logs of sessions as hypothesis makes them up: turns with rounds, steering, pictures, questions, crashes."""
+"""Hypothesis strategies for session logs: turns with rounds, steering, pictures, questions and crashes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ results = st.tuples(
 
 @st.composite
 def turns(draw: Any, turn: str) -> list[Entry]:
-    """One whole turn; its results come in any order."""
+    """One complete turn, with its results in any order."""
     entries: list[Entry] = [UserSaid(draw(contents), now=draw(st.sampled_from(["", "Monday, 2026-11-16 08:00"])))]
     for number in range(draw(st.integers(0, 3))):
         calls = tuple(Call(f"{turn}_{number}_{n}", "exec") for n in range(draw(st.integers(1, 3))))
@@ -55,7 +55,7 @@ def turns(draw: Any, turn: str) -> list[Entry]:
 
 @st.composite
 def sessions(draw: Any) -> list[Logged]:
-    """A whole session, perhaps with messages that a library noted between the turns."""
+    """A complete session, perhaps with messages that the Python API added between the turns."""
     logged: list[Logged] = []
     for number in range(draw(st.integers(1, 7))):
         turn = f"t{number}"
@@ -71,7 +71,7 @@ def _placed(entries: Sequence[Entry], turn: str | None, after: int) -> list[Logg
 
 
 def cut_off(logged: Sequence[Logged], at: int) -> list[Logged]:
-    """The session as a crash leaves it after so many entries, and as it is once its calls have been reported."""
+    """The session as a crash leaves it after a number of entries, and after its interrupted calls are reported."""
     kept = list(logged[:at])
     if not kept or kept[-1].turn is None or isinstance(kept[-1].entry, TurnEnded):
         return kept

@@ -1,4 +1,4 @@
-"""Any log, cut and compacted anywhere, is a conversation that the strictest model API takes."""
+"""Any log, cut and compacted anywhere, is a conversation that the strictest model API accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ steps = st.lists(st.tuples(st.floats(0, 1), rooms, st.integers(0, 3)), min_size=
 
 
 def compact(logged: list[Logged], before: Compacted | None, room: Room, kept: int) -> tuple[Plan, Compacted] | None:
-    """As the agent does it: of the entries that are shown, and under the turn that is open."""
+    """Compact as the agent does: the visible entries, within the open turn."""
     after = before.until if before else 0
     last = logged[-1]
     under_way = last.turn is not None and not isinstance(last.entry, TurnEnded)
@@ -52,7 +52,7 @@ def test_any_log_cut_and_compacted_anywhere_is_a_valid_request(logged, steps):
 
 
 def nothing_is_lost(logged: list[Logged], before: Compacted | None, conversation: Conversation) -> None:
-    """What the summary does not stand for is there, once, in order; taint outlives what it came from."""
+    """Check that every entry not replaced by the summary is present once and in order, and that taint is kept."""
     shown = [one for one in logged if before is None or one.seq > before.until]
     answers = [one.entry.content for one in shown if isinstance(one.entry, ModelAnswered) and one.entry.content]
     said = [text_of(one.entry.content).split("\n")[-1][-100:] for one in shown if isinstance(one.entry, UserSaid)]
@@ -73,7 +73,7 @@ def in_order(wanted: list[str], contents: list[str]) -> bool:
 
 @settings(max_examples=100)
 @given(logged=sessions(), room=rooms, kept=st.integers(0, 3))
-def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
+def test_a_plans_weight_equals_that_of_its_conversation(logged, room, kept):
     from everloop.context.window import weigh
 
     made = compact(logged, None, room, kept)
@@ -88,13 +88,13 @@ def test_a_plan_weighs_what_its_conversation_weighs(logged, room, kept):
 
 @settings(max_examples=100)
 @given(logged=sessions(), target=st.integers(0, 30_000))
-def test_pointers_come_before_summaries_and_the_newest_turns_stay(logged, target):
+def test_pointers_are_tried_before_summaries_and_the_newest_turns_stay(logged, target):
     made = plan(logged, None, Room(0, target, 10**9))
     if made is None:
         return
     turns = [one.turn for one in logged if isinstance(one.entry, TurnEnded)]
     kept = {one.turn for one in logged if one.seq > made.until and one.turn}
     assert set(turns[-1:]) <= kept
-    if made.gone:  # only because putting everything long aside was not enough
+    if made.gone:  # only because replacing every long result by a pointer was not enough
         everything = plan(logged, None, Room(0, 10**9, 10**9))
         assert everything is None or everything.units > target

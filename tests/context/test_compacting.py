@@ -1,4 +1,4 @@
-"""Compaction through the whole loop: when it happens, what is shown then, and that nothing waits or is lost."""
+"""Compaction through the whole loop: when it happens, what the model then sees, and that nothing waits or is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agent(tmp_path: Path, model: Any, **options: Any) -> AgentLoop:
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     loop = AgentLoop(MessageBus(), model, work, config=config, store=tmp_path / "store.db")
-    for name in loop.tools.names:  # so that the room for a conversation stays the same, whatever tools are added
+    for name in loop.tools.names:  # keeps the room for a conversation the same, whatever tools are added
         if name not in ("read_file", "web_fetch", "remember"):
             loop.tools.unregister(name)
     return loop
@@ -73,9 +73,9 @@ async def fill(loop: AgentLoop, turns: int, size: int = 100, key: str = "cli:dir
 
 
 async def fill_until_summarised(loop: AgentLoop, model: Model) -> None:
-    """Fill the conversation until a summary is asked for.
+    """Fill the conversation until a summary is requested.
 
-    After each turn, let the look end that finds too little to summarise: while it lasts, no other one begins.
+    After each turn, wait for the check that finds too little to summarise; no other check starts while it runs.
     """
 
     def settled() -> bool:
@@ -88,7 +88,7 @@ async def fill_until_summarised(loop: AgentLoop, model: Model) -> None:
 
 
 async def quiet(loop: AgentLoop) -> None:
-    """Until nothing is compacted in the background any more."""
+    """Wait until no compaction runs in the background."""
     async with asyncio.timeout(30):
         while any(note.task is not None for note in loop._compactor._notes.values()):
             await asyncio.sleep(0.005)
@@ -115,8 +115,8 @@ async def test_a_conversation_that_grows_is_summarised_after_the_reply_and_stays
 
 
 @pytest.mark.parametrize(("own_prompt", "summarised"), [(0, True), (100, False)])
-async def test_a_provider_with_a_prompt_of_its_own_has_room_for_more(tmp_path, own_prompt, summarised):
-    """A small local model is sent neither the system prompt nor the tools, so they do not fill its window."""
+async def test_a_provider_with_its_own_prompt_has_room_for_more(tmp_path, own_prompt, summarised):
+    """A small local model receives neither the system prompt nor the tools, so they do not fill its window."""
     model = Model()
     model.own_prompt = own_prompt
     async with agent(tmp_path, model) as loop:
@@ -143,7 +143,7 @@ async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
         assert len(model.summaries) == 1  # one at a time
 
 
-async def test_a_summary_that_comes_while_a_turn_runs_is_taken_by_that_turn(tmp_path):
+async def test_a_summary_that_arrives_during_a_turn_is_used_by_that_turn(tmp_path):
     ready = asyncio.Event()
 
     async def waits(messages: Any) -> str:
@@ -152,7 +152,7 @@ async def test_a_summary_that_comes_while_a_turn_runs_is_taken_by_that_turn(tmp_
 
     @tool
     async def let_go() -> str:
-        """Let the summary come."""
+        """Let the summary arrive."""
         ready.set()
         await quiet(loop)
         return "let go"
@@ -173,7 +173,9 @@ async def test_a_summary_that_comes_while_a_turn_runs_is_taken_by_that_turn(tmp_
     ]
 
 
-async def test_what_does_not_fit_is_compacted_before_the_model_is_asked_and_whoever_watches_is_told(tmp_path):
+async def test_a_conversation_that_does_not_fit_is_compacted_before_the_model_call_and_subscribers_are_notified(
+    tmp_path,
+):
     model = Model()
     seen: list[events.Event] = []
     async with agent(tmp_path, model, compact_at=100.0) as loop:  # never in the background
@@ -198,11 +200,11 @@ async def test_a_summary_that_fails_loses_no_turn(tmp_path, summary):
         assert await loop.process_direct(f"long {LONG * 200}") == "fine"
     assert len(model.summaries) == 1
     (shown,) = summaries_in(model.asked[-1])
-    assert "message 0: All work" in shown  # what the user said, in its first words
+    assert "message 0: All work" in shown  # the first words of what the user said
     assert len(shown) < 8_000
 
 
-async def test_a_summary_that_fails_in_the_background_changes_nothing_and_is_not_tried_at_every_turn(tmp_path):
+async def test_a_failed_background_summary_changes_nothing_and_is_not_retried_at_every_turn(tmp_path):
     model = Model(summary=ProviderError("down"))
     async with agent(tmp_path, model, compact_at=0.3) as loop:
         for number in range(5):
@@ -213,7 +215,7 @@ async def test_a_summary_that_fails_in_the_background_changes_nothing_and_is_not
     assert "message 0" in str(model.asked[-1])
 
 
-async def test_long_old_results_become_pointers_that_read_file_follows(tmp_path):
+async def test_long_old_results_become_pointers_that_read_file_can_read(tmp_path):
     @tool
     async def report() -> str:
         """Give a long report."""
@@ -237,7 +239,7 @@ async def test_long_old_results_become_pointers_that_read_file_follows(tmp_path)
     assert any("THE END" in entry.content for entry in await log(tmp_path) if isinstance(entry, CallEnded))
 
 
-async def test_a_turn_that_outgrows_the_window_by_itself_goes_on_with_pointers(tmp_path):
+async def test_a_turn_that_alone_outgrows_the_window_continues_with_pointers(tmp_path):
     @tool
     async def report(n: int) -> str:
         """Give a long report."""
@@ -253,7 +255,7 @@ async def test_a_turn_that_outgrows_the_window_by_itself_goes_on_with_pointers(t
     assert "make eight reports" in last
 
 
-async def test_a_model_that_says_it_was_too_long_is_believed(tmp_path):
+async def test_a_models_context_length_error_triggers_compaction(tmp_path):
     too_long = ProviderError("This model's maximum context length is 8000 tokens. However, you requested 9000 tokens")
     model = Model()
     async with agent(tmp_path, model, window=100_000) as loop:
@@ -266,7 +268,7 @@ async def test_a_model_that_says_it_was_too_long_is_believed(tmp_path):
     assert sum(isinstance(entry, Compacted) for entry in await log(tmp_path)) <= 2
 
 
-async def test_a_model_that_always_says_it_was_too_long_ends_the_turn_with_its_error(tmp_path):
+async def test_a_model_that_always_reports_a_context_length_error_ends_the_turn_with_it(tmp_path):
     too_long = ProviderError("maximum context length is 8000 tokens")
     model = Model()
     async with agent(tmp_path, model, window=100_000) as loop:
@@ -276,7 +278,7 @@ async def test_a_model_that_always_says_it_was_too_long_ends_the_turn_with_its_e
         assert len(model.answers) > 40
 
 
-async def test_compact_is_a_command_and_keeps_what_it_is_asked_to(tmp_path):
+async def test_the_compact_command_keeps_what_the_user_asks_for(tmp_path):
     model = Model()
     async with agent(tmp_path, model) as loop:
         assert "nothing to compact yet" in await loop.process_direct("/compact")
@@ -288,7 +290,7 @@ async def test_compact_is_a_command_and_keeps_what_it_is_asked_to(tmp_path):
         assert "message 0" not in str(model.asked[-1])
         assert "message 2" in str(model.asked[-1])
         await loop.process_direct("/compact")
-        assert "SUMMARY of what was" in str(model.summaries[1])  # the summary before is in the next one
+        assert "SUMMARY of what was" in str(model.summaries[1])  # the previous summary is part of the next one
         model.summary = ProviderError("down")
         await fill(loop, 2, size=5)
         assert "could not compact" in await loop.process_direct("/compact")
@@ -312,7 +314,7 @@ async def test_compact_can_be_stopped(tmp_path):
         assert await loop.process_direct("still there?") == "fine"
 
 
-async def test_new_ends_the_summary_too(tmp_path):
+async def test_new_also_cancels_the_summary(tmp_path):
     model = Model()
     async with agent(tmp_path, model) as loop:
         await fill(loop, 3, size=20)
@@ -322,7 +324,7 @@ async def test_new_ends_the_summary_too(tmp_path):
     assert [message["role"] for message in model.asked[-1]] == ["system", "user"]
 
 
-async def test_a_summary_of_a_conversation_that_was_left_is_thrown_away(tmp_path):
+async def test_a_summary_of_an_abandoned_conversation_is_discarded(tmp_path):
     ready = asyncio.Event()
 
     async def waits(messages: Any) -> str:
@@ -340,7 +342,7 @@ async def test_a_summary_of_a_conversation_that_was_left_is_thrown_away(tmp_path
     assert "OLD STORY" not in str(model.asked[-2:])
 
 
-async def test_what_came_from_outside_still_counts_after_it_was_summarised(tmp_path):
+async def test_taint_survives_a_summary(tmp_path):
     @tool(untrusted=True)
     async def page() -> str:
         """Read a page."""
@@ -356,10 +358,11 @@ async def test_what_came_from_outside_still_counts_after_it_was_summarised(tmp_p
         await loop.process_direct("go on")
         assert "a page a page" not in str(model.asked[-1])
         denied = [m["content"] for m in model.asked[-1] if m["role"] == "tool"][-1]
-        assert "untrusted content was read before" in denied  # an address in a summary is nobody's word
+        # an address in a summary does not count as written by the user
+        assert "untrusted content was read before" in denied
 
 
-async def test_a_session_of_many_turns_costs_no_more_than_a_short_one(tmp_path):
+async def test_a_long_session_costs_no_more_per_turn_than_a_short_one(tmp_path):
     model = Model()
     async with agent(tmp_path, model, window=8_000) as loop:
         sizes = []
@@ -390,7 +393,7 @@ async def test_a_fork_and_a_restart_show_the_same_summary(tmp_path):
     assert len(summaries_in(mine)) == 1
 
 
-async def test_usage_that_the_provider_counts_calibrates_the_estimate(tmp_path):
+async def test_the_providers_usage_calibrates_the_estimate(tmp_path):
     def counted(messages: list[dict[str, Any]]) -> LLMResponse:
         return LLMResponse("fine", usage={"prompt_tokens": len(str(messages))})
 
@@ -398,10 +401,10 @@ async def test_usage_that_the_provider_counts_calibrates_the_estimate(tmp_path):
     async with agent(tmp_path, model, window=400_000) as loop:
         await fill(loop, 2, size=200)
         before = loop._compactor._meter.ratio("scripted")
-    assert before > 0.45  # a token a character, where one in four is usual
+    assert before > 0.45  # one token per character, where one per four is usual
 
 
-async def test_compact_waits_for_a_question_to_be_answered_and_does_not_end_it(tmp_path):
+async def test_compact_waits_for_an_open_question_and_does_not_end_it(tmp_path):
     model = Model("one", "two", call("remember", text="tea"), "kept")
     async with agent(tmp_path, model, policy=(Rule(do="ask", tool="remember"),)) as loop:
         await fill(loop, 2, size=20)

@@ -1,4 +1,4 @@
-"""The context builder: what stands in the prompt, and that the same files give the same bytes."""
+"""The context builder: what the prompt contains, and that the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everloop.testing import check_conversation
 from ..support.drawing import PIXEL
 
 
-def test_the_blocks_stand_in_their_order_parted_by_lines(tmp_path):
+def test_the_blocks_appear_in_order_with_separators(tmp_path):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "MEMORY.md").write_text("likes tea")
     for name in ("IDENTITY", "TOOLS", "USER", "SOUL", "AGENTS"):
@@ -29,10 +29,10 @@ def test_the_blocks_stand_in_their_order_parted_by_lines(tmp_path):
     assert places == sorted(places)
     assert str(tmp_path) in blocks[0]
     assert "Time zone" in blocks[0]
-    assert "began on" in blocks[-1]  # what varies goes last
+    assert "began on" in blocks[-1]  # variable parts go last
 
 
-def test_files_that_are_not_there_leave_no_trace(tmp_path):
+def test_missing_files_leave_no_trace_in_the_prompt(tmp_path):
     (tmp_path / "USER.md").write_text("  \n ")
     prompt = ContextBuilder(tmp_path).build_system_prompt()
     assert "USER.md" not in prompt
@@ -52,7 +52,7 @@ def test_the_same_files_give_the_same_bytes_and_a_change_is_seen(tmp_path):
     assert "be bold" not in builder.build_system_prompt()
 
 
-def test_a_long_file_is_cut_and_says_so(tmp_path):
+def test_a_long_file_is_truncated_with_a_note(tmp_path):
     (tmp_path / "AGENTS.md").write_text("x" * 200_000)
     prompt = ContextBuilder(tmp_path).build_system_prompt()
     assert len(prompt) < 80_000
@@ -70,7 +70,7 @@ def test_the_prompt_can_always_be_encoded(tmp_path, name):
     content.encode()
 
 
-def test_messages_are_built_and_added_in_the_wires_shapes(tmp_path):
+def test_messages_have_the_shapes_of_the_wire_format(tmp_path):
     builder = ContextBuilder(tmp_path)
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     messages = builder.build_messages(history, "c")
@@ -85,8 +85,8 @@ def test_messages_are_built_and_added_in_the_wires_shapes(tmp_path):
     assert len(history) == 2
 
 
-def test_pictures_stand_before_the_text_and_other_files_are_named(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(PIXEL)  # what counts is what is in it
+def test_pictures_precede_the_text_and_other_files_are_named(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(PIXEL)  # only the content counts
     (tmp_path / "no.png").write_bytes(b"no picture")
     media = [str(tmp_path / name) for name in ("a.jpg", "no.png", "notes.pdf")]
     content = ContextBuilder(tmp_path).user_content("look", media)
@@ -116,7 +116,7 @@ async def test_histories_in_memory_are_bounded_whatever_the_provider_does(tmp_pa
     await store.close()
 
 
-async def test_a_history_is_read_once_and_again_when_somebody_else_wrote(tmp_path):
+async def test_a_history_is_read_once_and_again_after_another_process_wrote(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     histories = Histories(store)
     await store.note("me", "test:1", [ModelAnswered("old"), TurnEnded("answer")])

@@ -1,4 +1,4 @@
-"""Front matter: what is read, what is refused and where, and that the short way reads as YAML does."""
+"""Front matter: what is read, what is refused and where, and that the fast path agrees with YAML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..support.cases import each
 
 @pytest.fixture(params=["C", "Python"])
 def _both_readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every machine has the reader that is written in C."""
+    """Not every machine has the YAML reader written in C."""
     if request.param == "Python":
         monkeypatch.delattr(yaml, "CSafeLoader")
 
@@ -58,13 +58,13 @@ def test_nested_values_are_plain_data_with_the_lines_of_their_keys():
 
 
 @pytest.mark.usefixtures("_both_readers")
-def test_many_lists_beside_one_another_and_some_in_one_another_are_fine():
+def test_many_sibling_lists_and_some_nested_ones_are_accepted():
     beside, inside = ", ".join(["[a]"] * 100), "[" * 19 + "]" * 19
     read = read_front_matter(f"---\na: [{beside}]\nb: {inside}\n---\n")
     assert read.values["a"] == [["a"]] * 100
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_fine():
+def test_a_byte_order_mark_and_windows_line_endings_are_accepted():
     text = "---\nname: a\nrequires:\n  bins: [git]\n---\nline one\nline two\n"
     plain = read_front_matter(text)
     assert read_front_matter("\ufeff" + text.replace("\n", "\r\n")) == plain
@@ -111,7 +111,7 @@ def test_only_the_first_line_of_dashes_ends_it():
         (f"---\na: 1\nb: {'9' * 5000}\n---\n", 3, "number"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text, line, word):
+def test_errors_name_the_line(text, line, word):
     error = refused(text)
     assert error.line == line
     assert word in error.message
@@ -136,21 +136,21 @@ def test_what_is_wrong_is_said_with_its_line(text, line, word):
         "- " * 5000 + "a\n",
     ],
 )
-def test_what_could_grow_nest_or_run_is_refused(text, tmp_path, monkeypatch):
+def test_constructs_that_could_expand_nest_or_execute_are_refused(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused(f"---\nfirst: one\n{text}---\n").line >= 3
     assert refused(f"---\n{text}---\n").line >= 2
     assert not (tmp_path / "canary").exists()
 
 
-def test_front_matter_has_a_size_and_the_body_has_none():
+def test_front_matter_has_a_size_limit_and_the_body_has_none():
     fits = "a: " + "x" * (LONGEST - 4) + "\n"
     assert len(read_front_matter(f"---\n{fits}---\n" + "y" * 100_000).body) == 100_000
     assert str(LONGEST) in refused(f"---\n{'# ' * 10}{fits}---\nbody").message
     assert refused("---\n" + "a: b\n" * 100_000).line == 1
 
 
-# ---------------------------------------------------------------------------------------------- the short way
+# ---------------------------------------------------------------------------------------------- the fast path
 
 VALUES = st.one_of(
     st.text(),
@@ -193,7 +193,7 @@ LINES = st.one_of(
 @example("a: {b: [c, d], e: [f]}")
 @example("a: {b: [c], b: [d]}")
 @example("a: {b: [no]}")
-def test_whatever_the_short_way_reads_yaml_reads_the_same(header):
+def test_whatever_the_fast_path_reads_yaml_reads_the_same(header):
     short = read_simple(header)
     if short is not None:
         assert yaml.load(header, Loader=yaml.SafeLoader) == (short[0] or None)
@@ -201,14 +201,14 @@ def test_whatever_the_short_way_reads_yaml_reads_the_same(header):
 
 
 @given(st.lists(LINES, max_size=5).map("\n".join))
-def test_the_reader_of_yaml_gives_plain_data_or_one_error(header):
+def test_the_yaml_reader_returns_plain_data_or_one_error(header):
     with contextlib.suppress(FrontMatterError):
         values, lines = read_yaml(header)
         assert set(values) == {path[0] for path in lines}
         assert not any(isinstance(value, date) for value in values.values())
 
 
-def test_the_short_way_is_taken_for_what_people_write_and_loads_no_yaml():
+def test_typical_front_matter_takes_the_fast_path_and_loads_no_yaml():
     simple = (
         '---\nname: git\ndescription: Work, e.g. http://x (é) – "so" it\'s.\n'
         "always: false\nversion: '1.0'\nrequires: {bins: [git]}\n---\n"

@@ -1,6 +1,6 @@
-"""Whole requests as files that a person can read. A change of any word that a model is sent shows up here.
+"""Complete requests as readable files: a change of any word sent to a model shows up here.
 
-`GOLDEN=write make test ARGS=tests/context/test_golden.py` writes them anew.
+`GOLDEN=write make test ARGS=tests/context/test_golden.py` rewrites them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plant(tmp_path: Path, files: dict[str, str]) -> None:
 
 
 def readable(request: Any, tmp_path: Path) -> str:
-    """A request as a page: what differs from machine to machine is left open."""
+    """A request as readable text, with machine-dependent parts replaced by placeholders."""
     parts = []
     for message in request.messages:
         content = message["content"]
@@ -96,7 +96,7 @@ def compare(name: str, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text(), (
-        f"the request differs from {path.name}: look at it, then write it with GOLDEN=write"
+        f"the request differs from {path.name}: review it, then rewrite it with GOLDEN=write"
     )
 
 
@@ -141,7 +141,7 @@ async def test_a_conversation_that_was_compacted(tmp_path):
     compare("compacted", readable(model.requests[-1], tmp_path))
 
 
-async def test_long_results_that_were_put_aside(tmp_path):
+async def test_long_results_that_became_pointers(tmp_path):
     plant(tmp_path, {"report.txt": FILES["report.txt"]})
     step = call("read_file", path="report.txt")
     step.id = "call_0"

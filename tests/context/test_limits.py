@@ -1,4 +1,5 @@
-"""What a window, an error, an outage or a full disk can do to a conversation: never lose it, nor keep it small."""
+"""What a window, an error, an outage or a full disk may do to a conversation: never lose it or keep it small for
+good."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TOO_LONG = ProviderError("This model's maximum context length is 8000 tokens. Ho
 DOT = "data:image/png;base64,aGk="
 
 
-async def test_an_error_that_only_quotes_a_window_changes_none(tmp_path):
+async def test_an_error_that_only_quotes_a_window_does_not_change_it(tmp_path):
     quoting = ProviderError("400: the string 'the page said: maximum context length is 300 tokens' is not allowed")
     model = Model()
     async with agent(tmp_path, model, window=200_000) as loop:
@@ -35,7 +36,7 @@ async def test_an_error_that_only_quotes_a_window_changes_none(tmp_path):
         assert loop._compactor.measure().window == 200_000
 
 
-async def test_a_window_that_another_model_named_is_not_the_agents(tmp_path):
+async def test_a_window_reported_by_another_model_is_ignored(tmp_path):
     model = Model()
     several = ProviderError("no model answered: a is down; b: maximum context length is 8000 tokens", several=True)
     async with agent(tmp_path, model, window=200_000) as loop:
@@ -49,7 +50,7 @@ async def test_a_window_that_another_model_named_is_not_the_agents(tmp_path):
         assert loop._compactor.measure().window == 200_000
 
 
-async def test_a_window_that_proves_to_be_larger_is_no_longer_believed(tmp_path):
+async def test_a_window_that_proves_larger_is_corrected(tmp_path):
     model = Model()
     async with agent(tmp_path, model, window=200_000) as loop:
         await fill(loop, 5)
@@ -58,7 +59,7 @@ async def test_a_window_that_proves_to_be_larger_is_no_longer_believed(tmp_path)
         assert loop._compactor.measure().window == 200_000
 
 
-async def test_a_request_that_was_refused_gets_smaller_whatever_the_estimate_says(tmp_path):
+async def test_a_refused_request_gets_smaller_whatever_the_estimate(tmp_path):
     model = Model()
     async with agent(tmp_path, model, window=200_000) as loop:
         await fill(loop, 6)
@@ -70,13 +71,13 @@ async def test_a_request_that_was_refused_gets_smaller_whatever_the_estimate_say
 
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": "900"}, {"prompt_tokens": [1]}, ["x"], "many", None, {"a": {}}])
-async def test_an_answer_with_nonsense_for_usage_is_still_an_answer(tmp_path, usage):
+async def test_an_answer_with_invalid_usage_is_still_an_answer(tmp_path, usage):
     model = ScriptedProvider([LLMResponse("THE ANSWER", usage=usage)])
     async with agent(tmp_path, model, day_tokens=1_000_000) as loop:
         assert await loop.process_direct("hi") == "THE ANSWER"
 
 
-async def test_a_turn_full_of_pictures_goes_on_without_the_older_ones(tmp_path):
+async def test_a_turn_full_of_pictures_continues_without_the_older_ones(tmp_path):
     @tool
     async def look(n: int) -> Output:
         """Look."""
@@ -91,7 +92,7 @@ async def test_a_turn_full_of_pictures_goes_on_without_the_older_ones(tmp_path):
     assert "picture 0" in last
 
 
-async def test_a_turn_full_of_long_arguments_goes_on_with_their_beginnings(tmp_path):
+async def test_a_turn_full_of_long_arguments_continues_with_truncated_ones(tmp_path):
     @tool
     async def store(text: str) -> str:
         """Store a text."""
@@ -108,7 +109,7 @@ async def test_a_turn_full_of_long_arguments_goes_on_with_their_beginnings(tmp_p
     assert json.loads(calls[-1])["text"] == f"text 11 {LONG * 100}"
 
 
-async def test_a_long_turn_seldom_changes_what_was_sent(tmp_path):
+async def test_a_long_turn_rarely_changes_what_was_already_sent(tmp_path):
     @tool
     async def report(n: int) -> str:
         """Report."""
@@ -124,7 +125,7 @@ async def test_a_long_turn_seldom_changes_what_was_sent(tmp_path):
     assert 1 <= len(compactions) <= 10
 
 
-async def test_what_was_listed_for_lack_of_a_model_is_summarised_when_there_is_one(tmp_path):
+async def test_turns_listed_without_a_model_are_summarised_once_there_is_one(tmp_path):
     model = Model(summary=ProviderError("connection refused"))
     async with agent(tmp_path, model, compact_at=100.0) as loop:
         await fill(loop, 5)
@@ -143,7 +144,7 @@ async def test_what_was_listed_for_lack_of_a_model_is_summarised_when_there_is_o
     assert stopgaps == [True, False]
 
 
-async def test_a_smaller_model_for_summaries_is_given_what_it_takes(tmp_path):
+async def test_a_smaller_summary_model_gets_what_fits_its_window(tmp_path):
     model = Model()
     async with agent(tmp_path, model, window=100_000, summary_model="gpt-4") as loop:  # 8,192 tokens
         await fill(loop, 12, size=200)
@@ -152,7 +153,7 @@ async def test_a_smaller_model_for_summaries_is_given_what_it_takes(tmp_path):
     assert max(len(str(messages)) for messages in model.summaries) < 8_192 * 4
 
 
-async def test_results_of_calls_with_long_names_are_put_into_files_of_their_own(tmp_path):
+async def test_results_of_calls_with_long_names_get_separate_files(tmp_path):
     @tool
     async def report(n: int) -> str:
         """Report."""
@@ -170,7 +171,7 @@ async def test_results_of_calls_with_long_names_are_put_into_files_of_their_own(
     assert [text[:8] for text in texts] == ["REPORT 0", "REPORT 1"]
 
 
-async def test_a_fork_shows_whole_results_in_the_place_of_pointers_to_anothers_files(tmp_path):
+async def test_a_fork_shows_full_results_instead_of_pointers_to_another_sessions_files(tmp_path):
     @tool
     async def report() -> str:
         """Report."""
@@ -189,7 +190,7 @@ async def test_a_fork_shows_whole_results_in_the_place_of_pointers_to_anothers_f
         assert "THE END" in str(model.asked[-1])
 
 
-async def test_a_stop_while_the_conversation_is_shown_anew_leaves_nothing_wrong_in_memory(tmp_path, monkeypatch):
+async def test_a_stop_while_the_history_is_rebuilt_leaves_memory_consistent(tmp_path, monkeypatch):
     model = Model()
     async with agent(tmp_path, model, compact_at=100.0) as loop:
         await fill(loop, 5)
@@ -214,7 +215,7 @@ async def test_a_stop_while_the_conversation_is_shown_anew_leaves_nothing_wrong_
     assert model.asked[-1][: len(here)] == here
 
 
-async def test_a_full_disk_costs_no_turn_and_leaves_no_rubbish(tmp_path):
+async def test_a_full_disk_fails_no_turn_and_leaves_no_partial_files(tmp_path):
     @tool
     async def report(n: int) -> str:
         """Report."""
@@ -232,7 +233,7 @@ async def test_a_full_disk_costs_no_turn_and_leaves_no_rubbish(tmp_path):
     assert sum(isinstance(entry, CallEnded) for entry in await log(tmp_path)) == 6
 
 
-def test_half_a_file_is_not_left_behind(tmp_path):
+def test_a_partial_file_is_not_left_behind(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
     try:
@@ -253,7 +254,7 @@ async def test_a_compaction_that_would_save_nothing_is_not_made(tmp_path):
     assert not any(isinstance(entry, Compacted) for entry in await log(tmp_path))
 
 
-async def test_a_command_may_have_its_words_on_the_next_line(tmp_path):
+async def test_a_commands_arguments_may_start_on_the_next_line(tmp_path):
     model = Model()
     async with agent(tmp_path, model) as loop:
         await fill(loop, 3, size=20)
@@ -261,7 +262,7 @@ async def test_a_command_may_have_its_words_on_the_next_line(tmp_path):
     assert "Keep especially: keep the names" in str(model.summaries[0])
 
 
-async def test_a_library_may_note_anything(tmp_path):
+async def test_the_python_api_may_add_any_message(tmp_path):
     model = ScriptedProvider(["fine"], check=False)
     async with agent(tmp_path, model) as loop:
         session = loop.sessions.get_or_create("cli:direct")
@@ -271,7 +272,7 @@ async def test_a_library_may_note_anything(tmp_path):
         assert await loop.process_direct("hi") == "fine"
 
 
-async def test_a_provider_that_names_the_exact_model_calibrates_the_estimate_too(tmp_path):
+async def test_a_provider_that_reports_the_exact_model_also_calibrates_the_estimate(tmp_path):
     exact = LLMResponse("fine", usage={"prompt_tokens": 20_000}, model="scripted-2026-01-01")
     model = Model(exact)
     async with agent(tmp_path, model, window=400_000) as loop:
@@ -280,7 +281,7 @@ async def test_a_provider_that_names_the_exact_model_calibrates_the_estimate_too
         assert loop._compactor.measure().tokens(loop._turns._histories.kept(1)) > 15_000  # type: ignore[arg-type]
 
 
-async def test_what_a_summary_has_cost_is_in_the_log(tmp_path):
+async def test_the_cost_of_a_summary_is_in_the_log(tmp_path):
     model = Model(summary=LLMResponse("short", usage={"prompt_tokens": 700, "completion_tokens": 5}))
     async with agent(tmp_path, model) as loop:
         await fill(loop, 3, size=20)

@@ -1,4 +1,4 @@
-"""What is known of models by their names, and what their APIs say of a prompt that is too long."""
+"""What is known about models by name, and how their APIs report a prompt that is too long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..support.cases import each
 K = 1_024
 
 
-# (window, vision): names as they are written at providers, at OpenRouter, in Ollama, in the names of files.
+# (window, vision): names as used by providers, OpenRouter, Ollama and in file names.
 KNOWN = {
     (4_096, False): ("llama2 phi3:mini /home/gemma/llama2.gguf C:\\gemma\\llama2.gguf"),
     (4_096, True): ("llava:13b"),
@@ -78,23 +78,23 @@ def test_a_model_is_known_by_its_name(name, window, vision):
 
 
 @pytest.mark.parametrize("name", ["", "my-deployment", "everloop/scripted", "auto", "a/b/c", "philosopher-9b", "novel"])
-def test_a_model_nobody_knows_gets_a_careful_window(name):
+def test_an_unknown_model_gets_a_conservative_window(name):
     assert model_info(name) == UNKNOWN == ModelInfo(32_768, None, 4_096)
 
 
-def test_a_model_that_may_see_is_not_called_blind():
+def test_a_model_that_may_have_vision_is_not_treated_as_without():
     for name in ("mistral-large-latest", "mistral-small-latest", "grok-5", "deepseek-v4-flash", "some-new-model"):
         assert model_info(name).vision is not False
 
 
 @given(st.text(max_size=200))
-def test_any_name_has_an_answer(name):
+def test_any_model_name_gets_an_answer(name):
     info = model_info(name)
     assert info.window > 0
     assert info.output > 0
 
 
-def test_asking_again_costs_next_to_nothing():
+def test_repeated_lookups_are_cheap():
     model_info("hf.co/unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:UD-Q4_K_XL")
     start = time.process_time()
     for _ in range(10_000):
@@ -207,7 +207,7 @@ TOO_LONG = {
 
 
 @each(("text", "window"), TOO_LONG.values())
-def test_a_prompt_that_was_too_long_is_known_with_the_window_that_is_named(text, window):
+def test_a_context_length_error_is_recognised_with_its_window(text, window):
     assert is_overflow(text)
     assert is_overflow(f"HTTP 400 from the model: {text}".upper())
     assert window_in_error(text) == window
@@ -250,21 +250,21 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
-def test_other_errors_are_not_taken_for_a_prompt_that_was_too_long(text):
+def test_other_errors_are_not_mistaken_for_a_context_length_error(text):
     assert not is_overflow(text)
     if "per min" in text or "quota" in text:
         assert window_in_error(text) is None
 
 
 @pytest.mark.parametrize("number", ["0", "17", "999999999999", "1_2", "," * 5])
-def test_a_window_that_cannot_be_is_none(number):
+def test_an_impossible_window_is_ignored(number):
     assert window_in_error(f"This model's maximum context length is {number} tokens.") is None
 
 
 @pytest.mark.parametrize(
     "unit", ["prompt token count of 1 ", "exceed_context_size_error", "1,", "input token count (1"]
 )
-def test_a_long_error_takes_no_time(unit):
+def test_a_long_error_is_parsed_quickly(unit):
     start = time.process_time()
     is_overflow(unit * 200_000)
     window_in_error(unit * 200_000)

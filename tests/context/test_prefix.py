@@ -1,4 +1,4 @@
-"""The prefix of a request: byte for byte the same for as long as nothing in it has changed, so that caches hit."""
+"""The prefix of a request: byte for byte the same as long as nothing in it has changed, so that caches hit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..runtime.chat import until
 
 
 class Scene:
-    """A workspace and a store that agents work in one after another; the model's server keeps every byte it gets."""
+    """A workspace and a store used by one agent after another; the model's server records every byte it receives."""
 
     def __init__(self, folder: Path, server: FakeOpenAI) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Scene:
         self.agent = self.start()
 
     async def turn(self, text: str, *steps: str | ToolCallRequest) -> list[bytes]:
-        """Run a turn with these answers of the model; its requests, as they came over the wire."""
+        """Run a turn with these model answers; return its requests as received over the wire."""
         before = len(self.server.requests)
         for step in steps or ("fine",):
             if isinstance(step, str):
@@ -67,7 +67,7 @@ async def scene(tmp_path) -> AsyncIterator[Scene]:
 
 @tool
 async def steers() -> str:
-    """Have something said while it runs."""
+    """Steer the turn while it runs."""
     agent = running[0]
     said.append(asyncio.create_task(agent.process_direct("and in green")))
     session = agent.dispatcher.session("me", "cli:direct")
@@ -81,7 +81,7 @@ said: list[asyncio.Task[str]] = []
 
 
 def history(request: bytes) -> bytes:
-    """A request up to its last message. A quote inside of a text is escaped, so this cannot stand in one."""
+    """A request up to its last message. Quotes inside a text are escaped, so this cannot occur in one."""
     return request[: request.index(b'],"tools":[')]
 
 
@@ -90,16 +90,16 @@ def tools(request: bytes) -> bytes:
 
 
 def shared(one: bytes, other: bytes) -> int:
-    """How many bytes two requests begin with alike."""
+    """Return the length of the common prefix of two requests."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def grows(requests: list[bytes]) -> None:
-    """Each request is the one before it and more."""
+    """Check that each request extends the previous one."""
     for one, other in pairwise(requests):
-        assert history(other).startswith(history(one)), f"they part after {shared(one, other)} of {len(one)} bytes"
+        assert history(other).startswith(history(one)), f"they differ after {shared(one, other)} of {len(one)} bytes"
         assert tools(other) == tools(one)
 
 
@@ -122,13 +122,13 @@ async def test_rounds_turns_steering_a_silence_and_restarts_only_add_to_a_reques
     assert len(re.findall(rb"\[It is now ", requests[-1])) == 1
 
 
-async def test_what_changes_only_changes_what_comes_after_it(scene):
+async def test_a_change_affects_only_what_follows_it(scene):
     first = (await scene.turn("one"))[0]
     skill = scene.workspace / "skills" / "tea"
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: tea\ndescription: How to make tea.\n---\nBoil water.")
     with_skill = await scene.turn("two")
-    place = first.index(b"- git:")  # the skills stand in the order of their names
+    place = first.index(b"- git:")  # skills are sorted by name
     assert shared(first, with_skill[0]) > place
     assert b"- tea: How to make tea." in with_skill[0]
     grows(with_skill + await scene.turn("three"))
@@ -138,7 +138,7 @@ async def test_what_changes_only_changes_what_comes_after_it(scene):
     (scene.workspace / "memory" / "MEMORY.md").write_text("- likes tea")
     after = (await scene.turn("five"))[0]
     assert shared(before, after) >= before.index(b"Be brief.") + len("Be brief.")
-    os.utime(scene.workspace / "AGENTS.md")  # touched, and not changed
+    os.utime(scene.workspace / "AGENTS.md")  # touched, but not changed
     grows([after, *await scene.turn("six")])
 
 
@@ -169,7 +169,7 @@ async def test_conversations_of_one_workspace_share_all_but_the_end_of_the_syste
     assert tools(one) == tools(other)
 
 
-async def test_conversations_that_begin_on_one_day_share_the_whole_system_prompt(
+async def test_conversations_started_on_the_same_day_share_the_whole_system_prompt(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     async def prompt(now: float, key: str) -> str:

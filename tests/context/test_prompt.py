@@ -1,4 +1,4 @@
-"""What an agent's prompt is made of while it runs: skills that are named or read, the time, pictures."""
+"""The contents of a running agent's prompt: skills that are mentioned or read, the time, pictures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plant(tmp_path: Path, text: str = TEA, name: str = "tea") -> None:
     (folder / "SKILL.md").write_text(text)
 
 
-async def test_a_skill_that_a_message_names_is_loaded_with_it_and_stays_as_it_was(tmp_path):
+async def test_a_skill_mentioned_in_a_message_is_loaded_with_it_and_does_not_change(tmp_path):
     plant(tmp_path)
     model = ScriptedProvider(["made", "again"])
     async with agent(tmp_path, model) as loop:
@@ -52,7 +52,7 @@ async def test_a_skill_that_a_message_names_is_loaded_with_it_and_stays_as_it_wa
     assert second == first
 
 
-async def test_a_dollar_that_names_no_skill_changes_nothing(tmp_path):
+async def test_a_dollar_sign_without_a_skill_name_changes_nothing(tmp_path):
     model = ScriptedProvider(["ok"] * 3)
     texts = ["echo $path and $5", "cost: $nothing", "look at `$tea`"]
     plant(tmp_path)
@@ -62,7 +62,7 @@ async def test_a_dollar_that_names_no_skill_changes_nothing(tmp_path):
     assert [message["content"] for message in model.requests[-1].messages if message["role"] == "user"] == texts
 
 
-async def test_what_comes_from_inside_the_system_loads_no_skill(tmp_path):
+async def test_internal_messages_load_no_skill(tmp_path):
     plant(tmp_path)
     model = ScriptedProvider(["ok"])
     async with agent(tmp_path, model) as loop:
@@ -87,7 +87,7 @@ async def test_a_restricted_agent_reads_a_shipped_skill_and_cannot_change_it(tmp
     assert "class Turn" not in results[2]
 
 
-async def test_the_list_of_skills_gives_paths_that_can_be_read(tmp_path):
+async def test_the_paths_in_the_list_of_skills_can_be_read(tmp_path):
     model = ScriptedProvider(["ok"])
     plant(tmp_path)
     async with agent(tmp_path, model) as loop:
@@ -97,7 +97,7 @@ async def test_the_list_of_skills_gives_paths_that_can_be_read(tmp_path):
     assert "(skills/tea/SKILL.md)" in system
 
 
-async def test_a_broken_skill_is_told_once_to_whoever_runs_the_agent(tmp_path, caplog):
+async def test_a_broken_skill_is_logged_once(tmp_path, caplog):
     plant(tmp_path, "---\nname: coffee\ndescription: x\n---\ntext")
     model = ScriptedProvider(["ok"] * 2)
     with caplog.at_level(logging.WARNING):
@@ -110,7 +110,7 @@ async def test_a_broken_skill_is_told_once_to_whoever_runs_the_agent(tmp_path, c
 
 
 @pytest.mark.parametrize(("vision", "seen"), [("auto", True), ("yes", True), ("no", False)])
-async def test_a_model_without_vision_is_told_of_pictures_and_one_with_vision_sees_them(tmp_path, vision, seen):
+async def test_a_model_without_vision_gets_notes_and_one_with_vision_gets_pictures(tmp_path, vision, seen):
     picture = tmp_path / "dot.png"
     picture.write_bytes(PIXEL)
     model = ScriptedProvider(["ok", "ok"])
@@ -126,7 +126,7 @@ async def test_a_model_without_vision_is_told_of_pictures_and_one_with_vision_se
             assert content.endswith("look")
 
 
-async def test_a_model_known_to_be_blind_is_spared_pictures(tmp_path):
+async def test_a_model_known_to_lack_vision_gets_no_pictures(tmp_path):
     picture = tmp_path / "dot.png"
     picture.write_bytes(PIXEL)
     model = ScriptedProvider(["ok"], model="qwen3-coder:30b")
@@ -135,7 +135,7 @@ async def test_a_model_known_to_be_blind_is_spared_pictures(tmp_path):
     assert UNSEEN in str(model.requests[0].messages)
 
 
-async def test_the_model_is_told_the_time_at_the_beginning_and_after_a_silence(tmp_path):
+async def test_the_model_gets_the_time_at_the_beginning_and_after_a_pause(tmp_path):
     model = ScriptedProvider(["ok"] * 3)
     async with agent(tmp_path, model) as loop:
         await loop.process_direct("one")
@@ -152,7 +152,7 @@ async def test_the_model_is_told_the_time_at_the_beginning_and_after_a_silence(t
     assert said[2].startswith("three\n\n[It is now ")
 
 
-async def test_a_turn_that_was_compacted_and_then_cut_off_goes_on_with_the_same_bytes(tmp_path):
+async def test_a_compacted_and_interrupted_turn_resumes_with_the_same_bytes(tmp_path):
     gate = Gate("never")
     long = "line of a long report\n" * 600
     script: list[Any] = [call("read_file", path="long.txt"), call("read_file", path="long.txt"), gate]
@@ -173,7 +173,7 @@ async def test_a_turn_that_was_compacted_and_then_cut_off_goes_on_with_the_same_
     assert before == after
 
 
-async def test_a_person_who_allows_it_lets_the_agent_remember_though_a_rule_asks(tmp_path):
+async def test_remembering_works_once_the_user_approves_where_a_rule_asks(tmp_path):
     model = ScriptedProvider([call("remember", text="likes tea"), "kept"])
     rules = (Rule(do="ask", path="memory/**"),)
     async with agent(tmp_path, model, policy=rules) as loop:
@@ -182,7 +182,7 @@ async def test_a_person_who_allows_it_lets_the_agent_remember_though_a_rule_asks
     assert "likes tea" in (tmp_path / "work/memory/MEMORY.md").read_text()
 
 
-async def test_status_says_how_full_the_window_is(tmp_path):
+async def test_status_shows_how_full_the_window_is(tmp_path):
     model = ScriptedProvider(["ok"])
     async with agent(tmp_path, model, window=20_000) as loop:
         assert "context: the model takes 20,000 tokens" in await loop.process_direct("/status")

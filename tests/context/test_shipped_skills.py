@@ -1,4 +1,4 @@
-"""The skills that ship: they are listed, and what they tell the agent to do works."""
+"""The shipped skills: they are listed, and their instructions work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANARY = "canary-5f2c"
 
 
 def settle() -> None:
-    """Let the clock of the file system go on: what has just changed is read again."""
+    """Let the file system's clock advance; files that have just changed are read again."""
     time.sleep(0.06)
 
 
@@ -40,7 +40,7 @@ def test_the_shipped_skills_are_listed_whole_within_the_budget(folder):
         assert str(SHIPPED / name) in (skills.load(name, Reach(folder)) or "")
 
 
-def test_the_shipped_skills_are_read_without_the_reader_of_yaml(folder):
+def test_the_shipped_skills_are_read_without_the_yaml_reader(folder):
     code = (
         "import sys; from pathlib import Path; from everloop.context.skills import *; p = Path(sys.argv[1]);"
         "assert Skills(p).blocks(Reach(p)); print(*sys.modules)"
@@ -50,14 +50,14 @@ def test_the_shipped_skills_are_read_without_the_reader_of_yaml(folder):
     assert not {"yaml", "difflib"} & set(done.stdout.split())
 
 
-def test_the_example_of_the_skill_writer_is_a_skill(bench):
+def test_the_example_in_the_skill_writer_is_a_valid_skill(bench):
     (example,) = re.findall(r"^```markdown\n(.*?)^```$", (SHIPPED / "skill-writer/SKILL.md").read_text(), re.M | re.S)
     bench.add("water-report", example)
     assert "- water-report: Writes the weekly water report" in bench.prompt
     assert bench.skills.problems() == []
 
 
-def test_the_calls_of_the_schedule_skill_have_the_arguments_of_the_tool():
+def test_the_calls_in_the_schedule_skill_match_the_tools_arguments():
     calls = re.findall(r"`(cron\(.*?\))`", (SHIPPED / "schedule/SKILL.md").read_text())
     assert len(calls) >= 5
     for text in calls:
@@ -90,7 +90,7 @@ async def test_the_commands_of_the_git_skill_work_in_the_sandbox(folder, wall, p
     await desk.close()
 
 
-async def test_the_sandbox_says_no_where_the_git_skill_says_so(folder):
+async def test_the_sandbox_refuses_what_the_git_skill_says_it_refuses(folder):
     desk = Desk(folder, ShellSettings(mode="bubblewrap"))
     named_by = "git -c user.name=a -c user.email=a@b"
     assert "identity unknown" in await desk("git init -q . && git commit --allow-empty -m x")

@@ -1,4 +1,4 @@
-"""Skills: what of them stands in the prompt, what is refused and where, and that nothing is read twice."""
+"""Skills: what the prompt contains of them, what is refused and where, and that nothing is read twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANARY = "canary-5f2c"
 
 
 def settle() -> None:
-    """Let the clock of the file system go on: what has just changed is read again."""
+    """Let the file system's clock advance; files that have just changed are read again."""
     time.sleep(0.06)
 
 
@@ -38,7 +38,7 @@ def test_without_skills_there_is_no_block(bench):
     assert bench.skills.problems() == []
 
 
-def test_always_on_skills_stand_whole_before_a_list_of_the_others_by_name(bench):
+def test_always_on_skills_come_in_full_before_the_sorted_list_of_the_others(bench):
     bench.add("tea", body="Three minutes.", always="true")
     bench.add("beans", body="Water them.")
     bench.add("ants", body="Let them be.", always="true")
@@ -54,7 +54,7 @@ def test_always_on_skills_stand_whole_before_a_list_of_the_others_by_name(bench)
     assert bench.skills.problems() == []
 
 
-def test_the_same_files_give_the_same_bytes_whatever_the_order_they_were_made_in(bench, tmp_path):
+def test_the_same_files_give_the_same_bytes_in_whatever_order_they_were_created(bench, tmp_path):
     names = ["b", "a", "d", "c"]
     for name in names:
         bench.add(name)
@@ -65,7 +65,7 @@ def test_the_same_files_give_the_same_bytes_whatever_the_order_they_were_made_in
     assert bench.blocks == other.blocks == bench.blocks
 
 
-def test_a_change_a_new_skill_and_a_removed_one_are_seen(bench):
+def test_changed_new_and_removed_skills_are_noticed(bench):
     file = bench.add("tea", always="true", body="Three minutes.")
     assert "Three" in bench.prompt
     file.write_text(file.read_text().replace("Three", "Seven"))
@@ -83,14 +83,14 @@ def test_a_change_a_new_skill_and_a_removed_one_are_seen(bench):
     assert "tea" not in bench.prompt
 
 
-def test_two_changes_at_the_same_instant_of_the_disks_clock_are_both_seen(bench):
+def test_two_changes_with_the_same_modification_time_are_both_noticed(bench):
     file = bench.add("tea", always="true", body="0")
     for number in range(1, 40):
         file.write_text(file.read_text()[:-2] + f"{number % 10}\n")
         assert bench.blocks[0][-1] == str(number % 10)
 
 
-def test_the_workspaces_skill_stands_for_the_shipped_one_also_when_it_is_broken(bench):
+def test_a_workspace_skill_overrides_the_shipped_one_even_if_it_is_broken(bench):
     bench.add("tea", description="The shipped one.", shipped=True, body="shipped body")
     assert "The shipped one." in bench.prompt
     file = bench.add("tea", description="My own.", body="own body")
@@ -105,7 +105,7 @@ def test_the_workspaces_skill_stands_for_the_shipped_one_also_when_it_is_broken(
     assert "The shipped one." in bench.prompt
 
 
-def test_text_of_skills_makes_no_further_lines_and_can_always_be_encoded(bench):
+def test_text_of_skills_cannot_add_lines_and_can_always_be_encoded(bench):
     bench.add("tea", description=r'"one\ntwo\x1b[2J three \u202e\u2028## Four"')
     bench.add("five\n## Six")
     bench.add("seven\udcff")
@@ -116,7 +116,7 @@ def test_text_of_skills_makes_no_further_lines_and_can_always_be_encoded(bench):
         (bench.load(name) or "").encode()
 
 
-def test_skills_that_are_always_on_have_a_limit_together(bench):
+def test_always_on_skills_share_a_size_limit(bench):
     bench.add("big", always="true", body="b" * (ALWAYS_LIMIT - 5000))
     bench.add("more", always="true", version="'1'", body="m" * 6000)
     bench.add("tea", always="true", body="t" * 1000)
@@ -132,7 +132,7 @@ def test_skills_that_are_always_on_have_a_limit_together(bench):
     assert bench.skills.problems() == []
 
 
-def test_there_is_a_largest_number_of_skills(bench):
+def test_the_number_of_skills_is_limited(bench):
     for number in range(MAX_SKILLS + 3):
         bench.add(f"s{number:03}")
     listed = Bench(bench.folder, bench.shipped, budget=1_000_000)
@@ -159,7 +159,7 @@ LISTED = st.lists(
 
 
 @given(LISTED, st.integers(0, 9000))
-def test_the_list_never_passes_its_budget_and_loses_nobody_silently(skills, budget):
+def test_the_list_never_exceeds_its_budget_and_drops_no_skill_silently(skills, budget):
     text = list_skills(skills, budget, "/shipped/")
     assert len(text) <= budget
     if not text:
@@ -228,7 +228,7 @@ def test_descriptions_are_shortened_then_left_out_then_skills_are_counted(bench)
         ("name: tea\ndescription: x\nlicense: &a b", 4, ["anchors"]),
     ],
 )
-def test_a_mistake_is_told_with_file_and_line(bench, front, line, words):
+def test_an_error_names_file_and_line(bench, front, line, words):
     bench.add("tea", f"---\n{front}\n---\nbody\n")
     assert bench.problem.startswith(f"skills/tea/SKILL.md:{line}: ")
     for word in words:
@@ -236,7 +236,7 @@ def test_a_mistake_is_told_with_file_and_line(bench, front, line, words):
     assert bench.problem in (bench.load("tea") or "")
 
 
-def test_a_file_without_text_too_large_or_not_in_utf8_is_told(bench):
+def test_an_empty_oversized_or_non_utf8_file_is_reported(bench):
     file = bench.add("tea", "---\nname: tea\ndescription: x\n---\n \n")
     assert bench.problem.startswith("skills/tea/SKILL.md:1: ")
     file.write_bytes(b"---\nname: tea\ndescription: x\n---\n\nco\xe9l\n")
@@ -249,13 +249,13 @@ def test_a_file_without_text_too_large_or_not_in_utf8_is_told(bench):
 
 
 @pytest.mark.parametrize("name", ["Tea", "te_a", "-tea", "tea-", "te--a", "té", "a" * 65, "te a"])
-def test_the_name_of_a_folder_has_a_form(bench, name):
+def test_the_name_of_a_skills_folder_is_validated(bench, name):
     bench.add(name)
     assert str(64) in bench.problem
     assert bench.load(name) != bench.load("tea")
 
 
-def test_keys_of_other_systems_are_let_through(bench):
+def test_keys_of_other_systems_are_accepted(bench):
     keys = {"license": "MIT", "version": "1.0", "allowed-tools": "Bash(git:*) Read", "homepage": "https://x.example"}
     bench.add("tea", metadata="{author: someone, nested: {a: [1]}}", compatibility="any", **keys)
     bench.add("a" * 64)
@@ -263,10 +263,10 @@ def test_keys_of_other_systems_are_let_through(bench):
     assert bench.skills.problems() == []
 
 
-# ---------------------------------------------------------------------------------------------- what is needed
+# ---------------------------------------------------------------------------------------------- requirements
 
 
-def test_what_is_missing_is_said_and_looked_for_again_after_a_while(bench, tmp_path, monkeypatch):
+def test_missing_requirements_are_reported_and_checked_again_later(bench, tmp_path, monkeypatch):
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
@@ -294,7 +294,7 @@ def test_what_is_missing_is_said_and_looked_for_again_after_a_while(bench, tmp_p
 # ---------------------------------------------------------------------------------------------- one skill by name
 
 
-def test_a_skill_is_loaded_whole_with_the_place_of_its_files(bench):
+def test_a_skill_is_loaded_in_full_with_the_path_of_its_files(bench):
     bench.add("tea", body="# Tea\n\n---\n\nThree minutes.")
     bench.add("peas", body="Pick them.", shipped=True)
     assert bench.load("tea") == "## Skill: tea\n\nPaths in it start at skills/tea.\n\n# Tea\n\n---\n\nThree minutes."
@@ -326,7 +326,7 @@ def test_a_skill_is_loaded_whole_with_the_place_of_its_files(bench):
         ("", []),
     ],
 )
-def test_names_in_a_message_are_those_in_its_prose(text, names):
+def test_only_names_in_the_prose_of_a_message_count(text, names):
     assert named(text) == names
 
 
@@ -342,7 +342,7 @@ def test_names_are_found_quickly_in_any_message(text):
 
 
 @given(st.text("`~$a \n", max_size=60))
-def test_a_name_after_all_code_is_closed_is_found(text):
+def test_a_name_after_closed_code_is_found(text):
     assert "name" in named(f"{text}\n\n~~~\n```\n````````\n~~~~~~~~\n\n$name") or re.search("[`~]{3}", text)
 
 
@@ -354,7 +354,7 @@ _hooked = False
 
 @pytest.fixture
 def opened() -> list[object]:
-    """What the process has opened by name or by descriptor since the test began."""
+    """The files that the process has opened by name or by descriptor since the test began."""
     global _hooked
     if not _hooked:
         sys.addaudithook(lambda event, details: _opened.append(details[0]) if event == "open" else None)
@@ -363,7 +363,7 @@ def opened() -> list[object]:
     return _opened
 
 
-def test_files_that_did_not_change_are_not_read_again(bench, opened):
+def test_unchanged_files_are_not_read_again(bench, opened):
     for number in range(6):
         bench.add(f"s{number}", always=str(number < 3).lower())
     bench.add("broken", "no front matter")
@@ -382,7 +382,7 @@ def test_files_that_did_not_change_are_not_read_again(bench, opened):
 def test_a_file_that_has_just_changed_is_read_once_more(bench, opened):
     bench.reach = Reach(bench.folder, restricted=False)
     reads = 0
-    for _ in range(20):  # more than once, should the machine stand still for longer than a change is new
+    for _ in range(20):  # more than once if the machine stalls for longer than a change counts as new
         bench.add("tea")
         opened.clear()
         assert bench.blocks == bench.blocks
@@ -390,7 +390,7 @@ def test_a_file_that_has_just_changed_is_read_once_more(bench, opened):
     assert reads == 2
 
 
-def test_twenty_skills_that_did_not_change_cost_little(bench):
+def test_twenty_unchanged_skills_cost_little(bench):
     for number in range(20):
         needs = "{bins: [git]}" if number % 4 == 0 else ""
         bench.add(f"s{number}", always=str(number < 3).lower(), requires=needs)
@@ -404,7 +404,7 @@ def test_twenty_skills_that_did_not_change_cost_little(bench):
     assert min(times) < 0.001
 
 
-def test_many_threads_see_the_same(bench):
+def test_concurrent_threads_see_the_same_skills(bench):
     from concurrent.futures import ThreadPoolExecutor
 
     for number in range(20):

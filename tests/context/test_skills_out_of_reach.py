@@ -1,4 +1,4 @@
-"""What lies where a skill should be, and must not be read: links that lead out, pipes, the runtime's own files."""
+"""Files that must not be read as skills: links that lead outside, pipes, the runtime's own files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CANARY = "canary-5f2c"
 
 
 def settle() -> None:
-    """Let the clock of the file system go on: what has just changed is read again."""
+    """Let the file system's clock advance; files that have just changed are read again."""
     time.sleep(0.06)
 
 
@@ -49,7 +49,7 @@ def test_a_link_that_leads_out_of_reach_is_not_read(bench, outside, link, absolu
     assert CANARY not in bench.prompt
 
 
-def test_a_link_that_is_turned_outwards_later_is_not_read(bench, outside):
+def test_a_link_redirected_outside_later_is_not_read(bench, outside):
     bench.add("tea", body="inside").rename(bench.folder / "inside.md")
     link = bench.folder / "skills/tea/SKILL.md"
     link.symlink_to("../../inside.md")
@@ -61,7 +61,7 @@ def test_a_link_that_is_turned_outwards_later_is_not_read(bench, outside):
     assert CANARY not in bench.prompt + (bench.load("tea") or "")
 
 
-def test_the_runtimes_own_files_are_not_read_though_they_lie_inside(bench, outside):
+def test_the_runtimes_own_files_inside_the_workspace_are_not_read(bench, outside):
     own = bench.folder / "own"
     own.mkdir()
     (own / "SKILL.md").write_text((outside / "SKILL.md").read_text())
@@ -73,7 +73,7 @@ def test_the_runtimes_own_files_are_not_read_though_they_lie_inside(bench, outsi
 
 @pytest.mark.parametrize("restricted", [True, False])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "sparse", "loop", "nowhere"])
-def test_what_is_no_ordinary_file_is_not_waited_for(bench, kind, restricted):
+def test_special_files_do_not_block_the_reader(bench, kind, restricted):
     bench.add("good")
     file = bench.folder / "skills/tea/SKILL.md"
     file.parent.mkdir()
@@ -106,7 +106,7 @@ def test_nothing_is_taken_out_of_a_pipe(bench, outside):
     os.close(pipe)
 
 
-def test_a_file_where_the_folder_should_be_is_told(bench):
+def test_a_file_in_place_of_the_folder_is_reported(bench):
     (bench.folder / "skills").write_text("x")
     assert bench.blocks == []
     assert len(bench.skills.problems()) == 1

@@ -1,4 +1,4 @@
-"""Shipped skills, tried: an agent is asked for one, and its steps are done with the real tools, as they are written."""
+"""Trials of shipped skills: an agent is asked for one, and its steps are carried out as written with the real tools."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def skill(name: str) -> str:
 
 
 class Trial:
-    """A restricted agent in a workspace, whose model does the steps of a skill one after another."""
+    """A restricted agent in a workspace whose model carries out the steps of a skill one after another."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Trial:
         self.settings = settings
 
     async def __call__(self, *turns: tuple[str, list[Any]]) -> tuple[list[CallEnded], ScriptedProvider]:
-        """The results of all calls, and the model that made them."""
+        """Return the results of all calls and the model that made them."""
         model = ScriptedProvider([step for _, steps in turns for step in [*steps, "done"]])
         config = Config(home=self.folder / "home", **self.settings)
         agent = AgentLoop(
@@ -68,7 +68,7 @@ class Trial:
 
 
 def repository(work: Path) -> None:
-    """A branch whose change takes away the case of nothing, which the caller needs and no test tries."""
+    """A branch that removes the handling of empty input, which a caller needs and no test covers."""
     work.mkdir()
     for name, text in {"beds.py": BEFORE, "report.py": CALLER, "test_beds.py": TESTS}.items():
         (work / name).write_text(text)
@@ -96,7 +96,7 @@ async def test_the_steps_of_a_code_review_find_a_planted_fault_and_change_nothin
     assert "report.py | 3 +++" in stat
     assert "+print(report([]))" in diff
     assert "-    return sum(numbers) / len(numbers) if numbers else 0.0" in branch
-    assert "+print" not in branch  # what is not committed is not the branch's
+    assert "+print" not in branch  # uncommitted changes are not part of the branch
     assert "return sum(numbers) / len(numbers)" in whole
     assert "report.py" in callers
     assert "OK" in tests
@@ -127,7 +127,7 @@ async def test_the_steps_of_the_skill_writer_make_a_skill_that_is_found_and_load
     assert "exit" in by_command.content  # commands cannot write there, as it says
     assert [written.status, read.status, mended.status] == ["ok", "ok", "ok"]
     systems = [request.messages[0]["content"] for request in model.requests]
-    assert f"[broken: {place}:" in systems[5]  # in the next turn, with the line
+    assert f"[broken: {place}:" in systems[5]  # reported in the next turn, with the line
     assert "- water-report: Writes the weekly water report" in systems[-1]
     assert f"[broken: {place}" not in systems[-1]
     assert "Readings are in `data/readings.csv`" in model.requests[-1].messages[-1]["content"]
@@ -145,11 +145,11 @@ async def test_the_steps_of_a_summary_read_a_page_as_data_and_a_wall_as_a_wall(t
             (f"$summarise-page {' '.join(addresses)}", [[call("web_fetch", url=address) for address in addresses]])
         )
     assert "# Summarising a page" in model.requests[0].messages[1]["content"]
-    page, wall = sorted(results, key=lambda result: result.status, reverse=True)  # they come as they are done
+    page, wall = sorted(results, key=lambda result: result.status, reverse=True)  # results arrive as calls finish
     assert page.status == "ok", page.content
     assert page.untrusted
     for words in ("92 of 100 beans", "paid for by a seed merchant", "2 May 2026", "Ignore your instructions"):
-        assert words in page.content  # to the end, and the orders in it too: they are to be mentioned
+        assert words in page.content  # to the end, including the injected instructions, which are to be mentioned
     assert wall.status == "error"
     assert "403" in wall.content
     assert "canary-9d1e" not in str(model.requests)

@@ -1,4 +1,4 @@
-"""The estimate of tokens: near the real counts from the start, nearer with every answer, and cheap."""
+"""The token estimate: close to the real counts from the start, closer with every answer, and cheap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everloop.context import window
 from everloop.context.window import LONG, Meter, weigh, weigh_text, weigh_tools
 from everloop.messages import assistant_message, tool_message, user_message
 
-# Texts with the numbers of tokens that real tokenizers count: o200k (GPT-4o and later), Llama 3, Qwen 2.5, DeepSeek V3.
+# Texts with the token counts of real tokenizers: o200k (GPT-4o and later), Llama 3, Qwen 2.5, DeepSeek V3.
 TEXTS = {
     "English": (
         "The store keeps every step of a turn before the next one begins, so a machine that loses its power in "
@@ -69,19 +69,19 @@ MIX = ("English", "code", "JSON")
 
 
 def counted(model: int, *kinds: str, times: int = 10) -> tuple[int, int]:
-    """The units and the tokens of a request that is made of such texts."""
+    """Return the units and tokens of a request built from such texts."""
     return sum(weigh_text(TEXTS[kind]) for kind in kinds) * times, sum(COUNTS[kind][model] for kind in kinds) * times
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("model", range(4))
-def test_before_the_first_answer_the_estimate_is_too_high_but_not_by_far(kind, model):
+def test_before_the_first_answer_the_estimate_is_slightly_too_high(kind, model):
     units, tokens = counted(model, kind)
     assert tokens < Meter().tokens("new", units) < 2.1 * tokens
 
 
 @pytest.mark.parametrize("model", range(4))
-def test_one_ratio_holds_for_prose_code_and_data_within_a_seventh(model):
+def test_one_ratio_fits_prose_code_and_data_within_a_seventh(model):
     ratios = [tokens / units for units, tokens in (counted(model, kind) for kind in MIX)]
     assert max(ratios) / min(ratios) < 1.28
     plain = [COUNTS[kind][model] / len(TEXTS[kind].encode()) for kind in MIX]
@@ -106,7 +106,7 @@ def test_a_model_learns_nothing_from_another():
     assert meter.tokens("b", 1_000) == window.START * 1_000
 
 
-def test_what_a_session_is_about_may_change():
+def test_the_subject_of_a_session_may_change():
     meter = Meter()
     for _ in range(50):
         meter.observe("m", 10_000, 2_000)
@@ -116,22 +116,22 @@ def test_what_a_session_is_about_may_change():
 
 
 @pytest.mark.parametrize("counted", [0, -5, 3, 900, 14_000, 10**12])
-def test_counts_that_cannot_be_are_left_aside(counted):
+def test_impossible_counts_are_ignored(counted):
     meter = Meter()
     meter.observe("m", 10_000, 2_500)
-    meter.observe("m", 10_000, counted)  # such as what was not in a cache
+    meter.observe("m", 10_000, counted)  # such as a count that excludes cached tokens
     assert meter.tokens("m", 10_000) == 2_500
 
 
 @pytest.mark.parametrize("units", [0, -10, 20, 100, 900])
-def test_a_request_of_next_to_nothing_tells_nothing(units):
+def test_a_tiny_request_does_not_calibrate(units):
     meter = Meter()
     meter.observe("m", units, 90)
     meter.observe("m", units, units)
     assert meter.tokens("m", 10_000) == window.START * 10_000
 
 
-def test_any_number_of_models_takes_the_same_memory():
+def test_memory_does_not_grow_with_the_number_of_models():
     meter = Meter()
     for number in range(1_000):
         meter.observe(f"model {number}", 10_000, 4_000)
@@ -139,11 +139,11 @@ def test_any_number_of_models_takes_the_same_memory():
         meter.observe("model 1", 10_000, 4_000)
     assert len(meter._ratios) == 64
     for name in ("model 0", "model 1"):
-        assert meter.tokens(name, 10_000) == 4_000, "what is in use was forgotten"
+        assert meter.tokens(name, 10_000) == 4_000, "a model in use was evicted"
 
 
 @given(st.lists(st.tuples(st.integers(-10, 10**7), st.integers(-10, 10**7)), max_size=50))
-def test_whatever_is_counted_the_ratio_stays_one_that_a_tokenizer_can_have(seen):
+def test_the_ratio_always_stays_within_that_of_real_tokenizers(seen):
     meter = Meter()
     for units, count in seen:
         meter.observe("m", units, count)
@@ -172,7 +172,7 @@ def test_a_picture_costs_the_same_however_many_bytes_it_has(size):
     assert weigh(user_message([part, part])) == weigh(user_message("")) + 2 * window.PICTURE
 
 
-def test_a_part_of_a_kind_that_nobody_knows_counts_by_its_json():
+def test_a_part_of_an_unknown_kind_counts_by_its_json():
     part = {"type": "input_audio", "input_audio": {"data": "x" * 5_000}}
     assert weigh(user_message([part])) > 5_000
 
@@ -183,7 +183,7 @@ def test_indentation_weighs_little():
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_texts_weigh_together_what_they_weigh_alone(first, second):
+def test_weights_of_texts_add_up(first, second):
     assert abs(weigh_text(first + second) - weigh_text(first) - weigh_text(second)) <= 2
     assert weigh_text(first) >= 0
 
@@ -193,7 +193,7 @@ def test_lone_surrogates_can_be_weighed(text):
     assert weigh_text(text) >= 0
 
 
-def test_a_very_long_text_weighs_by_samples_about_what_it_weighs_whole():
+def test_the_sampled_weight_of_a_very_long_text_is_close_to_the_exact_one():
     parts = ["Plain words, one after another. ", "Она ответила: «Хорошо». ", "漢字かな交じり文 ", "0x1F 0X2E {};\n"]
     text = "".join(part * (7_000 + 1_000 * number) for number, part in enumerate(parts * 4))
     assert len(text) > LONG
@@ -201,7 +201,7 @@ def test_a_very_long_text_weighs_by_samples_about_what_it_weighs_whole():
     assert abs(weigh_text(text) - whole) < 0.02 * whole
 
 
-def test_weighing_is_quick_and_its_time_grows_with_the_text():
+def test_weighing_is_quick_and_linear():
     text = inspect.getsource(json.decoder) * 100
     start = time.process_time()
     weigh_text(text)

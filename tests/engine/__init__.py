@@ -1,3 +1,4 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.engine.world")  # it checks as the tests do, so its failures say as much
+# it contains assertions, so pytest rewrites it for readable failures
+pytest.register_assert_rewrite("tests.engine.world")

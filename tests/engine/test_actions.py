@@ -1,4 +1,4 @@
-"""What the log alone decides: each next action of a turn."""
+"""`next_action`: the log alone decides each next action of a turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_log_alone_decides_what_happens_next(log, action):
         assert progress.has_round_for_message() == (next_action([*log, UserSaid("and")]) == CallModel())
 
 
-def test_a_turn_ends_with_a_notice_at_its_last_round_but_never_drops_a_call_or_an_answer():
+def test_a_turn_ends_with_a_notice_after_its_last_round_but_never_drops_a_call_or_an_answer():
     limits = Limits(rounds=1)
     assert next_action([HI, ASKED], limits) == RunTools((A, B))
     assert next_action([HI, ASKED, done(A), done(B)], limits) == Finish("max_rounds", limits.rounds_notice)

@@ -1,4 +1,4 @@
-"""No order of answers, tools, stops, steering and crashes breaks a log."""
+"""No order of answers, tools, stops, steering and crashes makes a log invalid."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ plans = st.builds(
 )
 
 
-@pytest.mark.may_block  # hypothesis reads files when it explains a failure
+@pytest.mark.may_block  # hypothesis reads files to explain a failure
 @settings(max_examples=150)
 @given(plan=plans)
 def test_whatever_happens_the_log_is_valid_and_the_turn_ends(plan):
@@ -93,7 +93,7 @@ def order_of_results(log: Sequence[Entry]) -> None:
 
 
 def steered_messages_are_kept(world: World, ended: TurnEnded) -> None:
-    """Each one is in the log, in order, or still in the inbox; and one that was taken was shown to the model."""
+    """Check that each one is in the log, in order, or still in the inbox, and that the model saw those in the log."""
     said = [entry.content for entry in world.log if isinstance(entry, UserSaid)]
     everything = [*said[1:], *(message.content for message in world.inbox)]
     assert everything == [f"steered {n + 1}" for n in range(len(everything))]

@@ -1,4 +1,4 @@
-"""How long the model took is in the log."""
+"""The log contains how long the model took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everloop.testing import ScriptedProvider, call
 
 
 class Slow(LLMProvider):
-    """Thinks, says a word, waits, and says the rest."""
+    """Streams reasoning, one word, and after a pause the rest."""
 
     def __init__(self, pause: float = 0.06) -> None:
         self.pause = pause
@@ -52,13 +52,13 @@ async def answered(provider: LLMProvider, tmp_path: Path, emit: events.Emit | No
     return entry
 
 
-async def test_an_answer_says_how_long_it_took_and_when_its_first_piece_came(tmp_path):
+async def test_an_answer_records_its_duration_and_its_time_to_first_token(tmp_path):
     entry = await answered(Slow(), tmp_path, lambda event: None)
     assert 0.05 < entry.first_token < entry.seconds - 0.05
     assert entry.seconds < 30
 
 
-async def test_each_round_has_a_first_token_of_its_own(tmp_path):
+async def test_each_round_records_its_own_first_token(tmp_path):
     class Rounds(Slow):
         asked = 0
 
@@ -78,7 +78,7 @@ async def test_each_round_has_a_first_token_of_its_own(tmp_path):
         assert 0.05 < entry.first_token < entry.seconds - 0.05
 
 
-async def test_an_answer_in_one_piece_has_no_first_token(tmp_path):
+async def test_an_unstreamed_answer_has_no_first_token(tmp_path):
     entry = await answered(Slow(), tmp_path)
     assert entry.seconds > 0.1
     assert entry.first_token == 0
@@ -87,7 +87,7 @@ async def test_an_answer_in_one_piece_has_no_first_token(tmp_path):
     assert watched.first_token == 0
 
 
-async def test_an_answer_that_is_stopped_in_the_middle_says_how_long_it_had_taken(tmp_path):
+async def test_a_stopped_answer_records_its_duration_so_far(tmp_path):
     class Endless(LLMProvider):
         async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncIterator[Any]:
             await asyncio.sleep(0.05)
@@ -112,7 +112,7 @@ async def test_an_answer_that_is_stopped_in_the_middle_says_how_long_it_had_take
     assert 0.04 < entry.first_token < entry.seconds - 0.04
 
 
-def test_an_old_log_reads_on():
+def test_an_old_log_can_still_be_read():
     old = '{"type":"answer","content":"hi","usage":{"prompt_tokens":1}}'
     entry = decode_entry(old)
     assert isinstance(entry, ModelAnswered)
@@ -120,7 +120,7 @@ def test_an_old_log_reads_on():
     assert encode_entry(entry) == old
 
 
-async def test_an_entry_says_how_long_the_turn_waited_for_the_disk_before_its_step(tmp_path):
+async def test_an_entry_records_how_long_the_turn_waited_for_the_disk(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
 
     def slow_disk(when: str) -> None:

@@ -1,4 +1,4 @@
-"""Turns one at a time: cut off, over a limit, steered, stopped, and with a provider that is sloppy."""
+"""Single turns: interrupted, over a limit, steered, stopped, and with a sloppy provider."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_call_that_was_cut_off_is_reported_not_repeated():
     assert ended == TurnEnded("answer", "sorry")
 
 
-async def test_a_safe_call_that_was_cut_off_is_simply_run_again():
+async def test_an_interrupted_replay_safe_call_is_run_again():
     safe = {"x": ToolPlan(True, True, 0, "ok")}
     # append 0: the answer; append 1: the result, which never gets to disk
     world, ended, _ = await live_through(plan_of([("c", "x", {})], "good", tools=safe, crash_at={1: False}))
@@ -65,7 +65,7 @@ async def test_a_model_call_that_had_answered_is_not_repeated():
     assert ended.text == "good"
 
 
-async def test_calls_with_the_same_id_or_none_are_told_apart():
+async def test_calls_with_duplicate_or_missing_ids_are_distinguished():
     same: list[Any] = [("c", "x", {}), ("c", "x", {}), ("", "x", {})]
     world, _, _ = await live_through(plan_of(same, [("c", "x", {})], "ok"))
     ids = [call.id for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
@@ -74,7 +74,7 @@ async def test_calls_with_the_same_id_or_none_are_told_apart():
     assert all(ids)
 
 
-async def test_a_made_up_id_never_meets_one_that_the_model_gives():
+async def test_a_generated_id_never_collides_with_one_from_the_model():
     world, _, _ = await live_through(plan_of([("c", "x", {}), ("t1_2", "x", {}), ("c", "x", {})], "ok"))
     ids = [call.id for entry in world.log if isinstance(entry, ModelAnswered) for call in entry.calls]
     assert len(set(ids)) == 3
@@ -89,7 +89,7 @@ async def test_more_calls_than_the_limit_are_answered_and_not_run():
 
 
 @pytest.mark.parametrize("answer", ["", [("c", "x", {})]])
-async def test_a_steered_message_that_no_round_is_left_for_waits_for_the_next_turn(answer):
+async def test_a_steered_message_without_a_round_left_waits_for_the_next_turn(answer):
     plan = plan_of(answer, answer, answer, limits=Limits(rounds=2), happenings=[(0, "steer")])
     plan.happenings = [(n, "steer") for n in range(40)]
     world, ended, _ = await live_through(plan)
@@ -98,7 +98,7 @@ async def test_a_steered_message_that_no_round_is_left_for_waits_for_the_next_tu
     assert isinstance(ended, TurnEnded)
 
 
-async def test_an_answer_in_the_last_round_is_given_even_when_a_message_was_steered_in_behind_it():
+async def test_an_answer_in_the_last_round_is_delivered_even_if_a_message_was_steered_in_after_it():
     world, ended, _ = await live_through(
         plan_of("the answer", limits=Limits(rounds=1), happenings=[(n, "steer") for n in range(1, 9)], hops=2)
     )
@@ -106,7 +106,7 @@ async def test_an_answer_in_the_last_round_is_given_even_when_a_message_was_stee
     assert world.inbox
 
 
-async def test_other_tasks_get_their_turn_in_each_round_though_neither_the_model_nor_the_disk_makes_it_wait():
+async def test_other_tasks_run_in_each_round_even_if_neither_the_model_nor_the_disk_waits():
     ticks, asked_at = 0, list[int]()
 
     class AtOnce(WorldLog):
@@ -156,7 +156,7 @@ async def test_no_step_of_a_long_turn_reads_the_steps_before_it_again():
     assert read < 6 * len(world.log)
 
 
-async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():
+async def test_a_stopped_turn_keeps_the_text_received_so_far():
     world, ended, seen = await live_through(
         plan_of(*[], answers=[("never said", 4)], happenings=[(3, "stop")], watched=True)
     )
@@ -167,7 +167,7 @@ async def test_a_turn_that_is_stopped_keeps_the_text_that_had_come():
     assert seen[-1] == events.TurnEnded("t1", "cancelled", "Stopped.")
 
 
-async def test_a_turn_stopped_before_it_runs_does_nothing():
+async def test_a_turn_stopped_before_it_starts_does_nothing():
     world = World()
     log = WorldLog(world, 0)
     turn = Turn("t1", list(world.log), Conversation([SYSTEM]), log)
@@ -186,7 +186,7 @@ async def test_a_turn_that_is_not_running_can_be_ended_in_any_state():
     assert world.log[-1] == TurnEnded.failed("no reason")
 
 
-async def test_a_turn_without_an_open_entry_is_a_fault_of_the_caller():
+async def test_a_turn_without_an_open_entry_is_a_callers_error():
     world = World(log=[HI, TurnEnded("answer")])
     turn = Turn("t1", [], Conversation([SYSTEM]), WorldLog(world, 0))
     with pytest.raises(ValueError, match="no open entries"):
@@ -228,7 +228,7 @@ async def test_a_model_that_cancels_itself_ends_the_turn_with_an_error():
     ],
     ids=range(15),
 )
-async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(response):
+async def test_a_sloppy_provider_cannot_make_the_log_unreadable(response):
     class Sloppy:
         asked = 0
 
@@ -263,7 +263,7 @@ async def test_a_sloppy_provider_cannot_write_a_log_that_is_not_readable_again(r
 
 
 @pytest.mark.parametrize(("status", "kept"), [("RESOURCE_EXHAUSTED", 0), (429, 429), (None, 0), (b"", 0)])
-async def test_an_error_of_any_library_leaves_a_log_that_is_readable_again(status, kept):
+async def test_an_error_from_any_library_leaves_the_log_readable(status, kept):
     class Failed(Exception):
         def __init__(self) -> None:
             super().__init__("no more today")
@@ -290,7 +290,7 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_swallow_the_stop(r
     model = WorldModel(world, [])
     task = asyncio.ensure_future(run_turn(turn, model, Deaf(world, {"x": ToolPlan(False, True, 0, "ok")}, log)))
     assert await task == TurnEnded("cancelled", "Stopped.")
-    assert world.sent == []  # the model was not asked any more
+    assert world.sent == []  # the model was not called again
     assert [(one.id, one.content) for one in world.log if isinstance(one, CallEnded)] == [("c", "late")]
     assert task.cancelling() == 0
 
@@ -314,14 +314,14 @@ async def test_a_model_that_swallows_its_cancellation_does_not_swallow_the_stop(
     task = asyncio.ensure_future(run_turn(turn, deaf, WorldToolbox(world, {"x": ToolPlan(True, False, 0, "ok")}, log)))
     assert await task == TurnEnded("timeout", "It took too long.")
     check_log(world.log)
-    assert not world.started  # what the model asked for too late is not run
+    assert not world.started  # calls that arrive too late are not run
     assert task.cancelling() == 0
 
 
 @pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.parametrize("when", range(12))
-async def test_a_turn_that_is_left_loses_no_step_and_goes_on_elsewhere(when: int, safe: bool):
-    """Whenever it is left, the model is asked as often, and the call run as often, as without."""
+async def test_a_turn_that_is_handed_off_loses_no_step_and_continues_elsewhere(when: int, safe: bool):
+    """Whenever it is handed off, the model is called as often, and the tool call run as often, as without a handoff."""
     tools = {"x": ToolPlan(True, safe, 3, "ok")}
     plan = plan_of([("c", "x", {})], "good", tools=tools, happenings=[(when, "leave")], hops=1)
     plan.answers = [(said, 2) for said, _ in plan.answers]

@@ -1,4 +1,4 @@
-"""A turn's world, which outlives its processes: log, inbox, tools and a model that go by a plan."""
+"""A simulated environment of a turn that outlives its processes: log, inbox, tools and a model that follow a plan."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Crash(Exception):
 
 @dataclass
 class World:
-    """All that outlives a process: the log on disk, the inbox, and what really happened."""
+    """Everything that outlives a process: the log on disk, the inbox, and what really happened."""
 
     log: list[Entry] = field(default_factory=lambda: [HI])
     inbox: list[UserSaid] = field(default_factory=list)
     started: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     appends: int = 0
-    crash_at: dict[int, bool] = field(default_factory=dict)  # append → whether it got to disk
+    crash_at: dict[int, bool] = field(default_factory=dict)  # append → whether it reached the disk
     sent: list[list[dict[str, Any]]] = field(default_factory=list)
     begun_on_disk: dict[str, bool] = field(default_factory=dict)
-    left: int = 0  # times that a process left the turn to the next
+    left: int = 0  # number of handoffs to the next process
 
 
 class WorldLog:
@@ -62,7 +62,7 @@ class WorldLog:
     def __init__(self, world: World, hops: int) -> None:
         self.world = world
         self.dead = False
-        self.handed: set[Any] = set()  # what was steered into the turn, by its text
+        self.handed: set[Any] = set()  # messages steered into the turn, by text
         self._hops = hops
 
     def append(self, entries: Sequence[Entry], flush: bool = True) -> asyncio.Future[None]:
@@ -114,7 +114,7 @@ class Uncancellable(asyncio.Future[None]):
 
 
 def check_log(log: Sequence[Entry]) -> None:
-    """A log on disk is valid at every instant: only its last round may lack results."""
+    """Check that a log on disk is valid: only its last round may lack results."""
     messages = list(messages_of(log))
     if messages[-1].get("tool_calls"):
         messages.pop()
@@ -171,12 +171,14 @@ class WorldToolbox:
         plan, world = self.tools[call.name], self.world
         decided = [entry for entry in world.log if isinstance(entry, CallsDecided) and call.id in entry.ids]
         assert approved == any(entry.allowed for entry in decided)
-        assert plan.verdict == "allow" or approved, "a call runs that nobody allowed"
-        assert call.id not in {entry.id for entry in world.log if isinstance(entry, CallEnded)}, "run after its result"
+        assert plan.verdict == "allow" or approved, "a call runs without approval"
+        assert call.id not in {entry.id for entry in world.log if isinstance(entry, CallEnded)}, (
+            "run again after its result"
+        )
         if not plan.safe:
             begun = {id for entry in world.log if isinstance(entry, CallsBegun) for id in entry.ids}
             assert call.id in begun, "an unsafe call runs before its intent is on disk"
-            assert not world.started[call.id], "an unsafe call is run twice"
+            assert not world.started[call.id], "an unsafe call ran twice"
         world.started[call.id] += 1
         for _ in range(plan.hops):
             await asyncio.sleep(0)
@@ -185,7 +187,7 @@ class WorldToolbox:
 
 
 class WorldModel:
-    """Says what it was told to, and checks that it is sent just what the log holds."""
+    """Gives planned answers, and checks that each request is exactly what the log contains."""
 
     def __init__(self, world: World, answers: list[tuple[Any, int]]) -> None:
         self.world = world
@@ -212,7 +214,7 @@ SYSTEM = {"role": "system", "content": "you are a test"}
 
 @dataclass
 class Plan:
-    """Everything that will happen to one turn."""
+    """Everything planned to happen to one turn."""
 
     tools: dict[str, ToolPlan]
     answers: list[tuple[Any, int]]
@@ -221,7 +223,7 @@ class Plan:
     hops: int
     watched: bool
     limits: Limits
-    words: list[bool] = field(default_factory=list)  # what the person says to each question; then yes
+    words: list[bool] = field(default_factory=list)  # the user's reply to each question; yes once they are used up
 
 
 async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]]:
@@ -233,7 +235,7 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
     ticks = steers = 0
     words = list(plan.words)
     for _life in range(len(plan.crash_at) + len(plan.happenings) + 1 + 20):
-        if isinstance(parked := next_action(world.log, plan.limits), Park):  # the word may come after a restart
+        if isinstance(parked := next_action(world.log, plan.limits), Park):  # the decision may come after a restart
             ids = tuple(call.id for call in parked.calls)
             world.log.append(CallsDecided(ids, words.pop(0) if words else True, note="as I like"))
         lost = {id: runs - world.finished[id] for id, runs in world.started.items()}  # by earlier processes
@@ -262,16 +264,16 @@ async def live_through(plan: Plan) -> tuple[World, TurnEnded, list[events.Event]
             assert decided == next_action([*turn.entries, *turn.outcome], plan.limits), "read otherwise than at once"
             if isinstance(ended, Left):
                 new = {id for id, runs in before.items() if runs - world.finished[id] > lost.get(id, 0)}
-                assert not new, "a call was lost that ran when the turn was left"
+                assert not new, "a call that ran during the handoff was lost"
                 world.left += 1
                 continue
             if not isinstance(ended, Parked):
                 return world, ended, seen
             assert isinstance(next_action(world.log, plan.limits), Park)
-            assert not world.started.keys() & {call.id for call in last_calls(world.log)}, "ran before the word"
+            assert not world.started.keys() & {call.id for call in last_calls(world.log)}, "ran before the decision"
         if not task.cancelled() and not isinstance(task.exception(), Crash):
             task.result()
-        for _ in range(plan.hops + 2):  # writes that were under way
+        for _ in range(plan.hops + 2):  # writes that were in flight
             await asyncio.sleep(0)
         world.begun_on_disk.update(dict.fromkeys(before, True))
         if isinstance(world.log[-1], TurnEnded):  # it crashed right after its last write

@@ -298,8 +298,9 @@ def _fits(key: Key, value: Any) -> bool:
         )
     if key.kind == "str":
         # A line break in a key or an address would end up in an HTTP header.
-        fits = isinstance(value, str) and value.isprintable() and re.fullmatch(shape, value)
-        return bool(fits) and (not key.url or _is_url(value))
+        if not (isinstance(value, str) and value.isprintable() and re.fullmatch(shape, value)):
+            return False
+        return not key.url or _is_url(value)
     if key.kind == "dict[str, str]":
         texts = [*value.keys(), *value.values()] if isinstance(value, dict) else [None]
         return all(isinstance(part, str) and part.isprintable() for part in texts)

@@ -19,11 +19,11 @@ async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, mo
     away_once(store, "join", monkeypatch)
     heard: list[Notice] = []
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
-        owners = agent._owners
-        monkeypatch.setattr(owners, "_on_notice", heard.append)
+        notices = agent._owners._notices
+        monkeypatch.setattr(notices, "_on_notice", heard.append)
         with pytest.raises(StoreError):
-            await owners._join()
-        await owners._join()
+            await notices.join(agent.worker)
+        await notices.join(agent.worker)
         await until(lambda: heard)
         heard.clear()
         await store.wake()

@@ -50,6 +50,100 @@ class WakeSet:
         return True
 
 
+class NoticeSubscription:
+    """Subscribes to notices from other workers, and looks into the store when something there may have changed.
+
+    `on_notice` is called with each notice; `look` with what to look up, one call at a time.
+    """
+
+    def __init__(
+        self, store: Store, on_notice: Callable[[Notice], None], look: Callable[[WakeSet], Awaitable[None]]
+    ) -> None:
+        self.was_joined = False  # other processes may rely on this one; cleared by `Owners.rest`
+        self._store = store
+        self._on_notice = on_notice
+        self._look = look
+        self._peer: Peer | None = None
+        self._joining = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._wake_set = WakeSet()
+
+    @property
+    def is_joined(self) -> bool:
+        return self._peer is not None
+
+    async def join(self, worker: str, takes_work: bool = False) -> None:
+        """Subscribe as a worker, and look into the store at each notice."""
+        async with self._joining:
+            if self._peer is not None and takes_work:
+                await self._peer.leave()
+                self._peer = None
+            if self._peer is None:
+                peer = self._store.peer(worker, self._take, takes_work)
+                await peer.join()
+                self._peer, self.was_joined = peer, True
+                self.changed()
+            if self._looking is None or self._looking.done():
+                self._changed = asyncio.Event()  # bound to this event loop; the first look needs no event
+                self._looking = asyncio.create_task(self._keep_looking())
+
+    async def leave(self) -> None:
+        """Unsubscribe, and stop looking into the store."""
+        async with self._joining:
+            if self._looking is not None:
+                looking, self._looking = self._looking, None
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+            if self._peer is not None:
+                peer, self._peer = self._peer, None
+                await peer.leave()
+
+    async def drain(self) -> None:
+        """Get no more notices of work."""
+        if self._peer is not None:
+            await self._peer.drain()
+
+    async def looking(self) -> None:
+        """Wait until it looks no more."""
+        if self._looking is not None:
+            await self._looking
+
+    def watch(self, worker: str) -> None:
+        """Get a notice when another worker is done or dead, if subscribed."""
+        if self._peer is not None:
+            self._peer.watch(worker)
+
+    def changed(self) -> None:
+        """Look up everything."""
+        self._wake_set.everything = True
+        self._changed.set()
+
+    def look_again(self) -> None:
+        """Look up what has been announced."""
+        self._changed.set()
+
+    def _take(self, notice: Notice) -> None:
+        self._on_notice(notice)
+        if self._wake_set.add(notice):
+            self._changed.set()
+
+    async def _keep_looking(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()  # before looking, so that a notice that arrives meanwhile is not lost
+            found, self._wake_set = self._wake_set, WakeSet(everything=False)
+            try:
+                await self._look(found)
+            except StoreError as error:  # a full or locked disk must not stop a server
+                log.error("%s", error)
+                loop.call_later(RETRY_SECONDS, self.changed)
+            looked_at = loop.time()
+            await self._changed.wait()
+            if (pause := looked_at + PAUSE_SECONDS - loop.time()) > 0:
+                await asyncio.sleep(pause)
+
+
 async def no_other(owners: Owners, owner: str) -> None:
     """Create no agent: the one that lives there serves every owner, or only its own."""
 
@@ -84,12 +178,7 @@ class Owners:
         self._agents: dict[str | None, AgentLoop] = {}  # None is the key of the one that serves every owner
         self._failed: set[str] = set()  # owners whose agents are retried later
         self._tasks = BackgroundTasks()
-        self._peer: Peer | None = None
-        self._joining = asyncio.Lock()
-        self._has_joined = False  # since the last rest: other processes may rely on this one
-        self._looking: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._wake_set = WakeSet()
+        self._notices = NoticeSubscription(store, self._on_notice, self._look)
         self._serves = False  # takes all work in the store, and answers all commands there
         self._awaits_session = False  # also take work, after another process held a session that was wanted here
         self._drains = False
@@ -119,8 +208,7 @@ class Owners:
 
     def changed(self) -> None:
         """Look into the store: something there may have changed."""
-        self._wake_set.everything = True
-        self._changed.set()
+        self._notices.changed()
 
     # ------------------------------------------------------------------------------------------ for its agents
 
@@ -131,29 +219,29 @@ class Owners:
         if only a write is in progress.
         """
         self._awaits_session = True
-        if holder and self._peer is not None:
-            self._peer.watch(holder)
+        if holder and self._notices.is_joined:
+            self._notices.watch(holder)
             if awaited:
                 self.changed()
         else:
             self._tasks.start(self._watch(holder))
 
     async def _watch(self, holder: str) -> None:
-        await self._join()
-        if not holder:
+        await self._notices.join(self.worker)
+        if holder:
+            self._notices.watch(holder)
+        else:
             await asyncio.sleep(WRITE_SECONDS)
-        elif self._peer is not None:
-            self._peer.watch(holder)
         self.changed()
 
     def on_subagent(self) -> None:
         """Subscribe to notices because a sub-agent runs here: other processes may ask to stop it."""
-        if self._peer is None:
-            self._tasks.start(self._join())
+        if not self._notices.is_joined:
+            self._tasks.start(self._notices.join(self.worker))
 
     def on_awaited(self) -> None:
         """Look for an awaited answer of another process; its notice may have arrived before it was awaited."""
-        self._changed.set()
+        self._notices.look_again()
 
     def on_fired(self, owner: str) -> None:
         """Handle the firing of an owner's job, which has put a message into the inbox."""
@@ -163,32 +251,10 @@ class Owners:
 
     # ------------------------------------------------------------------------------------------ other workers
 
-    async def _join(self, takes_work: bool = False) -> None:
-        """Subscribe to other workers' notices, and look into the store at each one."""
-        async with self._joining:
-            if self._peer is not None and takes_work:
-                await self._peer.leave()
-                self._peer = None
-            if self._peer is None:
-                peer = self.store.peer(self.worker, self._on_notice, takes_work)
-                await peer.join()
-                self._peer, self._has_joined = peer, True
-                self.changed()
-            if self._looking is None or self._looking.done():
-                self._changed = asyncio.Event()  # bound to this event loop; the first look needs no event
-                self._looking = asyncio.create_task(self._keep_looking())
-
     async def _leave(self) -> None:
         """Unsubscribe from notices, and stop looking into the store."""
         await self._tasks.finish(1.0)  # a join may be in progress, for as long as the store is unreachable
-        async with self._joining:
-            if self._looking is not None:
-                looking, self._looking = self._looking, None
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
-            if self._peer is not None:
-                peer, self._peer = self._peer, None
-                await peer.leave()
+        await self._notices.leave()
 
     def _on_notice(self, notice: Notice) -> None:
         """Handle a notice from another worker."""
@@ -197,8 +263,6 @@ class Owners:
         if notice.what in (ENDED, ANY):
             for agent in self._agents.values():
                 agent.subagents.look_again()
-        if self._wake_set.add(notice):
-            self._changed.set()
 
     async def run(self) -> None:
         """Process the work in the store, current and future, until cancelled."""
@@ -207,30 +271,14 @@ class Owners:
             own.serve_cron()  # for all owners
         self._serves = True
         try:
-            await self._join(takes_work=self.runs)
-            if self._looking is not None:
-                await self._looking
+            await self._notices.join(self.worker, takes_work=self.runs)
+            await self._notices.looking()
         finally:
             self._serves = False
             await self._leave()
 
-    async def _keep_looking(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self._changed.clear()  # before looking, so that a notice that arrives meanwhile is not lost
-            try:
-                await self._look()
-            except StoreError as error:  # a full or locked disk must not stop a server
-                log.error("%s", error)
-                loop.call_later(RETRY_SECONDS, self.changed)
-            looked_at = loop.time()
-            await self._changed.wait()
-            if (pause := looked_at + PAUSE_SECONDS - loop.time()) > 0:
-                await asyncio.sleep(pause)
-
-    async def _look(self) -> None:
+    async def _look(self, found: WakeSet) -> None:
         """Look into the store once for all agents."""
-        found, self._wake_set = self._wake_set, WakeSet(everything=False)
         if self.runs and not self._drains and (found.everything or found.sessions):
             await self._take_up(None if found.everything else list(found.sessions))
         waits = {id: agent for agent in self._agents.values() for id in agent.dispatcher.awaited_elsewhere()}
@@ -293,8 +341,7 @@ class Owners:
         try:
             if (own := self._living(OWN)) is not None:
                 await own.cron_service.rest()
-            if self._peer is not None:
-                await self._peer.drain()
+            await self._notices.drain()
             await self.store.wake(WORK)  # other processes do not know what has just been fired
         except StoreError as error:  # other processes find the work after a while
             log.warning("%s", error)
@@ -315,8 +362,8 @@ class Owners:
         await self._leave()  # one of them may have joined in the meantime
         retire(self.worker)
         self.worker = new_worker()  # releases whatever the old id still holds in the store
-        if self._has_joined:
-            self._has_joined = False
+        if self._notices.was_joined:
+            self._notices.was_joined = False
             try:
                 await self.store.wake(WORK)  # turns that have only just been released
             except StoreError as error:  # other processes find them when the lease has expired

@@ -1,4 +1,4 @@
-/** What can be done with messages and whole sessions: retry, edit, fork; rename, export, archive, delete; uploads. */
+/** Actions on messages (retry, edit, fork) and on whole sessions (rename, export, archive, delete), and uploads. */
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { api, blob, sessionPath } from "./api.js";
 import { refresh, sessionHash, titleOf } from "./sidebar.js";
@@ -8,10 +8,10 @@ const FORMATS = [["md", "Markdown"], ["html", "Web page"], ["jsonl", "JSON lines
 const MOST = 20_000_000; // bytes of a file
 
 /**
- * Go to a copy of a session up to a position. A turn that was under way there runs again.
+ * Open a copy of a session up to a position. If a turn was running there, it runs again.
  * @param {string} key
  * @param {number} until
- * @param {string} [draft] what to write there
+ * @param {string} [draft] text to put into its composer
  */
 export async function fork(key, until, draft) {
   let copy = "";
@@ -22,7 +22,7 @@ export async function fork(key, until, draft) {
 }
 
 /**
- * Put a file into the workspace; its path goes into a message.
+ * Upload a file into the workspace, and return its path for a message.
  * @param {File} file
  * @returns {Promise<string>}
  */
@@ -34,7 +34,7 @@ export async function upload(file) {
   return (await api("files/uploads", { name: file.name || "pasted", data: btoa(binary) })).path;
 }
 
-/** A dialog with what can be done with a session. @param {{sessionKey: string, onClose: () => void}} props */
+/** A dialog with the actions on a session. @param {{sessionKey: string, onClose: () => void}} props */
 export function SessionMenu({ sessionKey, onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [typed, setTitle] = useState(/** @type {string | null} */ (null));

@@ -1,4 +1,4 @@
-/** Sub-agents as a tree under the sessions that started them, and runs of agent definitions towards their goals. */
+/** Sub-agents, as a tree below the sessions that started them, and runs of agent definitions. */
 import { html } from "./lib.js";
 import { titleOf } from "./sidebar.js";
 import { Waiting, sessionHash, span, timelineHash, useLoad, when } from "./views.js";

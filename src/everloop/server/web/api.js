@@ -3,10 +3,10 @@ import { signal } from "./lib.js";
 
 const PAGE_KEY = "everloop.page_key";
 
-/** Whether the visitor is logged in; null while that is not known. */
+/** Whether the visitor is logged in; null until that is known. */
 export const loggedIn = signal(/** @type {boolean | null} */ (localStorage.getItem(PAGE_KEY) ? null : false));
 
-/** An error that the server answered with. */
+/** An error response of the server. */
 export class ApiError extends Error {
   /**
    * @param {number} status
@@ -26,8 +26,8 @@ function headers() {
 /**
  * Send a request and read its JSON.
  * @param {string} path
- * @param {unknown} [body] with one it is a POST
- * @param {boolean} [keepalive] it outlives the page
+ * @param {unknown} [body] if given, the request is a POST
+ * @param {boolean} [keepalive] whether the request outlives the page
  * @returns {Promise<any>}
  */
 export async function api(path, body, keepalive = false) {
@@ -42,7 +42,7 @@ export async function api(path, body, keepalive = false) {
   const response = await fetch(`/api/${path}`, { ...options, cache: "no-store" });
   const data = await response.json().catch(() => ({}));
   if (response.status === 401 && path !== "login") loggedIn.value = false;
-  else if (response.ok && path !== "login" && path !== "logout") loggedIn.value = true; // a login has its key first
+  else if (response.ok && path !== "login" && path !== "logout") loggedIn.value = true; // a login must first store its key
   if (!response.ok) throw new ApiError(response.status, data.error?.message ?? `the server answered ${response.status}`);
   return data;
 }
@@ -58,14 +58,14 @@ export async function blob(path) {
 }
 
 /**
- * The address of a session's resource.
+ * Return the path of a session's resource.
  * @param {string} key
  * @param {string} what
  */
 export const sessionPath = (key, what) => `sessions/${encodeURIComponent(key)}/${what}`;
 
 /**
- * Log in with the code of a link or with a token.
+ * Log in with the code of a one-time link, or with a token.
  * @param {{link: string} | {token: string}} proof
  */
 export async function login(proof) {
@@ -86,7 +86,7 @@ export async function logout() {
  */
 
 /**
- * Read server-sent events until the stream ends or `abort` is signalled.
+ * Read server-sent events until the stream ends or is aborted.
  * @param {string} path
  * @param {string} lastId
  * @param {AbortSignal} abort

@@ -1,4 +1,4 @@
-/** The page: logs in, chooses the session or the view by the address, and puts the parts together. */
+/** The page: logs in, opens the session or the view that the address names, and lays out the parts. */
 import { html, lazy, render, signal, computed, effect, useEffect, useRef, useState } from "./lib.js";
 import { login, loggedIn } from "./api.js";
 import { Chat } from "./chat.js";
@@ -13,13 +13,13 @@ const current = signal(/** @type {Session | null} */ (null));
 
 addEventListener("hashchange", () => (route.value = location.hash));
 
-/** The key of the session in the address, if it names one. */
+/** Return the key of the session that the address names, if any. */
 function keyOf(/** @type {string} */ hash) {
   return hash.startsWith("#/s/") ? decodeURIComponent(hash.slice(4)) : "";
 }
 
 /**
- * The views beside the chat: their titles, and the modules that are loaded when they are first shown.
+ * The views next to the chat: their titles, and their modules, which are loaded on first use.
  * @type {Record<string, {title: string, load: () => Promise<{View: any}>}>}
  */
 const VIEWS = {
@@ -36,7 +36,7 @@ const VIEWS = {
   file: { title: "Files", load: () => import("./files.js") },
 };
 
-/** The name of the view in the address and what follows it; null where it names a session. */
+/** Return the name of the view in the address and what follows it; null if the address names a session. */
 function viewOf(/** @type {string} */ hash) {
   const [name, ...rest] = hash.replace(/^#\//, "").split("/");
   return Object.hasOwn(VIEWS, name) ? { name, rest: rest.map(decodeURIComponent) } : null;
@@ -50,7 +50,7 @@ function newKey() {
   return `web:${Date.now().toString(36)}-${Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** Open the session in the address. */
+/** Open the session that the address names. */
 function show() {
   const open = current.peek();
   if (viewOf(route.value) && open) return;
@@ -62,7 +62,7 @@ function show() {
   session.open();
 }
 
-/** Log in with the link in the address, and take its code out of there. */
+/** Log in with the one-time link in the address, and remove its code from the address. */
 async function redeemLink() {
   const code = new URLSearchParams(location.hash.slice(1)).get("link");
   if (!code) return "";
@@ -91,7 +91,7 @@ function toggleTheme() {
 
 // ---------------------------------------------------------------------------------------------- views
 
-/** The title of the open session: as in the list, or its first words where it is archived. @param {Session} session */
+/** Return the title of the open session: the one in the list, or its first words if it is archived. @param {Session} session */
 function titleOfOpen(session) {
   const listed = sessions.value.find((one) => one.key === session.key)?.title;
   return listed ?? session.entries.value.find((entry) => entry.kind === "user" && !entry.inside)?.text.slice(0, 80) ?? "New chat";
@@ -121,7 +121,7 @@ function Login({ error: before }) {
   </form></main>`;
 }
 
-/** A view, loaded with its style when it is first shown. @param {{name: string, rest: string[]}} props */
+/** A view, loaded with its style sheet on first use. @param {{name: string, rest: string[]}} props */
 function Loaded({ name, rest }) {
   const [view, setView] = useState(/** @type {{name: string, View: any, error: string}} */ ({ name: "", View: null, error: "" }));
   useEffect(() => {
@@ -148,7 +148,7 @@ function Page() {
   const focused = useRef(/** @type {HTMLElement | null} */ (null));
   const session = current.value;
   const openPalette = () => {
-    // What is typed until the palette has come must not get into a message, or send it.
+    // Keys pressed before the palette has loaded must not reach the composer.
     focused.current = document.activeElement instanceof HTMLElement ? document.activeElement : null;
     focused.current?.blur();
     setPalette(true);
@@ -214,7 +214,7 @@ effect(() => {
 effect(() => {
   document.title = questions.value ? `(${questions.value}) Everloop` : "Everloop";
 });
-// A new chat gets its address with its first message; and what happens in it changes the list.
+// A new chat gets its address with its first message; later events in it change the list of sessions.
 effect(() => {
   const session = current.value;
   if (!session) return;
@@ -227,7 +227,7 @@ effect(() => {
   if (isBegun || turn || parked) queueMicrotask(refresh);
 });
 
-/** Let the browser keep the page's files, so that it opens while the server is away. The one Trusted Types policy names one path. */
+/** Cache the page's files, so that it opens while the server is away. The only Trusted Types policy allows only this path. */
 async function keepOffline() {
   const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("everloop-worker", { createScriptURL: () => "/web/offline.js" });
   await navigator.serviceWorker?.register(policy?.createScriptURL("") ?? "/web/offline.js", { scope: "/" });

@@ -1,4 +1,4 @@
-/** What the last turn that changed files did to them, and its undoing. */
+/** The file changes of the last turn that made any, and how to undo them. */
 import { html, useState } from "./lib.js";
 import { api, sessionPath } from "./api.js";
 import { Diff } from "./tools.js";

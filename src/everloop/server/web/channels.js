@@ -1,4 +1,4 @@
-/** Chat networks: whether each works, who waits to be paired, and what could not be delivered. */
+/** Chat networks: their states, the people waiting to be paired, and messages that could not be delivered. */
 import { html, useState } from "./lib.js";
 import { api } from "./api.js";
 import { canPush, isWanted, subscribe, unsubscribe } from "./push.js";
@@ -22,7 +22,7 @@ export function View() {
   </div>`;
 }
 
-/** Notifications in this browser. The permission is asked for by a click alone. */
+/** Notifications in this browser. Only a click asks for the permission. */
 function Notifications() {
   const { data, error, reload } = useLoad("push");
   const [isOn, setOn] = useState(isWanted());
@@ -42,7 +42,7 @@ function Notifications() {
   </section>`;
 }
 
-/** Whether people write to a channel. @param {any} channel */
+/** Return whether people can write to a channel. @param {any} channel */
 const hasPeople = (channel) => channel.network !== "push";
 
 /** @param {any} channel */
@@ -88,7 +88,7 @@ function Channel({ channel, onDone }) {
   </li>`;
 }
 
-/** Confirm the code of a person who tells it. @param {{isOperator: boolean, onDone: () => void}} props */
+/** Confirm a pairing code that a person has passed on. @param {{isOperator: boolean, onDone: () => void}} props */
 function Pairing({ isOperator, onDone }) {
   const [code, setCode] = useState("");
   const [isAdmin, setAdmin] = useState(false);

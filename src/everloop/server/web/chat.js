@@ -1,4 +1,4 @@
-/** A session on the screen: the conversation, and questions. */
+/** The view of a session: its conversation and its questions. */
 import { html, lazy, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { CopyButton, liveMarkdown, markdownOf } from "./markdown.js";
 import { Composer } from "./composer.js";
@@ -6,7 +6,7 @@ import { ToolCard } from "./tools.js";
 import { chunksOf, useWindow } from "./window.js";
 
 const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
-const NEAR = 120; // pixels from the end within which the view follows new text
+const NEAR = 120; // the view follows new text while it is this close to the end, in pixels
 
 const ENDINGS = /** @type {Record<string, string>} */ ({
   cancelled: "Stopped.", aborted: "Aborted.", replaced: "Replaced by a newer message.", timeout: "The turn took too long.",
@@ -31,7 +31,7 @@ export function Chat({ session }) {
     const element = scroller.current;
     if (!element) return;
     const watcher = new ResizeObserver(() => current.current.restore());
-    for (const one of [element, ...element.children]) watcher.observe(one); // itself: the keyboard of a phone takes room
+    for (const one of [element, ...element.children]) watcher.observe(one); // also the element itself: a phone's keyboard shrinks it
     return () => watcher.disconnect();
   }, [session]);
 
@@ -44,7 +44,7 @@ export function Chat({ session }) {
     const element = scroller.current;
     if (!element) return;
     const { scrollTop, scrollHeight, clientHeight } = element;
-    // The view stops following when the visitor scrolls up, not when new text comes faster than it is scrolled to.
+    // Stop following when the visitor scrolls up, but not when new text arrives faster than the view scrolls.
     if (scrollHeight - scrollTop - clientHeight < NEAR) follows.current = true;
     else if (scrollTop < last.current.scrollTop && scrollHeight === last.current.scrollHeight) follows.current = false;
     last.current = { scrollTop, scrollHeight };
@@ -75,7 +75,7 @@ export function Chat({ session }) {
   </section>`;
 }
 
-/** What a first message may be: the words of the button, and how the message begins. */
+/** Suggestions for a first message: the label of the button, and how the message begins. */
 const IDEAS = [
   ["What can you do?", "What can you do?"],
   ["Look around in the workspace", "What is in this workspace?"],
@@ -95,14 +95,14 @@ function Welcome({ session }) {
 }
 
 /**
- * What entries say about each other.
+ * Index the entries that belong to others: results, decisions and ends of turns.
  * @param {import("./session.js").Entry[]} entries
  */
 function indexOf(entries) {
   const results = new Map(); // by call
   const decisions = new Map(); // by the position of the question
-  const ends = new Map(); // of turns: their positions
-  const firsts = new Map(); // of turns: the position of what opened them
+  const ends = new Map(); // of turns: the position of each end
+  const firsts = new Map(); // of turns: the position of the entry that opened each
   let asked = /** @type {import("./session.js").Entry | null} */ (null);
   for (const entry of entries) {
     if (entry.kind === "result") results.set(entry.id, entry);
@@ -149,7 +149,7 @@ function Entries({ session, entries, chunks, list, isRunning }) {
         return null;
     }
   };
-  // What comes back into the document when the visitor scrolls is not news to a screen reader.
+  // Entries that scroll back into the document must not be announced by a screen reader.
   return html`<div class="entries" ref=${list.box}>
     <div key="before" style=${{ height: `${list.before}px` }}></div>
     ${chunks.slice(list.from, list.to).map((chunk) => html`<div class="chunk" key=${chunk.id} data-chunk=${chunk.id}
@@ -197,7 +197,7 @@ function Answer({ session, entry, results, tools, asked, isOver, end }) {
 }
 
 /**
- * The model, tokens and time of an answer.
+ * Return the model, the tokens and the time of an answer.
  * @param {import("./session.js").Entry} entry
  */
 function facts(entry) {

@@ -1,9 +1,9 @@
-/** What the beginning of a word in the message may become: a command after a slash, a file after an at sign. */
+/** Completion in the composer: commands after a slash, files after an at sign. */
 import { api } from "./api.js";
 
 /**
  * @typedef {{text: string, label: string, about: string}} Choice
- * @typedef {{from: number, choices: Choice[]}} Completion what the characters from a place on may become
+ * @typedef {{from: number, choices: Choice[]}} Completion choices that replace the text from a position on
  */
 
 const FILE = /(?:^|\s)@(?:"([^"\n]*)|([^\s"]*))$/;
@@ -13,8 +13,8 @@ const MOST = 8;
 let commands = null;
 
 /**
- * The completion at the end of a text; null where there is none.
- * @param {string} before what stands before the cursor
+ * Return the completion at the end of a text, or null.
+ * @param {string} before the text before the cursor
  * @returns {Promise<Completion | null>}
  */
 export async function complete(before) {

@@ -1,4 +1,4 @@
-/** Where the visitor writes: a message, files that go with it, and what its beginning may become. */
+/** The composer: the message, its attached files, and completion. */
 import { html, classes, useEffect, useRef, useState } from "./lib.js";
 
 /** @param {{session: import("./session.js").Session, isRunning: boolean}} props */
@@ -28,14 +28,14 @@ export function Composer({ session, isRunning }) {
     session.idea.value = "";
     input.current?.focus();
   }, [idea]);
-  /** Offer what the word before the cursor may become. */
+  /** Offer completions for the word before the cursor. */
   const suggest = async () => {
     const before = input.current?.value.slice(0, input.current.selectionStart) ?? "";
     if (!/^\/|@/.test(before)) return setOffer(null);
     const { complete } = await import("./completion.js");
     const found = await complete(before).catch(() => null);
     const field = input.current;
-    if (field?.value.slice(0, field.selectionStart) !== before) return; // more was typed meanwhile
+    if (field?.value.slice(0, field.selectionStart) !== before) return; // the text has changed in the meantime
     setOffer(found && found.choices.length && document.activeElement === field ? { ...found, index: 0 } : null);
   };
   /** @param {number} index */
@@ -95,7 +95,7 @@ export function Composer({ session, isRunning }) {
     if (offer && !event.isComposing && ["ArrowDown", "ArrowUp", "Enter", "Tab", "Escape"].includes(event.key)) {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       const chosen = offer.choices[offer.index];
-      const isWhole = chosen.text === text; // a whole command is sent at once
+      const isWhole = chosen.text === text; // a complete command is sent at once
       if (!isWhole || event.key !== "Enter") {
         event.preventDefault();
         if (step) setOffer({ ...offer, index: (offer.index + step + offer.choices.length) % offer.choices.length });

@@ -16,7 +16,7 @@ export function View({ name, rest }) {
   const parts = rest.filter(Boolean);
   const path = encodeURIComponent(parts.join("/") || ".");
   const folder = useLoad(name === "files" ? `files?path=${path}` : "");
-  const isFile = name === "file" || (Boolean(folder.error) && parts.length > 0); // a link may lead to either
+  const isFile = name === "file" || (Boolean(folder.error) && parts.length > 0); // a link may point to a file or a folder
   const file = useLoad(isFile ? `files/text?path=${path}` : "");
   return html`<div class="view">
     <nav aria-label="Folder"><ol class="crumbs">

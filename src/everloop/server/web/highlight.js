@@ -1,4 +1,4 @@
-/** Colours for code: comments, texts, numbers and keywords, which most languages write alike. */
+/** Syntax highlighting: comments, strings, numbers and keywords, which most languages write alike. */
 
 const WORDS = new Set((
   "abstract and as assert async await break case catch class const continue def default defer del delete do elif else end enum except " +
@@ -11,10 +11,10 @@ const WORDS = new Set((
 const HASH = new Set(["python", "py", "sh", "bash", "shell", "zsh", "ruby", "rb", "yaml", "yml", "toml", "perl", "r", "make", "makefile", "dockerfile", "conf", "ini", "elixir"]);
 const DASHES = new Set(["sql", "lua", "haskell", "hs", "ada", "elm"]);
 const PLAIN = new Set(["text", "txt", "markdown", "md", "output", "console", ""]);
-const LONGEST = 50_000; // characters that are coloured
+const LONGEST = 50_000; // only this many characters are highlighted
 
 /**
- * The parts of a text, each with its kind; "" for what has no colour.
+ * Split a text into parts, each with its kind; "" for plain text.
  * @param {string} text
  * @param {string} language
  * @returns {[string, string][]}

@@ -1,4 +1,4 @@
-/** Scheduled jobs: when they run next, how they ended last, and what can be done with them. */
+/** Scheduled jobs: their next runs, their last results, and actions on them. */
 import { html } from "./lib.js";
 import { api } from "./api.js";
 import { titleOf } from "./sidebar.js";

@@ -1,4 +1,4 @@
-/** The view library: preact, signals, and htm's templates bound to preact. */
+/** The view library: Preact, signals, and htm templates bound to Preact. */
 import { h, render, Fragment } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 import { useEffect, useState } from "./vendor/hooks.js";
@@ -7,12 +7,12 @@ export { h, render, Fragment };
 export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 export { signal, computed, effect, batch } from "./vendor/signals.js";
 
-/** Build nodes from a template. Values are always text or nodes, never HTML. */
+/** Build nodes from a template. Its values are text or nodes, never HTML. */
 export const html = htm.bind(h);
 
 /**
- * A component whose module is loaded when it is first shown.
- * @param {() => Promise<any>} load the component
+ * Return a component whose module is loaded on first use.
+ * @param {() => Promise<any>} load loads the component
  */
 export function lazy(load) {
   /** @type {any} */

@@ -1,16 +1,16 @@
 /**
- * Markdown as nodes. Nothing here is ever set as HTML: HTML in the text comes out as the text that it is, links lead only
- * to addresses that are allowed, and pictures are not loaded but named.
+ * Markdown as nodes. Nothing is ever set as HTML: HTML in the text is shown as text, links only lead to allowed addresses,
+ * and images are named instead of loaded.
  */
 import { h, useEffect, useState } from "./lib.js";
 import { lexer } from "./vendor/marked.js";
 import * as smd from "./vendor/streaming-markdown.js";
 
 const ALLOWED = /^(https?:|mailto:)/i;
-const LONG = 100_000; // characters, of more only the beginning is parsed
+const LONG = 100_000; // characters; the rest of a longer text is not parsed
 
 /**
- * The address if it may be linked to.
+ * Return the address if links to it are allowed.
  * @param {string} href
  */
 export function safeUrl(href) {
@@ -22,7 +22,7 @@ export function safeUrl(href) {
 const rendered = new WeakMap();
 
 /**
- * The nodes of a text, made once for each `owner`.
+ * Return the nodes of a text, built once per `owner`.
  * @param {object} owner
  * @param {string} text
  */
@@ -35,11 +35,11 @@ export function markdownOf(owner, text) {
   return node;
 }
 
-let level = 2; // of the last heading: the next one is at most one deeper, whatever the text says
+let level = 2; // of the last heading; the next one is at most one level deeper, whatever the text says
 
 /** @param {string} text */
 export function markdown(text) {
-  level = 2; // the page's own headings are h1 and h2
+  level = 2; // h1 and h2 are the page's own headings
   const blocks = lexer(text.slice(0, LONG), { gfm: true, breaks: false }).map(blockNode);
   return text.length > LONG ? [...blocks, h("pre", null, text.slice(LONG))] : blocks;
 }
@@ -76,7 +76,7 @@ function blockNode(token) {
     case "hr":
       return h("hr", null);
     default:
-      return h("p", null, token.raw); // HTML, and whatever a new version knows
+      return h("p", null, token.raw); // HTML, and tokens of later versions of the parser
   }
 }
 
@@ -140,7 +140,7 @@ function link(href, children) {
 const ENTITIES = new Map([["amp", "&"], ["lt", "<"], ["gt", ">"], ["quot", '"'], ["#39", "'"], ["nbsp", "\u00a0"]]);
 
 /**
- * Text of Markdown, in which some characters may be written as entities.
+ * Decode the entities in a text of Markdown.
  * @param {string} text
  */
 function decoded(text) {
@@ -148,7 +148,7 @@ function decoded(text) {
 }
 
 /** @type {((text: string, language: string) => [string, string][]) | null} */
-let parts = null; // of code in its colours, once the module is there
+let parts = null; // the highlighter, once its module is loaded
 
 /** @param {{text: string, language: string}} props */
 export function CodeBlock({ text, language }) {
@@ -183,7 +183,7 @@ export function CopyButton({ text, label }) {
   return h("button", { class: "quiet small", type: "button", "aria-label": label, onClick: copy }, "Copy");
 }
 
-// ---------------------------------------------------------------------------------------------- while it is written
+// ---------------------------------------------------------------------------------------------- streaming
 
 const DOCUMENT = 1;
 const TAGS = new Map([
@@ -195,7 +195,7 @@ const TAGS = new Map([
 ]);
 
 /**
- * A writer of Markdown that appends to an element, at a cost that depends only on what is written.
+ * Return a Markdown writer that appends to an element. Each piece costs only as much as it is long.
  * @param {HTMLElement} root
  */
 export function liveMarkdown(root) {

@@ -1,4 +1,4 @@
-/** The memory and the skills: read them, and change what the policy lets be changed. */
+/** Memory and skills: read them, and edit those that the policy allows to be edited. */
 import { html, useEffect, useState } from "./lib.js";
 import { api } from "./api.js";
 import { titleOf } from "./sidebar.js";
@@ -64,7 +64,7 @@ function Editor({ file }) {
   </section>`;
 }
 
-/** What the agent has written into a file. @param {{path: string}} props */
+/** The history of what the agent has written into a file. @param {{path: string}} props */
 function History({ path }) {
   const { data } = useLoad(`memory/history?path=${encodeURIComponent(path)}`);
   const changes = /** @type {any[]} */ (data?.changes ?? []);

@@ -1,13 +1,13 @@
 /**
- * The service worker: shows the page's own files while the server cannot be reached, and notifications. What the server
- * answers always comes first, and nothing of the API is kept.
+ * The service worker: serves the page's own files while the server is unreachable, and shows notifications. The server's
+ * response always takes precedence, and responses of the API are not cached.
  */
 const worker = /** @type {any} */ (globalThis);
 const CACHE = "everloop";
 
 worker.addEventListener("install", (/** @type {any} */ event) => event.waitUntil(keepFirstLoad().then(() => worker.skipWaiting())));
 
-// The page is asked for while this worker starts.
+// Request the page while this worker starts.
 worker.addEventListener("activate", (/** @type {any} */ event) => event.waitUntil(worker.registration.navigationPreload?.enable()));
 
 worker.addEventListener("fetch", (/** @type {any} */ event) => {
@@ -25,7 +25,7 @@ worker.addEventListener("notificationclick", (/** @type {any} */ event) => {
 });
 
 /**
- * Show a notification, unless the page is seen here.
+ * Show a notification, unless the page is visible on this device.
  * @param {{title?: string, body?: string, session?: string, tag?: string}} told
  */
 async function notify({ title = "Everloop", body = "", session = "", tag = "" }) {
@@ -34,7 +34,7 @@ async function notify({ title = "Everloop", body = "", session = "", tag = "" })
   await worker.registration.showNotification(title, { body, tag, data: session, icon: "/web/icon.svg" });
 }
 
-/** Show an address in a page that is open, or in a new one. @param {string} address */
+/** Open an address in an open page, or in a new one. @param {string} address */
 async function open(address) {
   const [page] = await worker.clients.matchAll({ type: "window" });
   if (page) {
@@ -44,7 +44,7 @@ async function open(address) {
   await worker.clients.openWindow(address);
 }
 
-/** Keep the page and what its head names. */
+/** Cache the page and the files that its head names. */
 async function keepFirstLoad() {
   const cache = await caches.open(CACHE);
   const page = await fetch("/");
@@ -54,7 +54,7 @@ async function keepFirstLoad() {
 }
 
 /**
- * The server's file, or the one that is kept while the server is away.
+ * Return the server's file, or the cached one while the server is unreachable.
  * @param {any} event
  * @param {string} path
  */
@@ -70,7 +70,7 @@ async function fromServer(event, path) {
   }
 }
 
-/** Keep a file that has changed. @param {string} path @param {Response} response */
+/** Cache a file that has changed. @param {string} path @param {Response} response */
 async function keep(path, response) {
   const cache = await caches.open(CACHE);
   const kept = await cache.match(path);

@@ -1,4 +1,4 @@
-/** The palette: go to a session by its title, or to a view, or begin a new chat. */
+/** The command palette: open a session by its title, open a view, or start a new chat. */
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { LINKS, sessionHash, sessions } from "./sidebar.js";
 

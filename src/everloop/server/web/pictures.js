@@ -1,4 +1,4 @@
-/** Pictures: drawn on a canvas, so that no address of one is ever put into the page. */
+/** Images: drawn on a canvas, so that their addresses never get into the page. */
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { blob, sessionPath } from "./api.js";
 
@@ -21,7 +21,7 @@ export function Picture({ address, name }) {
   return html`<canvas class="picture" ref=${canvas} role="img" aria-label=${name}></canvas>`;
 }
 
-/** The pictures of an entry. @param {{sessionKey: string, seq: number, count: number}} props */
+/** The images of an entry. @param {{sessionKey: string, seq: number, count: number}} props */
 export function Pictures({ sessionKey, seq, count }) {
   return html`<div class="row">${Array.from({ length: Math.min(count, 20) }, (_, index) => html`<${Picture} key=${index}
     address=${sessionPath(sessionKey, `pictures/${seq}/${index}`)} name=${`Picture ${index + 1}`} />`)}</div>`;

@@ -1,8 +1,8 @@
-/** Notifications by web push: asked for by a click, and none while the page is seen. */
+/** Web push notifications: turned on by a click, and not sent while the page is visible. */
 import { api } from "./api.js";
 
 const WANTED = "everloop.push"; // in this browser
-const EVERY = 20_000; // milliseconds between two words that the page is seen
+const EVERY = 20_000; // milliseconds between two reports that the page is visible
 const page = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 export const isWanted = () => localStorage.getItem(WANTED) === "1";
@@ -14,7 +14,7 @@ const encoded = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes ?? n
 /** @param {string} text */
 const decoded = (text) => Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (character) => character.charCodeAt(0));
 
-/** Ask the person and the browser, and tell the server. Called by a click. */
+/** Ask for the permission, subscribe, and tell the server. Called by a click. */
 export async function subscribe() {
   if ((await Notification.requestPermission()) !== "granted") throw new Error("Notifications are blocked for this page: allow them in the browser's settings of the site.");
   await renew();
@@ -22,7 +22,7 @@ export async function subscribe() {
   tellVisibility();
 }
 
-/** Tell the server the subscription of this browser, which may have changed since. */
+/** Send this browser's subscription to the server, because it may have changed. */
 async function renew() {
   const { key } = await api("push");
   const { pushManager } = await navigator.serviceWorker.ready;
@@ -41,19 +41,19 @@ export async function unsubscribe() {
 
 let timer = 0;
 
-/** Keep the server informed of whether this page is seen, so that no device is told of what is being read here. */
+/** Report to the server whether this page is visible, so that no device is notified of what is being read here. */
 export function tellVisibility() {
   if (timer) return;
   const tell = () => {
     if (!isWanted()) return;
-    api("push/visible", { page, visible: !document.hidden }, true).catch(() => undefined); // also of a page that is closed
+    api("push/visible", { page, visible: !document.hidden }, true).catch(() => undefined); // also while the page is being closed
   };
   tell();
   timer = setInterval(() => !document.hidden && tell(), EVERY);
   document.addEventListener("visibilitychange", tell);
 }
 
-/** Go on in a browser in which notifications were asked for before. */
+/** Resume in a browser in which notifications were turned on before. */
 export function resume() {
   if (!isWanted() || !canPush() || Notification.permission !== "granted") return;
   tellVisibility();

@@ -1,4 +1,4 @@
-/** For the operator: health as doctor tells it, workers and leases, and tokens. */
+/** For the operator: the checks of `everloop doctor`, workers and their leases, and tokens. */
 import { html, useState } from "./lib.js";
 import { api } from "./api.js";
 import { CopyButton } from "./markdown.js";

@@ -1,8 +1,8 @@
-/** A session as the page knows it: a function of the events of its feed. */
+/** The client-side state of a session, derived from the events of its feed. */
 import { batch, signal } from "./lib.js";
 import { ApiError, api, loggedIn, readEvents, sessionPath } from "./api.js";
 
-const LAST = 200; // entries that a session is opened with
+const LAST = 200; // entries to load when a session is opened
 const FIRST_PAUSE = 300;
 const LONGEST_PAUSE = 8000;
 
@@ -13,7 +13,7 @@ const LONGEST_PAUSE = 8000;
  * @typedef {{turn: string | null, parked: boolean, waiting: {id: string, text: string}[]}} State
  */
 
-/** What the model is writing now. Listeners are told each piece, so that no piece costs a new rendering of the whole. */
+/** The text that is being streamed. Listeners receive each piece, so that no piece renders the whole text again. */
 export class LiveText {
   text = "";
   /** @type {Set<(piece: string | null) => void>} */
@@ -25,7 +25,7 @@ export class LiveText {
     for (const tell of this.listeners) tell(piece);
   }
 
-  /** The text begins again. */
+  /** Start the text again. */
   restart() {
     this.text = "";
     for (const tell of this.listeners) tell(null);
@@ -35,33 +35,33 @@ export class LiveText {
 export class Session {
   /**
    * @param {string} key
-   * @param {boolean} [isNew] nothing was said in it yet
+   * @param {boolean} [isNew] whether it has no messages yet
    */
   constructor(key, isNew = false) {
     this.key = key;
     this.draft = `everloop.draft.${isNew ? "new" : key}`;
     this.entries = signal(/** @type {Entry[]} */ ([]));
-    this.first = signal(0); // the position before the earliest entry that is loaded
+    this.first = signal(0); // the position before the first loaded entry
     this.state = signal(/** @type {State} */ ({ turn: null, parked: false, waiting: [] }));
     this.tools = signal(/** @type {Record<string, ToolState>} */ ({}));
     this.live = new LiveText();
     this.hasLive = signal(false);
     this.reasoning = signal("");
     this.connected = signal(false);
-    this.isAway = signal(false); // the last attempt to connect has failed, or the connection was lost
+    this.isAway = signal(false); // connecting failed, or the connection was lost
     this.loaded = signal(false);
     this.notice = signal("");
-    this.idea = signal(""); // what to begin a message with
-    /** Messages that were sent and are not in the log yet. */
+    this.idea = signal(""); // how to begin a message
+    /** Sent messages that are not in the log yet. */
     this.sent = signal(/** @type {{id: string, text: string}[]} */ ([]));
     this.lastId = "";
     /** @type {import("./api.js").FeedEvent[]} */
-    this.arrived = []; // events that are not taken yet
-    this.isLoading = false; // entries before those that are there
+    this.arrived = []; // events that are not processed yet
+    this.isLoading = false; // earlier entries
     this.abort = new AbortController();
   }
 
-  /** Follow the session until `close`, connecting again whenever the connection is lost. */
+  /** Subscribe to the session until `close`, and reconnect whenever the connection is lost. */
   async open() {
     const { signal: aborted } = this.abort;
     let pause = FIRST_PAUSE;
@@ -77,7 +77,7 @@ export class Session {
       } catch (error) {
         if (error instanceof ApiError && error.status === 400) this.lastId = "";
       }
-      this.flush(); // before the next connection goes on from the last id
+      this.flush(); // before the next connection resumes from the last id
       this.connected.value = false;
       this.isAway.value = true;
       if (!aborted.aborted) await sleep(pause, aborted);
@@ -90,7 +90,7 @@ export class Session {
   }
 
   /**
-   * Take events with the next frame, so that however many come, the page is drawn once.
+   * Process events with the next frame, so that the page is rendered once, however many there are.
    * @param {import("./api.js").FeedEvent[]} events
    */
   arrive(events) {
@@ -151,7 +151,7 @@ export class Session {
     this.clearLive();
     this.notice.value = "";
     if (entry.kind === "user") {
-      // It waits no longer: until the next state says so, too, it would be shown twice.
+      // It no longer waits; without this it would be shown twice until the next state arrives.
       const { waiting } = this.state.value;
       this.sent.value = without(this.sent.value, entry.text);
       if (waiting.length) this.state.value = { ...this.state.value, waiting: without(waiting, entry.text) };
@@ -173,7 +173,7 @@ export class Session {
     this.tools.value = { ...this.tools.value, [call]: { ...before, ...change } };
   }
 
-  /** Load entries before those that are there. */
+  /** Load earlier entries. */
   async loadEarlier() {
     if (this.isLoading) return;
     this.isLoading = true;
@@ -184,13 +184,13 @@ export class Session {
         this.first.value = page.entries.length ? page.entries[0].seq - 1 : 0;
       });
     } catch {
-      // They are asked for again with the next scroll; the banner says that the connection is lost.
+      // The next scroll requests them again; the banner says that the connection is lost.
     }
     this.isLoading = false;
   }
 
   /**
-   * Send a message. While a turn runs it is handed to it at its next round.
+   * Send a message. A running turn gets it at its next round.
    * @param {string} text
    * @param {string[]} [media] paths of uploaded files
    */
@@ -220,7 +220,7 @@ export class Session {
 }
 
 /**
- * Messages without the first one that a text of the log begins with.
+ * Return the messages without the first one with which a text of the log begins.
  * @param {{id: string, text: string}[]} messages
  * @param {string} text
  */
@@ -230,7 +230,7 @@ function without(messages, text) {
 }
 
 /**
- * Texts that follow each other as one event.
+ * Join consecutive text events into one.
  * @param {import("./api.js").FeedEvent[]} events
  */
 function joined(events) {
@@ -246,7 +246,7 @@ function joined(events) {
 }
 
 /**
- * Run with the next frame, or soon where none is drawn because the page is not seen.
+ * Run with the next frame, or after a short time if the page is hidden and no frames are drawn.
  * @param {() => void} run
  */
 function nextFrame(run) {

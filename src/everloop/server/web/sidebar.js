@@ -1,8 +1,8 @@
-/** The list of sessions with their live states, and the search over everything that was said. */
+/** The list of sessions with their current states, and the search over all conversations. */
 import { html, classes, signal, useEffect, useState } from "./lib.js";
 import { api, loggedIn, logout } from "./api.js";
 
-const EVERY = 4000; // milliseconds between two looks at the list while the page is seen
+const EVERY = 4000; // milliseconds between two requests of the list while the page is visible
 
 /**
  * @typedef {{key: string, title: string, state: "running" | "waiting" | "failed" | "idle", updated_at: number}} Item
@@ -12,7 +12,7 @@ export const sessions = signal(/** @type {Item[]} */ ([]));
 export const questions = signal(0);
 const hasList = signal(false);
 
-/** The views that the list leads to. @type {[string, string][]} */
+/** The views that the sidebar links to. @type {[string, string][]} */
 export const LINKS = [["jobs", "Jobs"], ["agents", "Agents"], ["memory", "Memory"], ["files", "Files"],
   ["channels", "Channels"], ["usage", "Usage"], ["log", "Log"], ["server", "Server"]];
 
@@ -21,7 +21,7 @@ const STATES = { running: "running", waiting: "waiting for you", failed: "failed
 let isReading = false;
 let isStale = false;
 
-/** Read the list of sessions. */
+/** Load the list of sessions. */
 export async function refresh() {
   if (loggedIn.value === false || document.hidden) return;
   isStale = isReading;
@@ -33,13 +33,13 @@ export async function refresh() {
     questions.value = list.questions;
     hasList.value = true;
   } catch {
-    // The banner of the session says that the connection is lost.
+    // The session's banner says that the connection is lost.
   }
   isReading = false;
   if (isStale) refresh();
 }
 
-/** Keep the list fresh while the page is seen. */
+/** Refresh the list while the page is visible. */
 export function keepFresh() {
   refresh();
   const timer = setInterval(refresh, EVERY);
@@ -50,7 +50,7 @@ export function keepFresh() {
   };
 }
 
-/** The title of a session, or its key where it is not in the list. @param {string} key */
+/** Return the title of a session, or its key if it is not in the list. @param {string} key */
 export const titleOf = (key) => sessions.value.find((one) => one.key === key)?.title ?? key;
 
 /** @param {string} key */
@@ -114,7 +114,7 @@ function Found({ found, query, onClose }) {
 }
 
 /**
- * How long ago something was.
+ * Describe how long ago something happened.
  * @param {number} at
  */
 export function ago(at) {

@@ -1,4 +1,4 @@
-/** The timeline of a turn: its steps on a time axis without idle time, step by step, beside another turn, with requests. */
+/** The timeline of a turn: its steps on a time axis without idle time, stepping, comparison with another turn, and requests. */
 import { html, classes, useEffect, useState } from "./lib.js";
 import { api, sessionPath } from "./api.js";
 import { fork } from "./actions.js";
@@ -6,8 +6,8 @@ import { CopyButton } from "./markdown.js";
 import { failureOf } from "./tools.js";
 import { Waiting, money, number, sessionHash, span, timelineHash, useLoad, when } from "./views.js";
 
-const EVERY = 2000; // milliseconds between two looks at a turn that runs
-const WIDE = 1000; // units of the axis
+const EVERY = 2000; // milliseconds between two requests of a running turn
+const WIDE = 1000; // width of the axis in its own units
 
 const KINDS = /** @type {Record<string, string>} */ ({
   said: "Message", model: "Model", tool: "Tool", question: "Question", compacted: "Summary", retry: "Retry",
@@ -58,7 +58,7 @@ function Pick({ label, turns, value, none, onPick }) {
 /** @param {{sessionKey: string, turn: any, seconds: number}} props `seconds` is the length of the axis */
 function Turn({ sessionKey, turn, seconds }) {
   const [open, setOpen] = useState(-1);
-  const [until, setUntil] = useState(0); // steps that are replayed; 0 shows all
+  const [until, setUntil] = useState(0); // number of steps to show; 0 shows all
   const steps = /** @type {Step[]} */ (until ? turn.steps.slice(0, until) : turn.steps);
   const share = turn.input_tokens ? Math.round((100 * turn.cached_tokens) / turn.input_tokens) : 0;
   const facts = [
@@ -122,7 +122,7 @@ function Axis({ step, turn, seconds }) {
 
 /** @param {{sessionKey: string, step: Step}} props */
 function Details({ sessionKey, step }) {
-  const [isShown, setShown] = useState(false); // the request of a model call
+  const [isShown, setShown] = useState(false); // whether the request of a model call is shown
   /** @type {[string, string][]} */
   const facts = [["At", `${when(step.at)}`]];
   if (step.status) facts.push(["Status", step.status]);
@@ -169,13 +169,13 @@ function Sent({ sessionKey, seq }) {
     ${sent.notes.map((/** @type {string} */ words) => html`<p class="hint" key=${words}>${words}</p>`)}`;
 }
 
-/** A message or a tool of a request, closed at first. @param {{name: string, text: string, gist?: string}} props */
+/** A message or a tool of a request, collapsed at first. @param {{name: string, text: string, gist?: string}} props */
 function Part({ name, text, gist }) {
   return html`<details><summary><span class="kind">${name}</span><span class="gist" dir="auto">${gist ?? text.trim().split("\n")[0].slice(0, 200)}</span>
     <span class="took">${number(text.length)}</span></summary><pre tabindex="0" dir="auto">${text}</pre></details>`;
 }
 
-/** What a message says, with its calls. @param {any} message */
+/** Return the text of a message, with its calls. @param {any} message */
 function wordsOf({ role, content, ...more }) {
   const text = typeof content === "string" ? content : content ? JSON.stringify(content, null, 2) : "";
   return [text, Object.keys(more).length ? JSON.stringify(more, null, 2) : ""].filter(Boolean).join("\n\n");

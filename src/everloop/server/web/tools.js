@@ -1,10 +1,10 @@
-/** Tool calls as cards: what is called, with what, how it goes, and what came of it. */
+/** Tool calls as cards: the tool, its arguments, its progress and its result. */
 import { html, classes, lazy, useState } from "./lib.js";
 import { CopyButton } from "./markdown.js";
 
 const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
-const SHOWN = 2_000; // characters of an output until the rest is asked for
-const DIFF_LINES = 300; // of each side; longer texts are shown one after the other
+const SHOWN = 2_000; // characters of an output that are shown at first
+const DIFF_LINES = 300; // per side; longer texts are shown one after the other
 
 const LABELS = /** @type {Record<string, string>} */ ({
   ok: "done", error: "failed", cancelled: "stopped", timeout: "took too long", aborted: "aborted",
@@ -37,7 +37,7 @@ export function ToolCard({ sessionKey, call, result, tool, isAsked, isOver }) {
 const isEdit = (call) => call.name === "edit_file" || call.name === "write_file";
 
 /**
- * What a call is about, in a few words.
+ * Describe a call in a few words.
  * @param {import("./session.js").Call} call
  */
 export function gist(call) {
@@ -62,7 +62,7 @@ function Arguments({ call }) {
 }
 
 /**
- * What went wrong with a call, and what the agent was advised; null for a text that is no such error.
+ * Return the message and the advice of a failed call; null for any other result.
  * @param {string} text
  * @param {string} status
  */
@@ -106,7 +106,7 @@ export function Diff({ path, before, after }) {
 }
 
 /**
- * The lines of two texts, each with "+", "-" or " ".
+ * Return the diff of two texts: their lines, each with "+", "-" or " ".
  * @param {string} before
  * @param {string} after
  * @returns {[string, string][]}

@@ -1,4 +1,4 @@
-/** Usage and money: by day as a chart, and by session and model as tables. */
+/** Usage and cost: a chart by day, and tables by session and by model. */
 import { html, useState } from "./lib.js";
 import { titleOf } from "./sidebar.js";
 import { Waiting, money, number, sessionHash, useLoad } from "./views.js";
@@ -10,7 +10,7 @@ import { Waiting, money, number, sessionHash, useLoad } from "./views.js";
 const HEIGHT = 100;
 
 /**
- * Add up by one of the fields, the largest first.
+ * Sum the usage by one of its fields, largest first.
  * @param {Used[]} usage
  * @param {"day" | "session" | "model"} by
  * @returns {Sum[]}

@@ -1,8 +1,8 @@
-/** Shared by the views beside the chat: loading, and how numbers and times are written. */
+/** Shared by the views: loading data, and formatting numbers and times. */
 import { html, useEffect, useState } from "./lib.js";
 import { api } from "./api.js";
 
-/** Load the style sheet of the views, once. */
+/** Load the style sheet of the views once. */
 export function loadStyle() {
   if (document.querySelector("link[data-views]")) return;
   const link = document.createElement("link");
@@ -13,9 +13,9 @@ export function loadStyle() {
 }
 
 /**
- * Read an address, again whenever it changes or `reload` is called, and every so many milliseconds if that is given.
- * @param {string} path "" reads nothing
- * @param {number} [every]
+ * Load a resource of the API, again when its path changes or `reload` is called, and at an interval if one is given.
+ * @param {string} path "" loads nothing
+ * @param {number} [every] milliseconds
  */
 export function useLoad(path, every = 0) {
   const [state, setState] = useState(/** @type {{path: string, data: any, error: string}} */ ({ path: "", data: null, error: "" }));
@@ -45,7 +45,7 @@ export function useLoad(path, every = 0) {
 }
 
 /**
- * An action of a button: whether it runs, and how it failed.
+ * Track the action of a button: whether it is running, and its error.
  * @param {() => void} [onDone]
  */
 export function useAction(onDone) {

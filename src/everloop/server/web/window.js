@@ -1,11 +1,11 @@
-/** A list as long as it likes, of which only the part near the screen is in the document. */
+/** A virtual list: only the part near the screen is in the document. */
 import { useLayoutEffect, useRef, useState } from "./lib.js";
 
-const CHUNK = 20; // entries that are shown or left out together
-const GUESS = 1500; // pixels of a chunk that was never shown
+const CHUNK = 20; // entries that are shown or hidden together
+const GUESS = 1500; // the assumed height, in pixels, of a chunk that was never shown
 
 /**
- * Entries by chunks. A chunk has the same entries whatever else is loaded, so that its height is known for good.
+ * Split entries into chunks. A chunk keeps its entries whatever else is loaded, so that its height stays valid.
  * @param {import("./session.js").Entry[]} entries in the order of their positions
  */
 export function chunksOf(entries) {
@@ -21,10 +21,10 @@ export function chunksOf(entries) {
 }
 
 /**
- * Which chunks are near the screen, and the pixels of those before and after them. What is on the screen stays where it is
- * while chunks above it come and go.
+ * Return which chunks are near the screen, and the height of those before and after them. The visible part does not move
+ * when chunks above it are added or removed.
  * @param {{current: HTMLElement | null}} scroller
- * @param {{current: boolean}} follows whether the end stays in view
+ * @param {{current: boolean}} follows whether to keep the end in view
  * @param {number[]} ids of the chunks
  */
 export function useWindow(scroller, follows, ids) {
@@ -46,7 +46,7 @@ export function useWindow(scroller, follows, ids) {
       for (let pixels = 0; from > 0 && pixels < 2 * screen; from--) pixels += sum(from - 1, from);
       return [from, to];
     }
-    // Seen from the end, because what is loaded meanwhile comes before.
+    // Relative to the end, because entries that are loaded in the meantime come before.
     let end = sum(0, ids.length);
     const top = end - (box.current.getBoundingClientRect().bottom - scroller.current.getBoundingClientRect().top);
     while (to > 1 && end - sum(to - 1, to) > top + 2 * screen) end -= sum(--to, to + 1);
@@ -57,8 +57,8 @@ export function useWindow(scroller, follows, ids) {
   const shown = useRef([from, to]);
   shown.current = [ids[from], ids[to - 1]];
 
-  const shownChunks = () => /** @type {HTMLElement[]} */ ([...(box.current?.children ?? [])].slice(1, -1)); // between the spaces
-  /** Note what is on the screen now. */
+  const shownChunks = () => /** @type {HTMLElement[]} */ ([...(box.current?.children ?? [])].slice(1, -1)); // between the two spacers
+  /** Remember what is visible now. */
   const hold = () => {
     if (!scroller.current) return;
     const { top, bottom } = scroller.current.getBoundingClientRect();
@@ -71,7 +71,7 @@ export function useWindow(scroller, follows, ids) {
       break;
     }
   };
-  /** Put it back where it was, or the end into view. */
+  /** Restore its position, or scroll to the end. */
   const restore = () => {
     const element = scroller.current;
     if (!element) return;
@@ -82,7 +82,7 @@ export function useWindow(scroller, follows, ids) {
       if (Math.abs(moved) >= 1) element.scrollTop += moved;
     }
   };
-  /** Show other chunks if others are near the screen. */
+  /** Update which chunks are shown. */
   const look = () => {
     const [first, last] = choose();
     if (ids[first] !== shown.current[0] || ids[last - 1] !== shown.current[1]) redraw((count) => count + 1);

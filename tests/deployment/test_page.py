@@ -31,10 +31,10 @@ OF_THE_MACHINE = {
     "apt install python3-venv bubblewrap ripgrep",
     "useradd --system --user-group --home-dir /var/lib/everloop --shell /usr/sbin/nologin everloop",
     "python3 -m venv /opt/everloop",
-    "/opt/everloop/bin/pip install 'everloop[all]'",
-    "/opt/everloop/bin/pip install --upgrade 'everloop[all]'",
+    "/opt/everloop/bin/pip install --require-hashes --requirement requirements.lock",
+    "/opt/everloop/bin/pip install --no-deps --no-build-isolation .",
 }
-PASSWORD = "p@ss/w:ord"
+PASSWORD = 'p@ss/w:ord $x "y"'
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def of(*heads: str) -> list[str]:
 
 
 def test_no_command_of_the_page_is_left_out():
-    tried = of("everloop", "cp", "chmod", "install", "createuser", "createdb", "pg_dump", "pg_restore", "curl")
+    tried = of(
+        "everloop", "cp", "chmod", "install", "set", "export", "createuser", "createdb", "pg_dump", "pg_restore", "curl"
+    )
     checked = of("docker", "systemctl")
     assert set(COMMANDS) == OF_THE_MACHINE | set(tried) | set(checked)
     assert len(COMMANDS) >= 25
@@ -126,6 +128,17 @@ async def test_the_commands_that_put_files_in_place_find_them_and_keep_secrets_t
     for unit in UNITS:
         assert (etc / "systemd/system" / unit.name).read_text() == unit.read_text()
     assert (await asyncio.to_thread(Config.load, env={}, home=home)).server_tokens
+    # A shell reads the file of the units as systemd does.
+    variables = etc / "everloop/everloop.env"
+    await asyncio.to_thread(
+        variables.write_text, variables.read_text().replace("PGPASSWORD=", f"PGPASSWORD='{PASSWORD}'")
+    )
+    read = "; ".join(line.replace("/etc/everloop", f"{etc}/everloop") for line in of("set", "export"))
+    shown = await shell(f"{read}; env", {"PATH": os.environ["PATH"]}, source)
+    assert f"PGPASSWORD={PASSWORD}\n" in shown
+    assert {"EVERLOOP_HOME=/var/lib/everloop", "EVERLOOP_STORE=postgresql://everloop@db.internal/everloop"} <= set(
+        shown.splitlines()
+    )
 
 
 def test_the_services_that_are_started_are_those_of_the_files():

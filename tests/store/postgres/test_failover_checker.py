@@ -21,7 +21,7 @@ from .test_failover import machines as machines
 from .test_failover import name as name
 from .test_failover import servers as servers
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 SECONDS = 60.0  # until a test has failed, on a busy machine
 Test = Callable[[Pair, str, pytest.CaptureFixture[str], pytest.MonkeyPatch], Awaitable[None]]
 

@@ -160,18 +160,18 @@ async def test_a_store_of_a_newer_release_is_used_if_it_says_so_and_refused_in_o
     assert postgres.sql("SELECT version - applied FROM everloop_schema", database=name) == [(0,)]
 
 
-# Reads logs, one a line, each a list of entries; prints what comes next after each of the entries. The wording of a
-# notice may change from one release to the next.
+# Reads logs, one a line, each a list of entries; prints what comes next after each of the entries, and the entries as
+# this release writes them. The wording of a notice may change from one release to the next.
 DECIDE = """
 import dataclasses, json, sys
 from everloop.actions import next_action
-from everloop.log import decode_entry
+from everloop.log import decode_entry, encode_entry
 def decided(log):
     action = next_action(log)
     return repr(dataclasses.replace(action, text="") if hasattr(action, "text") else action)
 for line in sys.stdin:
     log = [decode_entry(data) for data in json.loads(line)]
-    print(json.dumps([decided(log[:end]) for end in range(1, len(log)) ]))
+    print(json.dumps([[decided(log[:end]) for end in range(1, len(log))], [encode_entry(entry) for entry in log]]))
 """
 
 
@@ -183,8 +183,18 @@ ASKS = Plan(
 )
 
 
+def decided(code: Path, logs: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """What a release does next after each entry of these logs, and the logs as it writes them."""
+    start = f"import sys; sys.path.insert(0, {str(code)!r})\n{DECIDE}"
+    lines = "".join(json.dumps(log) + "\n" for log in logs)
+    done = subprocess.run([sys.executable, "-I", "-c", start], input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [actions for actions, _ in found], [log for _, log in found]
+
+
 @pytest.mark.may_block
-def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(release_before):
+def test_each_release_goes_on_with_a_log_of_the_other_as_it_would_itself(release_before):
     """Wherever a turn is cut off: in a round, in parallel calls, while a question is open, or after steering."""
     logs: list[list[str]] = []
 
@@ -198,15 +208,11 @@ def test_the_release_before_goes_on_with_a_log_of_this_one_as_this_one_does(rele
     live()
     kinds = {kind_of(decode_entry(data)) for log in logs for data in log}
     assert kinds >= {"user", "answer", "begun", "result", "asked", "decided", "end"}
-    told = []
-    for code in (release_before, ROOT / "src"):
-        start = f"import sys; sys.path.insert(0, {str(code)!r})\n{DECIDE}"
-        lines = "".join(json.dumps(log) + "\n" for log in logs)
-        done = subprocess.run([sys.executable, "-I", "-c", start], input=lines, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        told.append([json.loads(line) for line in done.stdout.splitlines()])
-    assert len(told[0]) == len(logs)
-    assert told[0] == told[1]
+    before, rewritten = decided(release_before, logs)
+    now, _ = decided(ROOT / "src", logs)
+    assert len(before) == len(logs)
+    assert before == now
+    assert decided(ROOT / "src", rewritten)[0] == before
 
 
 def test_what_was_added_since_the_release_before_takes_nothing_away():

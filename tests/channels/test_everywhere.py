@@ -95,6 +95,21 @@ async def test_a_thousand_messages_in_fifty_rooms_of_matrix_and_twenty_kills(tmp
     assert (report.messages, report.kills) == (1000, 20)
 
 
+class ManyEncryptedRooms(ManyRooms, EncryptedNetwork):
+    """The same with encrypted rooms, in which she writes by a real client."""
+
+
+@pytest.mark.chaos
+async def test_a_thousand_messages_in_fifty_encrypted_rooms_and_twenty_kills(tmp_path: Path) -> None:
+    with synapse() as server, people() as clients:
+        chats = [str(number) for number in range(1, 51)]
+        report = await storm(
+            lambda: ManyEncryptedRooms(server, clients).running(), tmp_path, chats=chats, each=20, kills=20
+        )
+    assert report.problems == []
+    assert (report.messages, report.kills) == (1000, 20)
+
+
 @pytest.mark.chaos
 async def test_matrix_is_killed_before_and_after_every_write_in_encrypted_rooms(tmp_path: Path) -> None:
     with synapse() as server, people() as clients:

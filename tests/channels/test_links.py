@@ -398,6 +398,27 @@ async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNe
 # ---------------------------------------------------------------------------------------------- crashes
 
 
+async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await linked(network, ANNA, BERT)
+        await tells(network, BERT, "/unlink", id="parted")
+        await linked(network, ANNA, BERT)
+        await tells(network, CARL, "/link AAAAAAAA", id="wrong")
+        made = CODE.search(await tells(network, CARL, "/link", id="asked"))
+        assert made is not None
+        kept = await LinkStore(store, "me").read()
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await network.say(BERT, "/unlink", sender=BERT, id="parted")
+        await network.say(CARL, "/link AAAAAAAA", sender=CARL, id="wrong")
+        await network.say(CARL, "/link", sender=CARL, id="asked")
+        await tells(network, BERT, "still with Anna")
+        assert await LinkStore(store, "me").read() == kept
+        assert await said_in(store, "hook:anna") == ["still with Anna"]
+    assert len(network.heard(CARL)) == 2
+
+
 class LinkScene:
     """Two accounts link their chats, talk and part, while the process is killed at one of its writes."""
 

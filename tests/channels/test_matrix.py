@@ -21,7 +21,7 @@ from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
 from everloop.testing import ScriptedProvider, call
-from everloop.testing.channels import config_of, conform, running, take_over
+from everloop.testing.channels import config_of, conform, running, storm, take_over
 
 from ..support.commands import everloop
 from ..support.web_servers import answer, serving
@@ -155,6 +155,16 @@ async def test_in_encrypted_rooms_nothing_is_lost_or_doubled_whichever_write_is_
     report = await conform(lambda: EncryptedNetwork(server, clients).running(), tmp_path, step=31, files=True)
     assert report.problems == []
     assert report.kills >= 1
+
+
+async def test_many_messages_in_encrypted_rooms_and_kills_lose_and_double_nothing(
+    server: Synapse, clients: People, tmp_path: Path
+) -> None:
+    report = await storm(
+        lambda: EncryptedNetwork(server, clients).running(), tmp_path, chats=("1", "2"), each=8, kills=3
+    )
+    assert report.problems == []
+    assert report.kills == 3
 
 
 def test_encryption_is_imported_only_when_it_is_set_and_its_package_is_named_when_it_is_missing(

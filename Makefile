@@ -18,6 +18,8 @@ chat test quick eval record bench race lint format types chaos failover pictures
 else
 
 SHELL := /bin/sh
+# Each process of the tests would compile pytest's plugins for itself.
+unexport PYTHONDONTWRITEBYTECODE
 PY := .venv/bin/python
 READY := .venv/.ready
 READY_DEV := .venv/.ready-dev

@@ -23,6 +23,7 @@ import pytest_asyncio
 import everloop
 from everloop.providers.endpoints import ENDPOINTS
 
+from .support.in_memory import keep_in_memory
 from .support.precompiled import precompile
 from .support.unflushed import leave_out_flushes
 
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    keep_in_memory()
     leave_out_flushes()
     gc.disable()  # until everything is collected: nothing of it is garbage
 

@@ -94,7 +94,7 @@ async def test_the_log_shows_the_question_and_the_decision(server, workspace):
     assert "approved" in log
 
 
-async def test_text_between_tool_calls_is_shown(server):
+async def test_a_message_sent_during_the_turn_is_shown(server):
     server.calls(call("message", content="half-way there"))
     server.reply("done")
     done = await everloop(server=server, stdin=b"go\n")

@@ -1,4 +1,4 @@
-"""Short ways to a definition, an executor over a scripted model, and what its watcher heard."""
+"""Helpers: a definition, an executor with a scripted model, and the activities its watcher received."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 def definition(**options: Any) -> AgentDefinition:
-    """A definition with what must be there; `options` are the rest."""
+    """Return a definition with the required fields; `options` are the others."""
     facts = {"name": "worker", "description": "Works.", "system_prompt": "You work.", "query": "Do it."}
     return AgentDefinition(**(facts | options))
 
@@ -28,7 +28,7 @@ async def executor(
     kind: type[AgentExecutor] = AgentExecutor,
     **options: Any,
 ) -> AgentExecutor:
-    """An executor; `options` are those of its definition. It may use all the tools that are given."""
+    """Return an executor that may use all given tools; `options` are those of its definition."""
     names = options.pop("tools", [tool.name for tool in tools])
     created = {
         key: options.pop(key) for key in ("config", "restrict_to_workspace", "on_activity", "store") if key in options
@@ -41,5 +41,5 @@ async def executor(
 
 
 def results(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(call, content) of the tool results in a request."""
+    """Return (call, content) of the tool results in a request."""
     return [(message["tool_call_id"], message["content"]) for message in messages if message["role"] == "tool"]

@@ -1,4 +1,4 @@
-"""What a watcher hears: everything, in order, whatever the watcher does."""
+"""What a watcher receives: everything, in order, whatever the watcher does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(seen: list[Any], first: ToolCallRequest, second: ToolCallRequest) -> N
     assert thoughts == "Let me add.||||Good. SoShort."
 
 
-async def test_thoughts_calls_and_results_are_told_completely_and_in_order(folder):
+async def test_thoughts_calls_and_results_are_reported_completely_and_in_order(folder):
     provider, first, second = script()
     seen: list[Any] = []
     output = await (await executor(folder, provider, add, seen=seen)).run({})
@@ -55,7 +55,7 @@ async def test_thoughts_calls_and_results_are_told_completely_and_in_order(folde
     assert "Good. So" not in sent
 
 
-async def test_an_async_watcher_hears_all_before_the_run_returns(folder):
+async def test_an_async_watcher_receives_everything_before_the_run_returns(folder):
     provider, first, second = script()
     seen: list[Any] = []
     running = 0
@@ -63,7 +63,7 @@ async def test_an_async_watcher_hears_all_before_the_run_returns(folder):
     async def watch(activity):
         nonlocal running
         running += 1
-        assert running == 1  # one after the other
+        assert running == 1  # one after another
         await asyncio.sleep(0.005)
         seen.append(activity)
         running -= 1
@@ -73,7 +73,7 @@ async def test_an_async_watcher_hears_all_before_the_run_returns(folder):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_watcher_that_raises_disturbs_nothing_and_goes_on_hearing(folder, is_async):
+async def test_a_watcher_that_raises_disturbs_nothing_and_keeps_receiving(folder, is_async):
     provider, first, second = script()
     seen: list[Any] = []
 
@@ -90,7 +90,7 @@ async def test_a_watcher_that_raises_disturbs_nothing_and_goes_on_hearing(folder
     check(seen, first, second)
 
 
-async def test_a_watcher_that_hangs_holds_a_run_up_only_so_long(folder, monkeypatch):
+async def test_a_hanging_watcher_delays_a_run_only_for_a_limited_time(folder, monkeypatch):
     monkeypatch.setattr(activities, "LAST_SECONDS", 0.2)
     provider, _, _ = script()
 
@@ -108,7 +108,7 @@ async def test_without_a_watcher_nothing_is_streamed(folder):
     assert not any(request.streamed for request in provider.requests)
 
 
-async def test_thoughts_over_the_borders_of_pieces_are_told_as_thoughts_while_they_come(folder):
+async def test_thoughts_that_span_chunks_are_streamed_as_thoughts(folder):
     heard_before_the_end = []
     seen: list[Any] = []
 
@@ -126,7 +126,7 @@ async def test_thoughts_over_the_borders_of_pieces_are_told_as_thoughts_while_th
     assert "".join(activity.text for activity in seen) == "one twoone two"
 
 
-async def test_an_answer_that_begins_again_is_parted_again(folder):
+async def test_a_retried_answer_is_split_into_thoughts_and_text_again(folder):
     seen: list[Any] = []
 
     class Flaky(LLMProvider):
@@ -141,7 +141,7 @@ async def test_an_answer_that_begins_again_is_parted_again(folder):
     assert seen == [ThoughtChunk("lost"), ThoughtChunk("lost")]
 
 
-async def test_a_stream_without_a_whole_answer_at_its_end_is_put_together(folder):
+async def test_a_stream_without_a_final_response_is_assembled_from_its_chunks(folder):
     class Bare(LLMProvider):
         async def stream(self, messages, tools=None, model=None):
             yield Delta(text="put ")
@@ -151,11 +151,11 @@ async def test_a_stream_without_a_whole_answer_at_its_end_is_put_together(folder
     assert output.result == "put together"
 
 
-async def test_a_result_has_no_thoughts_in_it(folder):
+async def test_a_result_contains_no_thoughts(folder):
     provider = ScriptedProvider(["ok", "<think>canary</think>\nclean"])
     output = await (await executor(folder, provider)).run({})
     assert output.result == "clean"
 
 
-def test_an_error_says_in_what_it_happened():
+def test_an_error_names_the_step_that_failed():
     assert ActivityError("x", "model").context == "model"

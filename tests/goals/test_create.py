@@ -1,4 +1,4 @@
-"""What `create` refuses, in one line, before anything runs; and what a run may touch."""
+"""What `create` refuses in one line before anything runs, and what a run may touch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_tool_that_writes_to_a_chat_is_refused(folder, name):
     assert text == f"agent worker: tools: {name} writes to a chat, and an executor has none: remove it from the list"
 
 
-async def test_a_workspace_that_is_not_there_is_refused(folder):
+async def test_a_missing_workspace_is_refused(folder):
     text = await refused(definition(), provider=ScriptedProvider([]), workspace=folder / "gone")
     assert "does not exist" in text
 
@@ -54,12 +54,12 @@ async def test_a_workspace_that_is_not_there_is_refused(folder):
 @pytest.mark.parametrize(
     ("options", "name"), [({"temperature": 0.5}, "temperature"), ({"reasoning": "low"}, "reasoning")]
 )
-async def test_an_option_that_the_provider_does_not_take_is_refused(folder, options, name):
+async def test_an_option_that_the_provider_does_not_accept_is_refused(folder, options, name):
     text = await refused(definition(**options), provider=ScriptedProvider([]), workspace=folder)
     assert text == f"agent worker: this model's provider does not take {name}: leave it out"
 
 
-async def test_what_is_no_definition_registry_config_or_folder_is_refused(folder):
+async def test_an_argument_of_the_wrong_type_is_refused(folder):
     provider = ScriptedProvider([])
     assert "AgentDefinition" in await refused({"name": "x"}, provider=provider, workspace=folder)
     assert "ToolRegistry" in await refused(definition(), provider=provider, workspace=folder, tools=[1])
@@ -84,7 +84,7 @@ async def test_what_is_no_definition_registry_config_or_folder_is_refused(folder
     ],
     ids=range(9),
 )
-async def test_a_tool_that_would_always_need_a_person_is_refused(folder, rules):
+async def test_a_tool_that_would_always_need_approval_is_refused(folder, rules):
     config = Config(policy=tuple(rules))
     text = await refused(definition(tools=["exec"]), provider=ScriptedProvider([]), workspace=folder, config=config)
     assert "exec" in text
@@ -105,14 +105,14 @@ async def test_a_tool_that_would_always_need_a_person_is_refused(folder, rules):
     ],
     ids=range(8),
 )
-async def test_a_tool_of_which_some_calls_may_run_is_taken(folder, rules):
+async def test_a_tool_is_accepted_if_some_of_its_calls_may_run(folder, rules):
     config = Config(policy=tuple(rules))
     provider = ScriptedProvider([call("exec", command="git --version"), "ok", "done"])
     output = await (await executor(folder, provider, tools=["exec"], config=config)).run({})
     assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok"]
 
 
-async def test_commands_without_a_sandbox_need_a_person_where_the_workspace_is_restricted(folder):
+async def test_commands_without_a_sandbox_need_approval_in_a_restricted_workspace(folder):
     config = Config(sandbox="off")
     provider = ScriptedProvider([])
     assert "exec" in await refused(definition(tools=["exec"]), provider=provider, workspace=folder, config=config)
@@ -120,7 +120,7 @@ async def test_commands_without_a_sandbox_need_a_person_where_the_workspace_is_r
     assert free.tools.names == ["exec"]
 
 
-async def test_a_call_that_would_be_asked_for_is_denied_since_nobody_is_there(folder):
+async def test_a_call_that_needs_approval_is_denied_without_a_user(folder):
     config = Config(policy=(Rule(do="ask", tool="write_file", path="secret/*", why="it is secret"),))
     calls = [call("write_file", path="secret/canary", content="x"), call("write_file", path="open.txt", content="x")]
     provider = ScriptedProvider([calls, "ok", "done"])
@@ -131,7 +131,7 @@ async def test_a_call_that_would_be_asked_for_is_denied_since_nobody_is_there(fo
     assert (folder / "open.txt").read_text() == "x"
 
 
-async def test_files_outside_of_the_workspace_are_out_of_reach_unless_that_is_turned_off(folder, tmp_path):
+async def test_files_outside_the_workspace_are_out_of_reach_unless_unrestricted(folder, tmp_path):
     (tmp_path / "outside.txt").write_text("canary-9917")
     calls = [
         call("read_file", path="../outside.txt"),
@@ -147,7 +147,7 @@ async def test_files_outside_of_the_workspace_are_out_of_reach_unless_that_is_tu
     assert "canary-9917" in repr((await free.run({})).log)
 
 
-async def test_a_link_leads_around_no_rule_about_paths(folder):
+async def test_a_link_cannot_bypass_a_path_rule(folder):
     (folder / "secret").mkdir()
     (folder / "secret" / "key").write_text("canary-4410")
     (folder / "link").symlink_to("secret/key")
@@ -157,7 +157,7 @@ async def test_a_link_leads_around_no_rule_about_paths(folder):
     assert "canary-4410" not in repr(output.log)
 
 
-async def test_what_a_command_makes_after_untrusted_content_was_read_steers_nobody(folder):
+async def test_files_that_a_tainted_command_creates_steer_no_agent(folder):
     @tool(untrusted=True)
     async def outside() -> str:
         """Gives what a stranger wrote."""
@@ -169,7 +169,7 @@ async def test_what_a_command_makes_after_untrusted_content_was_read_steers_nobo
     assert not (folder / "AGENTS.md").exists()
 
 
-async def test_a_rule_about_commands_is_none_about_files(folder):
+async def test_a_command_rule_does_not_apply_to_files(folder):
     agent = await executor(
         folder, ScriptedProvider([]), tools=["read_file"], config=Config(policy=(Rule(do="ask", command="*"),))
     )
@@ -188,7 +188,7 @@ async def test_the_runtimes_own_files_are_out_of_reach(tmp_path):
     assert "canary-1812" not in repr(output.log)
 
 
-async def test_a_further_tool_stands_for_a_built_in_one_of_its_name(folder):
+async def test_an_additional_tool_replaces_a_built_in_one_of_the_same_name(folder):
     @tool(name="read_file")
     async def mine(path: str) -> str:
         """Mine."""
@@ -199,7 +199,7 @@ async def test_a_further_tool_stands_for_a_built_in_one_of_its_name(folder):
     assert "mine: x" in repr(output.log)
 
 
-async def test_further_tools_are_not_closed_by_a_run_and_hear_of_its_end(folder):
+async def test_additional_tools_are_not_closed_by_a_run_but_notified_of_its_end(folder):
     heard = []
 
     class Counting(Tool):
@@ -220,7 +220,7 @@ async def test_further_tools_are_not_closed_by_a_run_and_hear_of_its_end(folder)
     assert set(heard) == {"end_turn"}
 
 
-async def test_two_runs_one_after_the_other_use_the_same_executor(folder):
+async def test_an_executor_can_run_twice(folder):
     provider = ScriptedProvider(
         [call("exec", command="echo hi"), "ok", "one", call("exec", command="echo hi"), "ok", "two"]
     )

@@ -1,4 +1,4 @@
-"""The agents of a workspace and of the package, whatever lies in the folder."""
+"""The agents of a workspace and of the package, whatever files the folder contains."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def put(folder: Path, name: str, text: str | None = None) -> Path:
     return place
 
 
-def test_the_shipped_agents_are_there_without_a_folder(folder):
+def test_the_shipped_agents_are_available_without_a_folder(folder):
     assert set(load_definitions(folder)) == {"investigator", "researcher"}
 
 
-def test_the_workspaces_file_stands_for_the_shipped_one(folder):
+def test_a_workspace_file_overrides_the_shipped_one(folder):
     put(folder, "researcher")
     put(folder, "gardener")
     found = load_definitions(folder)
@@ -34,7 +34,7 @@ def test_the_workspaces_file_stands_for_the_shipped_one(folder):
     assert set(found) == {"gardener", "investigator", "researcher"}
 
 
-def test_a_broken_file_hides_the_shipped_one_and_no_other(folder, caplog):
+def test_a_broken_file_hides_the_shipped_agent_of_its_name_and_no_other(folder, caplog):
     put(folder, "researcher", "---\nname: researcher\ndescription: x\ntool: [grep]\n---\nhi\n")
     put(folder, "gardener")
     found = read_definitions(Reach(folder))
@@ -45,13 +45,13 @@ def test_a_broken_file_hides_the_shipped_one_and_no_other(folder, caplog):
     assert [record.getMessage()[:23] for record in caplog.records] == ["agents/researcher.md:4:"]
 
 
-def test_the_name_in_a_file_is_the_files_own(folder):
+def test_the_name_in_a_file_must_match_its_file_name(folder):
     put(folder, "gardener", "---\nname: other\ndescription: x\n---\nhi\n")
     with pytest.raises(DefinitionError, match=r'^agents/gardener.md:1: name is "other"'):
         read_definitions(Reach(folder)).get("gardener")
 
 
-def test_an_agent_that_is_not_there_is_answered_with_the_nearest(folder):
+def test_a_missing_agent_is_reported_with_the_closest_name(folder):
     found = read_definitions(Reach(folder))
     with pytest.raises(DefinitionError, match='did you mean "investigator"'):
         found.get("investigater")
@@ -59,14 +59,14 @@ def test_an_agent_that_is_not_there_is_answered_with_the_nearest(folder):
         found.get("zzz")
 
 
-def test_other_files_of_the_folder_are_nobodys_agents(folder):
+def test_other_files_of_the_folder_are_ignored(folder):
     put(folder, "gardener")
     (folder / "agents" / "notes.txt").write_text("x")
     (folder / "agents" / ".hidden.md").write_text("x")
     assert set(load_definitions(folder)) == {"gardener", "investigator", "researcher"}
 
 
-async def test_what_lies_outside_of_the_workspace_is_not_read_through_a_link(folder, tmp_path):
+async def test_files_outside_the_workspace_are_not_read_through_a_link(folder, tmp_path):
     secret = tmp_path / "secret.md"
     secret.write_text(f"---\nname: spy\ndescription: {CANARY}\n---\n{CANARY}\n")
     put(folder, "gardener")
@@ -77,7 +77,7 @@ async def test_what_lies_outside_of_the_workspace_is_not_read_through_a_link(fol
     assert "gardener" in found.known
 
 
-def test_a_folder_that_is_a_link_out_of_the_workspace_is_not_read(folder, tmp_path):
+def test_a_folder_that_links_outside_the_workspace_is_not_read(folder, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "spy.md").write_text(f"---\nname: spy\ndescription: {CANARY}\n---\n{CANARY}\n")
@@ -88,7 +88,7 @@ def test_a_folder_that_is_a_link_out_of_the_workspace_is_not_read(folder, tmp_pa
     assert set(load_definitions(folder)) == {"investigator", "researcher"}
 
 
-def test_pipes_folders_bad_texts_and_endless_files_are_broken_and_hold_nothing_up(folder):
+def test_pipes_folders_invalid_text_and_endless_files_are_broken_and_do_not_block(folder):
     put(folder, "gardener")
     agents = folder / "agents"
     os.mkfifo(agents / "pipe.md")
@@ -103,7 +103,7 @@ def test_pipes_folders_bad_texts_and_endless_files_are_broken_and_hold_nothing_u
     assert "gardener" in found.known
 
 
-def test_only_so_many_files_are_taken(folder):
+def test_the_number_of_files_is_limited(folder):
     for number in range(MOST + 1):
         put(folder, f"agent-{number:03}")
     found = read_definitions(Reach(folder))

@@ -1,4 +1,4 @@
-"""Definitions in code and as Markdown: what they hold, and how what is wrong in them is told."""
+"""Definitions in code and in Markdown: their contents, and how errors in them are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_definition_has_the_documented_defaults():
     assert (made.output_description, made.output_schema) == (None, None)
 
 
-def test_a_definition_cannot_be_changed_also_through_what_it_was_made_of():
+def test_a_definition_is_immutable_even_through_the_objects_it_was_built_from():
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tools = ["grep"]
     made = definition(output_schema=schema, inputs=schema, tools=tools)
@@ -106,7 +106,7 @@ def test_a_definition_cannot_be_changed_also_through_what_it_was_made_of():
         ({"output_schema": {"additionalProperties": "no"}}, "output_schema.additionalProperties"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(options, named):
+def test_errors_are_one_line(options, named):
     with pytest.raises(DefinitionError) as caught:
         definition(**options)
     assert isinstance(caught.value, EverloopError)
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named_in_one_line(options, named):
     assert "\n" not in str(caught.value)
 
 
-def test_a_schema_that_refers_to_itself_or_nests_without_end_is_no_trap():
+def test_a_recursive_or_endlessly_nested_schema_is_handled():
     looped: dict[str, object] = {"type": "array"}
     looped["items"] = looped
     with pytest.raises(DefinitionError, match="levels deep"):
@@ -123,7 +123,7 @@ def test_a_schema_that_refers_to_itself_or_nests_without_end_is_no_trap():
     definition(output_schema={"$defs": {"tree": {"items": {"$ref": "#/$defs/tree"}}}, "$ref": "#/$defs/tree"})
 
 
-def test_a_markdown_file_says_the_same_as_code():
+def test_a_markdown_file_is_equivalent_to_code():
     assert AgentDefinition.from_markdown(FILE, "agents/reader.md") == AgentDefinition(
         "reader",
         "Reads.",
@@ -156,7 +156,7 @@ def test_a_markdown_file_says_the_same_as_code():
         ("max_time_minutes: 1.5", "max_time_minutes: -1", 13, "max_time_minutes"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_line(old, new, line, words):
+def test_errors_in_a_file_name_the_line(old, new, line, words):
     assert old in FILE
     with pytest.raises(DefinitionError) as caught:
         AgentDefinition.from_markdown(FILE.replace(old, new, 1), "agents/reader.md")

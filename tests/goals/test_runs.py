@@ -1,4 +1,4 @@
-"""A goal from its inputs to its result, with a scripted model over the real engine and real tools."""
+"""A goal from its inputs to its result, with a scripted model, the real engine and real tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .goals import NUMBER, executor, results
 TOPIC = {"type": "object", "properties": {"topic": {"type": "string"}}, "required": ["topic"]}
 
 
-async def test_a_goal_is_worked_on_with_tools_and_its_result_is_asked_for_in_the_end(folder):
+async def test_a_goal_uses_tools_and_its_result_is_requested_at_the_end(folder):
     (folder / "notes.txt").write_text("the beans are dry\n")
     usage = {"prompt_tokens": 10, "completion_tokens": 2}
     provider = ScriptedProvider(
@@ -50,7 +50,7 @@ async def test_a_goal_is_worked_on_with_tools_and_its_result_is_asked_for_in_the
     assert "The number for notes." in last.messages[-1]["content"]
 
 
-async def test_a_first_answer_without_calls_ends_the_work_and_the_result_is_still_asked_for(folder):
+async def test_a_first_answer_without_calls_ends_the_work_and_the_result_is_still_requested(folder):
     provider = ScriptedProvider(["I know that.", "It is four."])
     output = await (await executor(folder, provider, tools=["grep"])).run({})
     assert (output.result, output.terminate_reason, output.turns) == ("It is four.", "goal", 1)
@@ -63,7 +63,7 @@ async def test_an_agent_without_tools_is_offered_none(folder):
     assert [request.tools for request in provider.requests] == [None, None]
 
 
-async def test_missing_inputs_are_an_error_and_the_model_is_never_asked(folder):
+async def test_missing_inputs_are_an_error_before_any_model_call(folder):
     provider = ScriptedProvider([])
     seen: list[Any] = []
     agent = await executor(folder, provider, inputs=TOPIC, query="${topic}", seen=seen)
@@ -73,7 +73,7 @@ async def test_missing_inputs_are_an_error_and_the_model_is_never_asked(folder):
     assert [activity.context for activity in seen] == ["inputs"]
 
 
-async def test_what_is_no_declared_input_stays_in_the_prompts(folder):
+async def test_placeholders_of_undeclared_inputs_stay_in_the_prompts(folder):
     provider = ScriptedProvider(["ok", "ok"])
     agent = await executor(folder, provider, inputs=TOPIC, query="${topic} ${secret} ${HOME}")
     await agent.run({"topic": "${secret}", "secret": "canary-1"})
@@ -112,10 +112,10 @@ async def test_calls_of_one_answer_start_together_and_their_results_come_back_in
         *["tool"] * 3,
     ]
     ended = [activity.call for activity in seen if isinstance(activity, ToolEnded)]
-    assert ended == [one.id for one in reversed(calls)]  # told when each is over
+    assert ended == [one.id for one in reversed(calls)]  # reported as each one ends
 
 
-async def test_a_tool_that_must_be_alone_runs_alone_and_every_call_has_its_result(folder):
+async def test_a_tool_that_is_not_parallel_runs_alone_and_every_call_has_its_result(folder):
     at_once: list[int] = []
     running = 0
 
@@ -144,7 +144,7 @@ async def test_a_tool_that_must_be_alone_runs_alone_and_every_call_has_its_resul
     assert [id for id, _ in results(provider.requests[1].messages)] == [one.id for one in calls]
 
 
-async def test_a_tool_that_is_not_listed_is_answered_reported_and_never_run(folder):
+async def test_an_unlisted_tool_gets_an_error_result_is_reported_and_never_runs(folder):
     ran = []
 
     @tool
@@ -174,7 +174,7 @@ async def test_a_tool_that_is_not_listed_is_answered_reported_and_never_run(fold
     assert [one["function"]["name"] for one in provider.requests[0].tools or ()] == ["listed"]
 
 
-async def test_after_a_tool_error_the_model_finds_another_way(folder):
+async def test_after_a_tool_error_the_model_can_try_another_way(folder):
     (folder / "there.txt").write_text("found\n")
     provider = ScriptedProvider(
         [call("read_file", path="gone.txt"), call("read_file", path="there.txt"), "ok", "found"]
@@ -220,7 +220,7 @@ async def test_an_invalid_result_goes_back_to_the_model_until_it_is_valid(folder
     assert [activity.context for activity in seen] == ["output", "output"]
 
 
-async def test_a_result_that_stays_invalid_is_an_error_after_three_more_tries(folder):
+async def test_a_result_that_stays_invalid_is_an_error_after_three_retries(folder):
     provider = ScriptedProvider(["ok", '{"n": "four"}'], repeat_last=True)
     output = await (await executor(folder, provider, output_schema=NUMBER)).run({})
     assert (output.result, output.terminate_reason) == (None, "error")
@@ -228,14 +228,14 @@ async def test_a_result_that_stays_invalid_is_an_error_after_three_more_tries(fo
     assert len(provider.requests) == 5
 
 
-async def test_of_two_results_that_are_offered_the_first_wins(folder):
+async def test_of_two_offered_results_the_first_wins(folder):
     provider = ScriptedProvider(["ok", '{"n": 1}\n\nor\n\n{"n": 2}'])
     output = await (await executor(folder, provider, output_schema=NUMBER)).run({})
     assert (output.result, output.terminate_reason) == ({"n": 1}, "goal")
     assert len(provider.requests) == 2
 
 
-async def test_a_call_instead_of_a_result_is_answered_and_never_run(folder):
+async def test_a_call_instead_of_a_result_gets_an_error_and_never_runs(folder):
     provider = ScriptedProvider(["ok", call("write_file", path="canary", content="x"), "the result"])
     output = await (await executor(folder, provider, tools=["write_file"])).run({})
     assert (output.result, output.terminate_reason) == ("the result", "goal")
@@ -249,26 +249,27 @@ async def test_a_model_that_only_ever_calls_tools_has_no_result(folder):
     assert not (folder / "canary").exists()
 
 
-async def test_an_empty_result_is_asked_for_again(folder):
+async def test_an_empty_result_is_requested_again(folder):
     provider = ScriptedProvider(["ok", "", "", "there it is"])
     output = await (await executor(folder, provider)).run({})
     assert (output.result, output.terminate_reason) == ("there it is", "goal")
 
 
-async def test_work_that_ends_with_empty_answers_is_still_asked_for_its_result(folder):
+async def test_work_that_ends_with_empty_answers_still_reaches_the_extraction(folder):
     provider = ScriptedProvider([call("list_dir", path="."), "", "", "nothing there"])
     output = await (await executor(folder, provider, tools=["list_dir"])).run({})
     assert (output.result, output.terminate_reason) == ("nothing there", "goal")
 
 
-# ---------------------------------------------------------------------------------------------- errors and neighbours
+# ---------------------------------------------------------------------------------------------- errors and concurrent
+# runs
 
 
 @pytest.mark.parametrize(
     "failure", [ProviderError("HTTP 401: wrong key"), ZeroDivisionError("beans")], ids=["api", "bug"]
 )
 @pytest.mark.parametrize("steps", [[], ["ok"]], ids=["work", "extraction"])
-async def test_a_model_that_fails_ends_the_run_with_an_error_that_is_told(folder, failure, steps):
+async def test_a_failing_model_ends_the_run_with_a_reported_error(folder, failure, steps):
     provider = ScriptedProvider([*steps, failure])
     seen: list[Any] = []
     output = await (await executor(folder, provider, seen=seen)).run({})
@@ -286,7 +287,7 @@ async def test_a_provider_without_a_stream_works_the_same(folder):
     assert [type(activity).__name__ for activity in seen] == ["ToolStarted", "ToolEnded", "ThoughtChunk"]
 
 
-async def test_the_model_of_the_definition_is_asked(folder):
+async def test_the_model_of_the_definition_is_used(folder):
     provider = ScriptedProvider(["ok", "done"])
     await (await executor(folder, provider, model="small")).run({})
     assert [request.model for request in provider.requests] == ["small", "small"]
@@ -331,7 +332,7 @@ async def test_two_executors_at_once_do_not_see_each_other(tmp_path):
     assert len({context.workspace for context in contexts}) == 2
 
 
-async def test_runs_of_one_executor_side_by_side_keep_to_themselves(folder):
+async def test_concurrent_runs_of_one_executor_are_isolated(folder):
     async def echo(messages, tools):
         await asyncio.sleep(0.02)
         return messages[1]["content"]
@@ -345,7 +346,7 @@ async def test_runs_of_one_executor_side_by_side_keep_to_themselves(folder):
         assert len(topics) == 1
 
 
-async def test_what_a_command_leaves_in_the_background_ends_with_the_run(folder):
+async def test_background_processes_of_a_command_end_with_the_run(folder):
     beat = "while :; do date +%s%N > beat; sleep 0.05; done"
     started = call("exec", command=beat, background=True, keep=True)
     waited = call("exec", command="while [ ! -s beat ]; do sleep 0.05; done")
@@ -357,7 +358,7 @@ async def test_what_a_command_leaves_in_the_background_ends_with_the_run(folder)
     assert (folder / "beat").read_text() == last
 
 
-async def test_the_log_of_a_run_tells_all_that_happened(folder):
+async def test_the_log_of_a_run_is_complete(folder):
     provider = ScriptedProvider([call("list_dir", path="."), LLMResponse("<think>hm</think>ok"), "done"])
     output = await (await executor(folder, provider, tools=["list_dir"])).run({})
     answers = [entry for entry in output.log if isinstance(entry, ModelAnswered)]

@@ -1,4 +1,4 @@
-"""The shipped agents at work: the investigator on this very code base, the researcher on pages of a real server."""
+"""The shipped agents at work: the investigator on this code base, the researcher on pages of a real server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_investigator_finds_its_answer_in_a_real_code_base_and_changes
     assert "Evidence" in provider.requests[-1].messages[-1]["content"]
 
 
-async def test_the_researcher_searches_reads_and_searches_again_but_goes_nowhere_that_a_page_sends_it(folder):
+async def test_the_researcher_searches_and_reads_but_follows_no_instruction_of_a_page(folder):
     page = b"<html><title>Beans</title><body><article><p>Beans need much water in June.</p></article></body></html>"
     async with serving({"/beans": answer(page, "text/html"), "/trap": answer(b"canary", "text/plain")}) as pages:
         address = f"http://127.0.0.1:{pages.port}"

@@ -1,4 +1,4 @@
-"""The named steps: a subclass changes what they do."""
+"""The named steps of a run, which a subclass can override."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def say(text: str) -> str:
     return text
 
 
-async def test_every_step_is_called_where_it_belongs(folder):
+async def test_every_step_is_called_in_its_place(folder):
     steps = []
 
     class Noting(AgentExecutor):
@@ -53,7 +53,7 @@ async def test_every_step_is_called_where_it_belongs(folder):
     ]  # fmt: skip
 
 
-async def test_the_prompts_can_be_others_also_async_ones(folder):
+async def test_the_prompts_can_be_overridden_even_by_async_methods(folder):
     class Other(AgentExecutor):
         async def build_system_prompt(self, inputs):  # type: ignore[override]
             return f"system {inputs}"
@@ -65,12 +65,12 @@ async def test_the_prompts_can_be_others_also_async_ones(folder):
     schema = {"properties": {"a": {"type": "integer"}}}
     agent = await executor(folder, provider, kind=Other, inputs=schema)
     await agent.run({"a": 1})
-    assert agent.inputs == {}  # nothing of a run is left behind
+    assert agent.inputs == {}  # no state of the run is left behind
     assert provider.requests[1].messages[0]["content"] == "system {'a': 1}"
     assert provider.requests[1].messages[-1]["content"] == "extract {'a': 1}"
 
 
-async def test_a_step_that_fails_before_a_turn_begins_is_an_error_that_is_told(folder):
+async def test_a_step_that_fails_before_a_turn_begins_is_a_reported_error(folder):
     class Broken(AgentExecutor):
         def build_system_prompt(self, inputs):
             raise RuntimeError("no prompt")
@@ -82,7 +82,7 @@ async def test_a_step_that_fails_before_a_turn_begins_is_an_error_that_is_told(f
     assert seen == [ActivityError("no prompt", "error")]
 
 
-async def test_the_model_can_be_another(folder):
+async def test_the_model_call_can_be_overridden(folder):
     class Echo(AgentExecutor):
         async def call_model(self, conversation, tools, emit=None):
             return LLMResponse(f"<think>hm</think>{len(conversation)} messages")
@@ -94,7 +94,7 @@ async def test_the_model_can_be_another(folder):
     assert [activity.text for activity in seen] == ["hm", "hm"]
 
 
-async def test_results_can_be_changed(folder):
+async def test_tool_results_can_be_changed(folder):
     class Loud(AgentExecutor):
         async def process_function_calls(self, calls, run):
             given = await super().process_function_calls(calls, run)
@@ -117,7 +117,7 @@ async def test_calls_can_be_answered_without_running_them(folder):
 
 
 @pytest.mark.parametrize("fault", ["raises", "too_few", "none", "cancels"])
-async def test_a_fault_in_a_step_is_an_error_result_for_each_call_and_no_hang(folder, fault):
+async def test_an_exception_in_a_step_gives_each_call_an_error_result_and_no_hang(folder, fault):
     class Faulty(AgentExecutor):
         async def process_function_calls(self, calls, run):
             if fault == "raises":

@@ -1,4 +1,4 @@
-"""A run that reads more than its model takes goes on: older results are left out, the newest stay."""
+"""A run that reads more than fits its window continues: older results are left out, the newest stay."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def test_older_results_are_left_out_before_the_window_is_full(folder):
     last = results(provider.requests[19].messages)
     assert "begin-18" in last[-1][1]
     assert "begin-0" not in repr(last)
-    for number, request in enumerate(provider.requests[1:21]):  # the newest is always whole
+    for number, request in enumerate(provider.requests[1:21]):  # the newest is always complete
         assert results(request.messages)[-1][1].count("word") == 4_000, number
     assert len(last) == 19
     assert all("begin-" in entry.content for entry in output.log if isinstance(entry, CallEnded))
 
 
 @pytest.mark.parametrize("text", ["maximum context length is 9000 tokens", "prompt is too long"])
-async def test_a_request_that_the_model_refuses_as_too_long_is_made_again_shorter(folder, text):
+async def test_a_request_refused_as_too_long_is_retried_with_less(folder, text):
     def refuse(messages, tools):
         return ProviderError(text, status=400) if "begin-0" in repr(messages) else "ok"
 
@@ -53,7 +53,7 @@ async def test_a_request_that_the_model_refuses_as_too_long_is_made_again_shorte
     assert (output.result, output.terminate_reason) == ("done", "goal")
 
 
-async def test_another_refusal_of_the_model_leaves_nothing_out(folder):
+async def test_any_other_error_of_the_model_leaves_nothing_out(folder):
     provider = ScriptedProvider([call("read", number=0), ProviderError("HTTP 401: wrong key", status=401)])
     output = await (await executor(folder, provider, read)).run({})
     assert output.terminate_reason == "error"
@@ -67,7 +67,7 @@ async def test_a_request_that_cannot_be_made_shorter_ends_in_an_error(folder):
     assert len(provider.requests) == 1
 
 
-async def test_what_was_untrusted_stays_so_when_it_is_left_out(folder):
+async def test_taint_remains_when_an_untrusted_result_is_left_out(folder):
     def refuse(messages, tools):
         return ProviderError("prompt is too long", status=400) if "begin-0" in repr(messages) else fetch
 
@@ -78,8 +78,8 @@ async def test_what_was_untrusted_stays_so_when_it_is_left_out(folder):
     assert [entry.status for entry in output.log if isinstance(entry, CallEnded)] == ["ok", "denied"]
 
 
-async def test_what_the_provider_counts_is_learned_from(folder):
-    """Its tokenizer makes ten times more of the text than was estimated, so less fits."""
+async def test_the_estimate_learns_from_the_providers_usage(folder):
+    """Its tokenizer counts ten times more tokens than estimated, so less fits."""
 
     def counted(step: Any) -> Any:
         def answer(messages, tools):

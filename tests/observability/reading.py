@@ -1,4 +1,4 @@
-"""A strict reader of Prometheus's text format 0.0.4: whatever a scraper might stumble over is an error here."""
+"""A strict parser of Prometheus's text format 0.0.4, which rejects anything a scraper might stumble over."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Family:
 
 
 def read(text: str) -> dict[str, Family]:
-    """All metrics by name. An AssertionError says what is not as the format wants it."""
-    assert text.endswith("\n"), "the last line has no end"
+    """Return all metrics by name; raise an AssertionError that names what violates the format."""
+    assert text.endswith("\n"), "the last line has no line ending"
     families: dict[str, Family] = {}
     current, help, named = "", "", ""
     for line in text[:-1].split("\n"):
@@ -34,7 +34,7 @@ def read(text: str) -> dict[str, Family]:
             named, _, help = line[7:].partition(" ")
             assert NAME.fullmatch(named), line
             assert HELP.fullmatch(help), line
-            assert named not in families, f"{named} is there twice"
+            assert named not in families, f"{named} is declared twice"
         elif line.startswith("# TYPE "):
             current, kind = line[7:].split(" ")
             assert current == named, "TYPE does not follow its HELP"
@@ -62,10 +62,10 @@ def _sample(line: str, current: str, family: Family) -> None:
         assert label is not None, f"not labels: {inner}"
         labels.append((label[1], re.sub(r"\\(.)", lambda one: {"n": "\n"}.get(one[1], one[1]), label[2])))
         at = label.end()
-        assert label[3] == "" or at < len(inner), f"a comma at the end: {inner}"
-    assert len(dict(labels)) == len(labels), f"a label twice: {inner}"
+        assert label[3] == "" or at < len(inner), f"a trailing comma: {inner}"
+    assert len(dict(labels)) == len(labels), f"a duplicate label: {inner}"
     key = (name, frozenset(labels))
-    assert key not in family.samples, f"a series twice: {line}"
+    assert key not in family.samples, f"a duplicate series: {line}"
     family.samples[key] = float(number)
     assert family.kind == "gauge" or (not math.isnan(float(number)) and float(number) >= 0), line
 
@@ -82,6 +82,6 @@ def _check_histogram(name: str, family: Family) -> None:
 
 
 def value(families: dict[str, Family], name: str, /, **labels: str) -> float:
-    """One number; 0 where there is no such series yet."""
+    """Return one value, or 0 if the series does not exist yet."""
     family = families.get(name) or families[re.sub(r"_(?:bucket|sum|count)$", "", name)]
     return family.samples.get((name, frozenset(labels.items())), 0.0)

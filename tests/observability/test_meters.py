@@ -1,4 +1,4 @@
-"""What is counted of a turn, and what is not told of it."""
+"""What is counted about a turn, and what is not exposed about it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_turn_is_counted_with_its_calls_and_tokens():
     assert value(found, "everloop_turns_taken_over_total") == 0
 
 
-def test_what_was_there_before_a_turn_was_taken_over_is_not_counted_again():
+def test_steps_before_a_takeover_are_not_counted_again():
     found = counted(
         claimed(
             UserSaid("hi"),
@@ -94,32 +94,32 @@ def test_what_was_there_before_a_turn_was_taken_over_is_not_counted_again():
 
 
 @pytest.mark.parametrize("last", [CallsAsked(("c1",), "May I?"), CallsDecided(("c1",), True)])
-def test_a_turn_that_goes_on_after_a_persons_word_was_not_taken_over(last):
+def test_a_turn_that_continues_after_an_approval_does_not_count_as_a_takeover(last):
     before = (UserSaid("hi"), ModelAnswered(None, (Call("c1", "exec"),)), last)
     found = counted(claimed(*before, resumed=True), TurnEnded("answer", "x"))
     assert value(found, "everloop_turns_taken_over_total") == 0
     assert value(found, "everloop_turns_total", reason="answer") == 1
 
 
-def test_a_turn_that_was_cut_off_before_its_first_entry_was_taken_over():
+def test_resuming_a_turn_interrupted_before_its_first_entry_counts_as_a_takeover():
     assert value(counted(claimed(resumed=True)), "everloop_turns_taken_over_total") == 1
 
 
-def test_a_turn_that_did_not_end_here_is_not_one_that_ended():
+def test_a_turn_that_ended_elsewhere_is_not_counted_as_ended():
     found = counted(claimed(UserSaid("hi")), ModelAnswered(None, (Call("c1", "exec"),)), CallsAsked(("c1",), "May I?"))
     assert found["everloop_turns_total"].samples == {}
     assert value(found, "everloop_model_calls_total") == 1
     assert value(found, "everloop_messages_taken_total") == 1
 
 
-def test_names_that_a_model_makes_up_are_not_told():
+def test_tool_names_made_up_by_a_model_are_not_exposed():
     further = [CallEnded(f"c{n}", f"{CANARY}{n}", "no such tool", "error") for n in range(1000)]
     found = counted(claimed(UserSaid("hi")), *further)
     assert value(found, "everloop_tool_calls_total", tool="other", status="error") == 1000
     assert len(found["everloop_tool_calls_total"].samples) == 1
 
 
-def test_calls_that_a_client_runs_are_not_ours():
+def test_calls_run_by_a_client_are_not_counted():
     own = {"type": "function", "function": {"name": "exec", "parameters": {}}}
     found = counted(
         claimed(UserSaid("hi", request=Request(tools=(own,)))),
@@ -148,7 +148,7 @@ def test_refused_writes_and_requests_are_counted():
     assert value(found, "everloop_http_requests_total", route="other", status="404") == 1
 
 
-def test_all_that_is_told_has_a_value_before_anything_happened():
+def test_every_metric_has_a_value_before_anything_happens():
     found = seen(Meters())
     assert value(found, "process_start_time_seconds") > 1.7e9
     assert all(name.startswith(("everloop_", "process_")) for name in found)

@@ -1,4 +1,5 @@
-"""The page at /metrics: one look at the store for all who ask, and no more than the process's numbers without it."""
+"""The page at /metrics: one store query serves concurrent scrapes, and without the store it shows the process's
+metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ CANARY = "canary-0d41f7"
 
 
 class Slow(SQLiteStore):
-    """A store that counts how often it is looked at, and answers when it may."""
+    """A store that counts its queries, and answers once it is allowed to."""
 
     looks = 0
     error: Exception | None = None
@@ -66,7 +67,7 @@ async def scraped(page: Page) -> dict[str, Family]:
     return read((await page.text()).decode())
 
 
-async def test_the_numbers_of_the_store_are_those_of_its_overview(store, worker):
+async def test_the_stores_metrics_match_its_overview(store, worker):
     await store.join(worker, "/run/me")
     await begun(store, worker, chat=CANARY, owner=CANARY)
     await finish(store, await begun(store, worker, chat="2"), outgoing=[answer(), answer()])
@@ -94,13 +95,13 @@ async def test_the_numbers_of_the_store_are_those_of_its_overview(store, worker)
     assert 0 < value(found, "everloop_oldest_unsent_age_seconds") < 60
 
 
-async def test_many_who_ask_at_once_and_soon_after_cost_one_look(store, monkeypatch):
+async def test_concurrent_and_closely_following_scrapes_cost_one_query(store, monkeypatch):
     monkeypatch.setattr("everloop.observability.metrics.FRESH_SECONDS", 60.0)
     page = Page(store, Meters())
     store.may.clear()
     asked = [asyncio.create_task(scraped(page)) for _ in range(50)]
     await asyncio.sleep(0.05)
-    asked[0].cancel()  # one that goes away takes nothing from the others
+    asked[0].cancel()  # a scraper that disconnects does not affect the others
     await asyncio.sleep(0)
     store.may.set()
     answers = await asyncio.gather(*asked[1:])
@@ -109,7 +110,7 @@ async def test_many_who_ask_at_once_and_soon_after_cost_one_look(store, monkeypa
     assert store.looks == 1
 
 
-async def test_what_was_seen_is_not_shown_for_long(store, monkeypatch):
+async def test_a_cached_overview_expires_soon(store, monkeypatch):
     monkeypatch.setattr("everloop.observability.metrics.FRESH_SECONDS", 0.05)
     page = Page(store, Meters())
     assert value(await scraped(page), "everloop_messages_waiting") == 0
@@ -119,7 +120,7 @@ async def test_what_was_seen_is_not_shown_for_long(store, monkeypatch):
     assert FRESH_SECONDS <= 2.0
 
 
-async def test_without_its_store_a_process_still_tells_of_itself(store):
+async def test_without_its_store_a_process_still_exposes_its_own_metrics(store):
     store.error = StoreError(f"{CANARY} is away")
     meters = Meters()
     meters.refused()
@@ -131,9 +132,7 @@ async def test_without_its_store_a_process_still_tells_of_itself(store):
     assert "everloop_messages_waiting" not in found
 
 
-async def test_a_store_that_does_not_answer_keeps_no_scraper_waiting_and_is_not_asked_again_meanwhile(
-    store, monkeypatch
-):
+async def test_an_unresponsive_store_blocks_no_scraper_and_is_not_queried_again_meanwhile(store, monkeypatch):
     monkeypatch.setattr("everloop.observability.metrics.LOOK_SECONDS", 0.05)
     page = Page(store, Meters())
     store.may.clear()
@@ -146,7 +145,7 @@ async def test_a_store_that_does_not_answer_keeps_no_scraper_waiting_and_is_not_
     assert value(await scraped(page), "everloop_store_up") == 1
 
 
-def test_nothing_of_it_is_loaded_by_a_worker_that_tells_nobody():
+def test_a_worker_without_metrics_loads_none_of_it():
     code = """
 import sys
 import everloop.cli.serve, everloop.runtime.owners, everloop.store.sqlite
@@ -163,7 +162,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
 
 
-async def test_the_page_names_every_metric_with_its_kind_and_labels_and_no_other(store):
+async def test_the_docs_list_exactly_the_metrics_with_type_and_labels(store):
     meters = Meters()
     meters.ran(*_turn())
     meters.requested("/healthz", 200)
@@ -184,7 +183,7 @@ def _turn() -> Any:
     return claim, [*claim.entries, *further], {"exec"}
 
 
-async def test_the_rules_and_the_scrape_settings_of_the_page_are_what_prometheus_reads(store):
+async def test_prometheus_accepts_the_rules_and_scrape_settings_in_the_docs(store):
     names = set(read((await Page(store, Meters()).text()).decode()))
     files = [yaml.safe_load(text) for text in blocks("yaml")]
     scrapes = [job for file in files for job in file.get("scrape_configs", ())]

@@ -1,4 +1,4 @@
-"""The text format: what is written can be read by the strictest reader."""
+"""The text format: the strictest parser can read what is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(*metrics: Counter | Histogram) -> str:
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=20), st.text(min_size=1))
-def test_any_label_and_any_help_comes_back_as_it_was(labels, help):
+def test_any_label_and_any_help_text_round_trips(labels, help):
     counter = Counter("seen_total", f"What {help}", "one", "two")
     for one, two in labels:
         counter.add(one, two)
@@ -27,14 +27,14 @@ def test_any_label_and_any_help_comes_back_as_it_was(labels, help):
         assert value(seen, "seen_total", one=one, two=two) >= 1
 
 
-def test_two_labels_that_cannot_be_sent_stay_two():
+def test_two_unencodable_labels_stay_distinct():
     counter = Counter("seen_total", "Seen.", "name")
     counter.add("\ud800")
     counter.add("\ud801")
     assert len(read(text(counter))["seen_total"].samples) == 2
 
 
-def test_quotes_line_ends_and_backslashes_are_escaped_as_the_format_says():
+def test_quotes_line_ends_and_backslashes_are_escaped_per_the_format():
     counter = Counter("seen_total", 'a "quote", a \\ and a\nline end', "name")
     counter.add('a "quote", a \\ and a\nline end', amount=2)
     assert text(counter).splitlines() == [
@@ -44,7 +44,7 @@ def test_quotes_line_ends_and_backslashes_are_escaped_as_the_format_says():
     ]
 
 
-def test_a_counter_without_labels_is_there_before_anything_happens():
+def test_a_counter_without_labels_exists_before_anything_happens():
     assert value(read(text(Counter("seen_total", "Seen."))), "seen_total") == 0
     assert text(Counter("seen_total", "Seen.")).splitlines()[-1] == "seen_total 0"
 
@@ -62,7 +62,7 @@ def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it(values):
     assert value(seen, "took_seconds_count") == len(values)
 
 
-def test_whatever_comes_as_a_label_the_number_of_series_is_bounded():
+def test_the_number_of_series_is_bounded_whatever_the_labels():
     counter = Counter("seen_total", "Seen.", "name")
     for n in range(MAX_SERIES * 3):
         counter.add(f"name{n}")
@@ -77,7 +77,7 @@ def test_whatever_comes_as_a_label_the_number_of_series_is_bounded():
     ("number", "words"),
     [(0, "0"), (3.0, "3"), (0.25, "0.25"), (1e20, "1e+20"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")],
 )
-def test_numbers_are_written_as_the_format_says(number, words):
+def test_numbers_are_written_per_the_format(number, words):
     assert format_number(number) == words
 
 
@@ -97,6 +97,6 @@ def test_numbers_are_written_as_the_format_says(number, words):
         '# HELP a x\n# TYPE a histogram\na_bucket{le="1"} 1\na_sum 1\na_count 1\n',
     ],
 )
-def test_the_reader_refuses_what_is_not_the_format(wrong):
+def test_the_parser_rejects_invalid_text(wrong):
     with pytest.raises((AssertionError, KeyError)):
         read(wrong)

@@ -1,4 +1,4 @@
-"""Traces of turns, at a real OTLP receiver."""
+"""Traces of turns, received by a real OTLP receiver."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 
 CANARY = "canary-9c41"
-OK, ERROR = 1, 2  # codes of a status; 0 is none
+OK, ERROR = 1, 2  # status codes; 0 is unset
 
 
 class Span:
-    """A span as the receiver got it."""
+    """A span as received."""
 
     def __init__(self, span: Any) -> None:
         self.name: str = span.name
@@ -55,7 +55,7 @@ def _value(value: Any) -> Any:
 
 
 class Receiver:
-    """Takes traces over HTTP as a collector does."""
+    """Receives traces over HTTP like a collector."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -123,7 +123,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 class Traced:
-    """A loop whose turns are traced when they have ended."""
+    """A loop whose turns are traced once they have ended."""
 
     def __init__(self, folder: Path, endpoint: str, *steps: Any, **options: Any) -> None:
         self.store = SQLiteStore(folder / "store.db")
@@ -131,7 +131,7 @@ class Traced:
         self.tracer = Tracer(self.store, endpoint, **{"provider": "openai", "model": "m-1", **options})
 
     async def say(self, text: str, key: str = "my:one", root: str = "") -> str:
-        """One turn; its id."""
+        """Run one turn; return its id."""
         await self.agent.process_direct(text, session_key=key)
         turn = (await self.store.turns("me", limit=1))[0]
         claim = Claim(turn.owner, turn.session, turn.key, 1, turn.id, 0, 0, turn.first_seq)
@@ -185,7 +185,7 @@ async def test_a_turn_is_a_trace_with_its_model_calls_and_tools_below_it(receive
     assert receiver.resources[0]["service.name"] == "everloop"
 
 
-async def test_spans_last_as_long_as_what_they_stand_for(receiver, tmp_path):
+async def test_spans_last_as_long_as_their_steps(receiver, tmp_path):
     async def slow(messages: Any, tools: Any) -> str:
         await asyncio.sleep(0.2)
         return "done"
@@ -205,7 +205,7 @@ async def test_spans_last_as_long_as_what_they_stand_for(receiver, tmp_path):
     assert abs(whole.end / 1e9 - time.time()) < 30
 
 
-async def test_nothing_that_was_said_leaves_the_machine(receiver, tmp_path):
+async def test_no_message_content_is_exported_by_default(receiver, tmp_path):
     (tmp_path / f"{CANARY}.txt").write_text(f"the file has {CANARY}-file")
     steps = (
         LLMResponse(f"I say {CANARY}", [call("read_file", path=f"{CANARY}.txt")], reasoning=f"think {CANARY}"),
@@ -219,7 +219,7 @@ async def test_nothing_that_was_said_leaves_the_machine(receiver, tmp_path):
     assert receiver.bodies
 
 
-async def test_what_was_said_goes_along_where_the_settings_say_so(receiver, tmp_path):
+async def test_message_content_is_exported_if_so_configured(receiver, tmp_path):
     (tmp_path / "a.txt").write_text("the file")
     steps = LLMResponse("I look", [call("read_file", path="a.txt")]), "the answer"
     async with Traced(tmp_path, receiver.endpoint, *steps, content=True) as traced:
@@ -240,7 +240,7 @@ async def test_what_was_said_goes_along_where_the_settings_say_so(receiver, tmp_
     assert "the file" in read["gen_ai.tool.call.result"]
 
 
-async def test_a_failure_is_told_by_its_kind(receiver, tmp_path):
+async def test_a_failure_is_recorded_by_its_kind(receiver, tmp_path):
     steps = call("no_such_tool"), ProviderError("down", retryable=False)
     async with Traced(tmp_path, receiver.endpoint, *steps) as traced:
         await traced.say("look")
@@ -254,7 +254,7 @@ async def test_a_failure_is_told_by_its_kind(receiver, tmp_path):
     ]
 
 
-async def test_a_sub_agents_turn_stands_below_the_turn_that_it_goes_back_to(receiver, tmp_path):
+async def test_a_sub_agents_turn_is_a_child_of_the_turn_that_spawned_it(receiver, tmp_path):
     async with Traced(tmp_path, receiver.endpoint, "one", "two") as traced:
         first = await traced.say("work")
         await traced.say("part of it", "sub:1", root=first)
@@ -265,7 +265,7 @@ async def test_a_sub_agents_turn_stands_below_the_turn_that_it_goes_back_to(rece
 
 
 @pytest.mark.parametrize("status", [503, 404])
-async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_it_is_back(
+async def test_an_unavailable_receiver_delays_nothing_and_gets_everything_later(
     receiver, tmp_path, monkeypatch, status
 ):
     monkeypatch.setattr(tracing, "BATCH", 1)
@@ -274,7 +274,7 @@ async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_i
         for _ in range(4):
             began = time.monotonic()
             await traced.say("x")
-            assert time.monotonic() - began < 4  # whoever waited for the receiver would wait for five seconds
+            assert time.monotonic() - began < 4  # waiting for the receiver would take five seconds
         await until(lambda: receiver.refused > 0)
         receiver.status = 200
         spans = await receiver.gets(8)
@@ -282,10 +282,10 @@ async def test_a_receiver_that_is_away_delays_nothing_and_gets_everything_when_i
     assert len(spans) == 8
 
 
-async def test_a_receiver_that_is_not_there_is_told_of_once_and_keeps_nobody_from_leaving(tmp_path, caplog):
+async def test_a_missing_receiver_is_reported_once_and_does_not_delay_shutdown(tmp_path, caplog):
     silent = Receiver()
     async with receiving(silent):
-        pass  # a port that nobody listens on
+        pass  # an unused port
     caplog.set_level(logging.WARNING)
     traced = Traced(tmp_path, silent.endpoint, "done", "done")
     await traced.say("x")
@@ -293,12 +293,12 @@ async def test_a_receiver_that_is_not_there_is_told_of_once_and_keeps_nobody_fro
     await asyncio.sleep(0.1)
     began = time.monotonic()
     await traced.tracer.close()
-    assert time.monotonic() - began < 4.5  # whoever waited for the receiver would wait for five seconds
+    assert time.monotonic() - began < 4.5  # waiting for the receiver would take five seconds
     await traced.agent.close()
     assert [record.name for record in caplog.records] == ["everloop.observability.tracing"]
 
 
-async def test_only_so_many_turns_wait_for_a_receiver_that_is_away(tmp_path, monkeypatch, receiver):
+async def test_the_queue_for_an_unavailable_receiver_is_bounded(tmp_path, monkeypatch, receiver):
     monkeypatch.setattr(tracing, "MAX_QUEUED", 2)
     receiver.status = 503
     async with Traced(tmp_path, receiver.endpoint, *["done"] * 5) as traced:
@@ -311,7 +311,7 @@ async def test_only_so_many_turns_wait_for_a_receiver_that_is_away(tmp_path, mon
     assert len(kept) < 5
 
 
-async def test_what_waits_when_it_closes_is_sent_and_it_can_be_used_again(receiver, tmp_path):
+async def test_closing_sends_queued_traces_and_allows_reuse(receiver, tmp_path):
     async with Traced(tmp_path, receiver.endpoint, "one", "two") as traced:
         await traced.say("x")
         await traced.tracer.close()
@@ -332,7 +332,7 @@ async def test_headers_for_the_receiver_come_from_the_environment(receiver, tmp_
     assert receiver.resources[0]["service.name"] == "garden"
 
 
-def test_an_endpoint_that_is_no_address_is_refused():
+def test_an_endpoint_that_is_not_a_url_is_refused():
     assert traces_url("http://127.0.0.1:4318/") == "http://127.0.0.1:4318/v1/traces"
     assert traces_url("https://host/v1/traces") == "https://host/v1/traces"
     for wrong in ("127.0.0.1:4318", "ftp://host", "http://", "x"):
@@ -362,7 +362,7 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_nothing_is_loaded_before_it_is_used_and_a_missing_extra_is_one_clear_line(missing):
+def test_nothing_is_loaded_before_use_and_a_missing_extra_is_one_clear_line(missing):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *(["missing"] if missing else [])],
         capture_output=True, text=True, env=os.environ, timeout=50,
@@ -375,7 +375,7 @@ def test_nothing_is_loaded_before_it_is_used_and_a_missing_extra_is_one_clear_li
         assert done.stdout == "made False\n"
 
 
-async def test_turns_of_a_loop_go_to_the_collector_of_its_settings(receiver, tmp_path):
+async def test_turns_of_a_loop_go_to_the_configured_collector(receiver, tmp_path):
     config = Config(home=tmp_path, telemetry_endpoint=receiver.endpoint)
     model = ScriptedProvider([call("list_dir", path="."), f"nothing but {CANARY}"])
     async with AgentLoop(MessageBus(), model, tmp_path, config=config, store=tmp_path / "s.db") as agent:

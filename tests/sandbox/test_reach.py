@@ -1,4 +1,4 @@
-"""What a path that a model gave may touch."""
+"""What a path given by a model may touch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_descriptors() -> int:
 # --- restricted ----------------------------------------------------------------------------------------------------
 
 
-def test_links_are_followed_as_long_as_they_stay_inside(folder):
+def test_links_are_followed_if_they_stay_inside(folder):
     (folder / "sub").mkdir()
     (folder / "sub/a.txt").write_text("there")
     (folder / "relative").symlink_to("sub/../sub")
@@ -75,7 +75,7 @@ def test_a_link_that_leads_out_is_refused_for_reading_and_writing(folder):
     assert open_descriptors() == before
 
 
-def test_a_workspace_that_is_a_link_can_be_named_either_way(folder):
+def test_a_workspace_that_is_a_link_can_be_named_by_both_paths(folder):
     link = folder.parent / "link"
     link.symlink_to(folder)
     (folder / "a.txt").write_text("there")
@@ -91,7 +91,7 @@ def test_a_loop_of_links_is_refused(folder):
         content(Reach(folder), "a")
 
 
-def test_a_file_that_is_gone_is_not_there_even_if_it_is_open(folder):
+def test_a_deleted_file_is_missing_even_while_it_is_open(folder):
     (folder / "a (deleted)").write_text("there")
     assert content(Reach(folder), "a (deleted)") == "there"
 
@@ -111,7 +111,7 @@ def test_saved_outputs_can_be_read_and_not_written(folder):
         content(Reach(folder, outputs=outputs), f"{outputs}/link")
 
 
-def test_an_approved_path_is_touched_itself_and_nothing_it_links_to(folder):
+def test_an_approved_path_gives_access_to_nothing_it_links_to(folder):
     outside = folder.parent / "outside"
     reach = Reach(folder, approved=True)
     assert content(reach, "../outside/secret.txt") == "secret"
@@ -129,7 +129,7 @@ def test_an_approved_path_is_touched_itself_and_nothing_it_links_to(folder):
 
 
 @pytest.mark.parametrize("approved", [False, True])
-def test_what_is_protected_is_out_of_reach_however_it_is_got_at(folder, approved):
+def test_protected_files_are_out_of_reach_by_every_path(folder, approved):
     home = folder / "home"
     home.mkdir()
     (home / "config.toml").write_text("secret")
@@ -161,7 +161,7 @@ def test_a_folder_that_turns_into_a_link_while_folders_are_made_is_not_entered(f
 
 
 @pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", "sub/.git", "way/config", ".GIT/config"])
-def test_what_steers_a_persons_git_is_written_only_with_their_word(folder, path):
+def test_files_that_control_the_users_git_are_written_only_with_approval(folder, path):
     (folder / ".git").mkdir()
     (folder / ".git/config").write_text("theirs")
     (folder / "way").symlink_to(".git")
@@ -170,7 +170,7 @@ def test_what_steers_a_persons_git_is_written_only_with_their_word(folder, path)
         put(Reach(folder), path)
     assert (folder / ".git/config").read_text() == "theirs"
     assert os.listdir(folder / ".git") == ["config"]
-    if path == "way/config":  # a person has seen this name, and not where it leads
+    if path == "way/config":  # the user has seen this name, but not its target
         with pytest.raises(OutOfReach):
             put(Reach(folder, approved=True), path)
     else:
@@ -180,19 +180,19 @@ def test_what_steers_a_persons_git_is_written_only_with_their_word(folder, path)
     put(Reach(folder), ".gitignore")
 
 
-def test_a_workspace_below_a_git_folder_can_be_written(tmp_path):
+def test_a_workspace_inside_a_git_folder_can_be_written(tmp_path):
     place = tmp_path / ".git/workspace"
     place.mkdir(parents=True)
     assert put(Reach(place), "a.txt") == f"{place}/a.txt"
 
 
-def test_a_protected_folder_that_does_not_exist_yet_is_not_made(folder):
+def test_a_protected_folder_that_does_not_exist_yet_is_not_created(folder):
     with pytest.raises(OutOfReach):
         put(Reach(folder, protected=(folder / "home",)), "home/config.toml")
     assert os.listdir(folder) == []
 
 
-def test_a_workspace_and_outputs_inside_a_protected_folder_stay_in_reach(tmp_path):
+def test_a_workspace_and_outputs_inside_a_protected_folder_remain_accessible(tmp_path):
     home = tmp_path / ".everloop"
     workspace, outputs = home / "workspace", home / "outputs"
     workspace.mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_a_workspace_that_is_itself_protected_is_out_of_reach(folder):
 
 
 @pytest.mark.parametrize("restricted", [True, False])
-def test_the_guard_is_told_the_real_place_and_can_refuse(folder, restricted):
+def test_the_guard_gets_the_real_path_and_can_refuse(folder, restricted):
     (folder / "a.txt").write_text("there")
     (folder / "link").symlink_to("a.txt")
     told: list[tuple[str, bool]] = []
@@ -242,7 +242,7 @@ def test_the_guard_is_told_the_real_place_and_can_refuse(folder, restricted):
 
 
 @pytest.mark.parametrize("restricted", [True, False])
-def test_a_file_that_is_moved_while_its_place_is_looked_for_is_not_replaced(folder, restricted):
+def test_a_file_moved_during_path_resolution_is_not_replaced(folder, restricted):
     def swap(real: str, writing: bool) -> None:
         os.rename(folder / "b.txt", folder / "a.txt")
 
@@ -256,7 +256,7 @@ def test_a_file_that_is_moved_while_its_place_is_looked_for_is_not_replaced(fold
 # --- not restricted, and where it cannot be ------------------------------------------------------------------------
 
 
-def test_an_unrestricted_call_goes_wherever_the_system_lets_it(folder):
+def test_an_unrestricted_call_may_touch_whatever_the_system_allows(folder):
     (folder / "out").symlink_to("../outside")
     reach = Reach(folder, restricted=False, protected=(folder.parent / "outside",))
     assert content(reach, "out/secret.txt") == "secret"
@@ -286,7 +286,7 @@ for restricted in (False, True):
 """
 
 
-def test_a_kernel_without_openat2_is_told_of_and_nothing_is_read_unconfined(folder):
+def test_a_kernel_without_openat2_is_reported_and_nothing_is_read_unconfined(folder):
     (folder / "a.txt").write_text("there")
     ran = subprocess.run(
         [sys.executable, "-c", NO_OPENAT2, folder], capture_output=True, text=True, timeout=30, check=True
@@ -297,10 +297,10 @@ def test_a_kernel_without_openat2_is_told_of_and_nothing_is_read_unconfined(fold
     assert "openat2" in second
 
 
-# --- what the tools say they would touch ---------------------------------------------------------------------------
+# --- what the tools declare they would touch -----------------------------------------------------------------------
 
 
-async def test_every_tool_tells_the_path_it_would_touch(folder):
+async def test_every_tool_declares_the_path_it_would_touch(folder):
     desk = Desk(folder)
 
     async def plans() -> dict[str, tuple[tuple[str, ...], bool]]:

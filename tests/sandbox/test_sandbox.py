@@ -1,4 +1,4 @@
-"""The parts of the sandbox: what is shown, what is hidden, what is counted, and what happens without a backend."""
+"""The parts of the sandbox: what is visible, what is hidden, what is limited, and what happens without a backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def run(backend: Backend, world: Confinement, command: str, environment: dict[str, str] | None = None) -> str:
-    """What a command says behind a backend."""
+    """Run a command in a backend and return its output."""
     said = bytearray()
 
     async def listen(data: bytes) -> bool:
@@ -55,7 +55,7 @@ async def run(backend: Backend, world: Confinement, command: str, environment: d
 
 
 async def look(folder: Path, **options: Any) -> Confinement:
-    """What a command in this folder may touch."""
+    """The reach of a command in this folder."""
     return await asyncio.to_thread(confinement, str(folder), **options)
 
 
@@ -76,7 +76,7 @@ def test_without_bubblewrap_landlock_is_taken(monkeypatch):
         choose_backend("bubblewrap")
 
 
-def test_a_bubblewrap_that_may_not_make_namespaces_does_not_count(monkeypatch, tmp_path):
+def test_a_bubblewrap_that_cannot_create_namespaces_is_not_used(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -87,7 +87,7 @@ def test_a_bubblewrap_that_may_not_make_namespaces_does_not_count(monkeypatch, t
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_with_neither_nothing_runs_and_one_line_says_what_to_do(monkeypatch, version):
+def test_without_a_backend_nothing_runs_and_one_line_says_what_to_do(monkeypatch, version):
     monkeypatch.setattr(bubblewrap, "_CANDIDATES", ())
     monkeypatch.setattr(landlock, "abi", lambda: version)
     with pytest.raises(NoSandbox) as refused:
@@ -97,10 +97,10 @@ def test_with_neither_nothing_runs_and_one_line_says_what_to_do(monkeypatch, ver
     assert '"off"' in str(refused.value)
 
 
-# --- what is shown -------------------------------------------------------------------------------------------------
+# --- what is visible -----------------------------------------------------------------------------------------------
 
 
-def test_programs_in_a_home_are_shown_with_what_they_need_and_no_more(tmp_path):
+def test_programs_in_a_home_are_visible_with_only_what_they_need(tmp_path):
     home = tmp_path / "home"
     for name in (".pyenv/shims", ".pyenv/versions/3/bin", ".cargo/bin", ".local/bin", ".local/share/keyrings", "bin"):
         (home / name).mkdir(parents=True, exist_ok=True)
@@ -123,20 +123,20 @@ def test_programs_in_a_home_are_shown_with_what_they_need_and_no_more(tmp_path):
     assert found.search == ":".join(str(entry) for entry in [*entries, tmp_path / "venv/bin", "/usr/bin"])
 
 
-def test_nothing_hidden_is_shown_with_a_prefix(tmp_path):
+def test_a_visible_prefix_exposes_nothing_hidden(tmp_path):
     workspace = tmp_path / "work"
     paths = [str(tmp_path / "keys/bin"), str(tmp_path / "tools"), str(workspace / "venv")]
     assert without(paths, [str(tmp_path / "keys")], str(workspace)) == [str(tmp_path / "tools")]
 
 
-def test_private_keys_of_the_system_are_not_among_its_settings():
+def test_private_keys_of_the_system_are_not_visible_among_its_settings():
     shown = system("/usr/bin", "").paths
     assert "/usr" in shown
     for secret in ("/etc/shadow", "/etc/ssl/private", "/etc/ssh", "/root", "/home", "/var", "/run", "/etc", "/"):
         assert not any(within(secret, path) for path in shown)
 
 
-def test_a_command_gets_the_variables_on_the_list_and_no_others():
+def test_a_command_gets_only_allowlisted_variables():
     outer = {"PATH": "/x", "LANG": "C", "LC_ALL": "C", "API_KEY": "k", "LD_PRELOAD": "evil", "BASH_ENV": "evil"}
     outer |= {"https_proxy": "http://proxy:1", "HTTP_PROXY": "http://user:password@proxy:1", "MINE": "m"}
     quiet = command_environment(outer, (), network=False, search="/usr/bin")
@@ -150,7 +150,7 @@ def test_a_command_gets_the_variables_on_the_list_and_no_others():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_what_is_protected_is_not_there_even_inside_the_workspace(folder, backend):
+async def test_protected_files_are_invisible_even_inside_the_workspace(folder, backend):
     state = folder / "deep/state"
     state.mkdir(parents=True)
     (state / "key").write_text("canary")
@@ -174,7 +174,7 @@ async def test_what_is_protected_is_not_there_even_inside_the_workspace(folder, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_workspace_and_outputs_inside_what_is_protected_are_there(tmp_path, backend):
+async def test_a_workspace_and_outputs_inside_a_protected_folder_are_visible(tmp_path, backend):
     home = tmp_path / "runtime"
     workspace, outputs, others = home / "workspace", home / "outputs/mine", home / "outputs/others"
     for place in (workspace, outputs, others):
@@ -194,7 +194,7 @@ async def test_a_workspace_and_outputs_inside_what_is_protected_are_there(tmp_pa
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_further_places_can_be_opened_for_reading_and_writing(folder, tmp_path, backend):
+async def test_additional_paths_can_be_made_readable_and_writable(folder, tmp_path, backend):
     for name in ("lib", "cache", "cache/secret"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text").write_text(name)
@@ -211,7 +211,7 @@ async def test_further_places_can_be_opened_for_reading_and_writing(folder, tmp_
     assert (tmp_path / "cache/text").read_text() == "new\n"
 
 
-async def test_a_link_that_takes_a_files_place_at_the_last_moment_opens_no_door(folder, tmp_path):
+async def test_a_link_that_replaces_a_file_at_the_last_moment_gives_no_access(folder, tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("canary")
     (folder / ".git").mkdir()
@@ -225,8 +225,8 @@ async def test_a_link_that_takes_a_files_place_at_the_last_moment_opens_no_door(
     assert not (folder / "ran").exists()
 
 
-async def test_a_sandbox_that_was_not_made_as_it_should_be_is_not_used(folder):
-    """bwrap follows links when it mounts: what it has mounted is looked at before the command begins."""
+async def test_a_sandbox_with_wrong_mounts_is_not_used(folder):
+    """bwrap follows links when it mounts, so its mounts are verified before the command starts."""
     for name in (".git", "sub"):
         (folder / name).mkdir()
     world = await look(folder)
@@ -243,7 +243,7 @@ async def test_a_sandbox_that_was_not_made_as_it_should_be_is_not_used(folder):
     assert not (folder / "ran").exists()
 
 
-def test_a_mount_of_something_else_is_seen_in_the_table_of_mounts():
+def test_a_wrong_mount_is_seen_in_the_mount_table():
     world = Confinement("/home/a b", held=("/home/a b/.git",), frozen=("/home/a b/.git/hooks",))
     top = "70 65 254:0 /disk/a\\040b /home/a\\040b rw - ext4 /dev/vda rw"
     git = "71 70 254:0 /disk/a\\040b/.git /home/a\\040b/.git rw - ext4 /dev/vda rw"
@@ -256,7 +256,7 @@ def test_a_mount_of_something_else_is_seen_in_the_table_of_mounts():
     assert bubblewrap.misplaced("\n".join((top, git, other_disk)), world) == "/home/a b/.git/hooks"
 
 
-async def test_landlock_grants_nothing_through_a_link_that_takes_a_files_place(folder, tmp_path):
+async def test_landlock_grants_nothing_through_a_link_that_replaces_a_file(folder, tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("canary")
     (folder / "AGENTS.md").touch()
@@ -282,7 +282,7 @@ async def test_landlock_grants_nothing_through_a_link_that_takes_a_files_place(f
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_steering_file_that_is_a_link_opens_no_door(folder, tmp_path, backend):
+async def test_an_instruction_file_that_is_a_link_gives_no_access(folder, tmp_path, backend):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("canary")
     for name in (".git", "skills", "AGENTS.md"):
@@ -295,7 +295,7 @@ async def test_a_steering_file_that_is_a_link_opens_no_door(folder, tmp_path, ba
     assert not (tmp_path / "outside/new").exists()
 
 
-async def test_strange_names_of_folders_do_no_harm(tmp_path):
+async def test_unusual_folder_names_do_no_harm(tmp_path):
     folder = tmp_path / "a b\\040'\"\té;$(x)"
     (folder / ".git/hooks").mkdir(parents=True)
     for backend in BACKENDS:
@@ -315,7 +315,7 @@ async def test_strange_names_of_folders_do_no_harm(tmp_path):
         seccomp.shared_filter(network=False, signals=False),
     ],
 )
-def test_every_jump_of_a_filter_stays_inside_it(program):
+def test_every_jump_of_a_seccomp_filter_stays_inside_it(program):
     code = list(struct.iter_unpack("=HBBI", program))
     assert code[-1][0] == 0x06
     for place, (operation, yes, no, _) in enumerate(code):
@@ -323,8 +323,8 @@ def test_every_jump_of_a_filter_stays_inside_it(program):
             assert place + 1 + max(yes, no) < len(code)
 
 
-def test_the_folder_of_a_command_goes_with_the_runtime_however_soon_the_launcher_hears_of_its_end(folder):
-    """The pipe of a runtime that was killed is closed a moment before its children have another parent."""
+def test_a_commands_folder_is_removed_with_the_runtime_however_soon_the_launcher_notices(folder):
+    """The pipe of a killed runtime closes shortly before its children are reparented."""
     world = Confinement(str(folder), readable=system(os.defpath, "").paths)
     made = prepare("landlock", world, world.workspace, "sleep 60", outer={"PATH": os.defpath})
     child = subprocess.Popen(made.arguments, env=made.environment, pass_fds=made.passed)
@@ -337,7 +337,7 @@ def test_the_folder_of_a_command_goes_with_the_runtime_however_soon_the_launcher
 
 
 async def test_where_signals_are_not_scoped_none_can_be_sent_at_all(folder, monkeypatch):
-    """An older Landlock leaves signals alone; the filter of calls takes over."""
+    """An older Landlock does not scope signals, so the seccomp filter blocks them."""
     monkeypatch.setattr(landlock, "abi", lambda: 5)
     victim = subprocess.Popen(["sleep", "30"])
     try:
@@ -350,17 +350,17 @@ async def test_where_signals_are_not_scoped_none_can_be_sent_at_all(folder, monk
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_none_of_roots_capabilities_is_left(folder, backend):
+async def test_no_capability_of_root_remains(folder, backend):
     program = "import ctypes, struct; library = ctypes.CDLL(None); held = ctypes.create_string_buffer(24); "
     program += "library.capget(struct.pack('Ii', 0x20080522, 0), held); print(any(held.raw), "
     program += "sum(library.prctl(23, number, 0, 0, 0) for number in range(40)) > 0)"
     held, may_be_gained = (await run(backend, await look(folder), f'python3 -c "{program}"')).split()
     assert held == "False"
-    assert may_be_gained == "False" or os.geteuid() != 0  # nobody else may drop them, or gain them
+    assert may_be_gained == "False" or os.geteuid() != 0  # only root can drop capabilities or gain them
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_no_file_is_made_to_run_with_its_owners_rights(folder, backend):
+async def test_no_setuid_file_can_be_created(folder, backend):
     program = "import os; os.close(os.open('b', os.O_CREAT | os.O_WRONLY, 0o4755)); os.mkdir('c', 0o2755)"
     await run(backend, await look(folder), f'cp /bin/true a; chmod 4755 a; chmod g+s a; python3 -c "{program}"')
     assert (folder / "a").exists()
@@ -370,7 +370,7 @@ async def test_no_file_is_made_to_run_with_its_owners_rights(folder, backend):
 # --- control groups ------------------------------------------------------------------------------------------------
 
 
-def test_the_group_is_made_where_the_controllers_are_handed_down(tmp_path):
+def test_the_cgroup_is_created_where_the_controllers_are_delegated(tmp_path):
     for name in ("", "/slice", "/slice/own"):
         (tmp_path / name.strip("/")).mkdir(exist_ok=True)
         handed = "" if name == "/slice/own" else "cpu memory pids"
@@ -382,8 +382,8 @@ def test_the_group_is_made_where_the_controllers_are_handed_down(tmp_path):
     assert resources.find_parent([["0", "", "/slice/own"]], mounts) is None
 
 
-def test_a_group_has_the_limits_and_those_of_the_dead_go_away(folder):
-    (folder / f"{resources._PREFIX}4194305-1").mkdir()  # of a runtime that is gone
+def test_a_cgroup_has_the_limits_and_stale_ones_are_removed(folder):
+    (folder / f"{resources._PREFIX}4194305-1").mkdir()  # of a runtime that has ended
     assert resources.find_parent([["5", "pids", "/"]], [["cgroup", str(folder), "cgroup", "rw,pids"]]) == str(folder)
     assert list(folder.iterdir()) == []
     group = resources.make_group(str(folder), Limits(processes=7))
@@ -391,7 +391,7 @@ def test_a_group_has_the_limits_and_those_of_the_dead_go_away(folder):
     assert Path(group, "pids.max").read_text() == "7"
 
 
-async def test_no_group_and_no_folder_is_left_behind(folder):
+async def test_no_cgroup_and_no_folder_is_left_behind(folder):
     parent = await asyncio.to_thread(resources.parent_group)
     for backend in BACKENDS:
         process = Process(
@@ -410,7 +410,7 @@ async def test_no_group_and_no_folder_is_left_behind(folder):
             assert path is None or not os.path.exists(path)
 
 
-def test_the_launcher_needs_nothing_of_the_package():
+def test_the_launcher_does_not_import_the_package():
     text = Path(launch.LAUNCHER).read_text()
     assert "from ." not in text
     assert "everloop." not in text.replace("everloop: ", "")
@@ -426,7 +426,7 @@ def page_blocks(language: str) -> str:
     return "".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
 
 
-async def test_commands_on_the_page_say_what_the_page_says(folder):
+async def test_commands_in_the_docs_print_what_the_docs_show(folder):
     parts = re.split(r"^\$ (.*)\n", page_blocks("console"), flags=re.M)
     examples = list(zip(parts[1::2], parts[2::2], strict=True))
     assert len(examples) >= 8
@@ -437,12 +437,12 @@ async def test_commands_on_the_page_say_what_the_page_says(folder):
         for command, expected in examples:
             said = (await run_command.execute(command=command)).text
             pattern = ".*".join(re.escape(piece) for piece in expected.rstrip("\n").split("…"))
-            assert re.fullmatch(pattern, said), f"the page says\n{expected}\nand {command} said\n{said}"
+            assert re.fullmatch(pattern, said), f"the page says\n{expected}\nbut {command} printed\n{said}"
     finally:
         current.reset(token)
 
 
-def test_the_settings_on_the_page_are_there():
+def test_the_settings_in_the_docs_exist():
     keys = tomllib.loads(page_blocks("toml"))["sandbox"]
     known = {field.name: field.default for field in fields(ShellSettings)}
     assert set(keys) <= set(known)

@@ -1,4 +1,4 @@
-"""The fake Anthropic server: it says what the API says, and refuses what the API refuses."""
+"""The fake Anthropic server: it answers like the API, and refuses what the API refuses."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_what_the_api_refuses_is_refused_and_counted(server, http, fault):
     assert server.invalid == 1
 
 
-async def test_what_the_api_takes_is_taken(server, http):
+async def test_what_the_api_accepts_is_accepted(server, http):
     thoughts = {
         "role": "assistant",
         "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *CALL["content"]],
@@ -168,7 +168,7 @@ async def test_what_the_api_takes_is_taken(server, http):
         assert (await post(http, server, **good))[0] == 200
 
 
-async def test_a_key_a_version_a_body_and_a_model_are_needed(server, http):
+async def test_a_key_a_version_a_body_and_a_model_are_required(server, http):
     assert (await post(http, server, {"anthropic-version": "x"}))[1]["error"]["type"] == "authentication_error"
     assert (await post(http, server, {"x-api-key": "k"}))[0] == 400
     assert (await post(http, server, model="claude-99"))[1]["error"]["type"] == "not_found_error"
@@ -178,7 +178,7 @@ async def test_a_key_a_version_a_body_and_a_model_are_needed(server, http):
         assert (await response.json())["data"]
 
 
-async def test_only_what_was_marked_is_read_from_the_cache(server, http):
+async def test_only_marked_content_is_read_from_the_cache(server, http):
     marked = {"cache_control": {"type": "ephemeral"}}
     first, second = said("long " * 100, **marked), said("more " * 100)
     asked = ([first], [first, second], [first, second], [said("x" * 500, **marked)], [said("long " * 100)])
@@ -202,6 +202,6 @@ async def test_it_runs_as_a_process_with_a_script(tmp_path):
     assert (await provider.chat(ask)).content == "from the file"
     assert (await provider.chat(ask)).content == "done:z"
     process.send_signal(signal.SIGTERM)
-    await process.communicate()  # to the end of its output, so that nothing of it is left open
+    await process.communicate()  # read to the end, so that the pipe is closed
     assert process.returncode == 0
     await provider.close()

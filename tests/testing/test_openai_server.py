@@ -1,4 +1,4 @@
-"""The fake OpenAI server: replies that are queued, and models whose names are scripts."""
+"""The fake OpenAI server: queued replies, and models whose names are scripts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def post(http: aiohttp.ClientSession, server: FakeOpenAI, **body: Any) -> 
 async def run_turn(
     provider: OpenAIProvider, messages: list[dict[str, Any]], tools: Any = ECHO
 ) -> tuple[list[str], str]:
-    """A turn as an agent makes it: the texts its tools were given, and the answer."""
+    """Run a turn like an agent; return the texts passed to its tools, and the answer."""
     ran: list[str] = []
     while True:
         answer = await provider.chat(messages, tools)
@@ -75,7 +75,7 @@ async def test_the_models_name_is_the_script(server):
     await provider.close()
 
 
-async def test_a_turn_goes_on_at_another_server_that_knows_nothing(server):
+async def test_a_turn_can_continue_on_another_stateless_server(server):
     messages = [user("mark:x"), assistant_message(None, [("c", "echo", {})]), tool_message("c", "echo", "ok")]
     provider = OpenAIProvider(server.base_url, model="tools-2x1")
     assert await run_turn(provider, messages) == (["x/1/0"], "done:x")
@@ -112,7 +112,7 @@ async def test_without_tools_there_is_only_an_answer(server, http):
     assert body["choices"][0]["message"]["content"] == "done:in-parts"
 
 
-async def test_a_stream_has_the_shape_that_every_client_takes(server, http):
+async def test_a_stream_has_the_shape_that_every_client_accepts(server, http):
     server.calls(call("echo", text="x"))
     _, lines = await post(http, server, stream=True, stream_options={"include_usage": True})
     assert lines[-1] == "[DONE]"
@@ -130,7 +130,7 @@ async def test_a_stream_has_the_shape_that_every_client_takes(server, http):
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-async def test_usage_is_streamed_only_when_asked_for(server, http):
+async def test_usage_is_streamed_only_on_request(server, http):
     _, lines = await post(http, server, stream=True)
     assert not any("usage" in line for line in lines)
 
@@ -143,7 +143,7 @@ async def test_an_invalid_conversation_is_refused_and_counted(server, http):
     assert server.requests[0].problems
 
 
-async def test_a_body_that_is_no_json_and_a_model_that_does_not_exist_are_refused(server, http):
+async def test_invalid_json_and_an_unknown_model_are_refused(server, http):
     async with http.post(server.base_url + "/chat/completions", data=b"{") as response:
         assert response.status == 400
     status, body = await post(http, server, model="gpt-9")
@@ -162,7 +162,7 @@ async def test_the_log_can_be_read_over_http(server, http):
         assert (await response.json())["object"] == "list"
 
 
-async def test_queued_replies_go_first_and_failures_are_as_told(server, http):
+async def test_queued_replies_come_first_and_failures_are_as_scripted(server, http):
     server.fail(418, {"odd": True}, {"X-Why": "tea"})
     server.reply("text", reasoning="r", finish_reason="length")
     assert await post(http, server) == (418, {"odd": True})
@@ -177,7 +177,7 @@ async def test_queued_replies_go_first_and_failures_are_as_told(server, http):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_cut_breaks_the_connection(server, http, stream):
+async def test_a_scripted_cut_breaks_the_connection(server, http, stream):
     server.cut(1)
     with pytest.raises(aiohttp.ClientPayloadError):
         await post(http, server, stream=stream)
@@ -197,7 +197,7 @@ async def test_it_runs_as_a_process_with_a_script(tmp_path, http):
     assert (await provider.chat(ask)).tool_calls[0].arguments == {"n": 1}
     assert (await provider.chat(ask)).content == "done:z"
     process.send_signal(signal.SIGTERM)
-    await process.communicate()  # to the end of its output, so that nothing of it is left open
+    await process.communicate()  # read to the end, so that the pipe is closed
     assert process.returncode == 0
     await provider.close()
 

@@ -1,4 +1,4 @@
-"""The scripted model and the contract it holds conversations to."""
+"""The scripted model, and the contract it enforces on conversations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_each_request_takes_the_next_step():
     assert answers[2].tool_calls[0].name == "now"
 
 
-async def test_a_step_can_be_an_error_or_a_function_that_gives_one():
+async def test_a_step_can_be_an_error_or_a_function():
     model = ScriptedProvider([ProviderError("busy"), lambda messages, tools: ValueError("odd")])
     with pytest.raises(ProviderError, match="busy"):
         await model.chat(ASK)
@@ -37,7 +37,7 @@ async def test_a_step_can_be_an_error_or_a_function_that_gives_one():
         await model.chat(ASK)
 
 
-async def test_requests_are_remembered_as_they_were():
+async def test_requests_are_recorded_as_they_were():
     model = ScriptedProvider(["a", "b"])
     messages, tools = [dict(ASK[0])], [{"type": "function"}]
     await model.chat(messages, tools, "m")
@@ -49,7 +49,7 @@ async def test_requests_are_remembered_as_they_were():
     assert (second.messages[0]["content"], second.tools, second.streamed) == ("changed", None, True)
 
 
-async def test_a_script_that_is_used_up_says_so():
+async def test_an_exhausted_script_raises_a_clear_error():
     model = ScriptedProvider(["only"])
     await model.chat(ASK)
     with pytest.raises(AssertionError, match="has 1 steps and was asked 2 times"):
@@ -62,7 +62,7 @@ async def test_the_last_step_can_repeat_with_fresh_call_ids():
     assert len(set(ids)) == 3
 
 
-async def test_a_stream_shows_words_and_ends_with_the_answer():
+async def test_a_stream_yields_words_and_ends_with_the_answer():
     model = ScriptedProvider([LLMResponse(" one  two\nthree", reasoning="so be it")])
     items: list[Any] = [item async for item in model.stream(ASK)]
     assert [item.text for item in items[:-1] if item.text] == [" one ", " two\n", "three"]
@@ -183,6 +183,6 @@ def function(**changes: Any) -> dict[str, Any]:
         ([USER, function(arguments="{"), result("a")], "JSON object in a string"),
     ],
 )
-def test_a_broken_conversation_is_told_what_is_wrong(messages, problem):
+def test_each_problem_of_an_invalid_conversation_is_named(messages, problem):
     problems = check_conversation(messages)
     assert any(problem in line for line in problems), problems

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from .bus import INSIDE, InboundMessage, Kind
 
@@ -26,8 +27,7 @@ ALWAYS = "always"
 HELP = "\n".join(f"/{name}  {what}" for name, what in COMMANDS.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A person's answer to a question."""
 
     allowed: bool

@@ -6,7 +6,8 @@ Pure, so a crash, a replay and a test all take the same path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from .log import (
     Call,
@@ -25,8 +26,7 @@ from .log import (
 )
 
 
-@dataclass(slots=True, frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits that end a turn even if the model would continue."""
 
     rounds: int = 20
@@ -49,52 +49,44 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass(slots=True, frozen=True)
-class CallModel:
+class CallModel(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(slots=True, frozen=True)
-class RunTools:
+class RunTools(msgspec.Struct, frozen=True):
     calls: tuple[Call, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """Report calls that were running when the process died. They are not repeated; the model is told."""
 
     calls: tuple[Call, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """Refuse calls that a person denied; the model is told, along with the person's note."""
 
     calls: tuple[Call, ...]
     note: str
 
 
-@dataclass(slots=True, frozen=True)
-class Park:
+class Park(msgspec.Struct, frozen=True):
     """Park the turn: nothing in this round runs until a person has answered the question."""
 
     calls: tuple[Call, ...]
     question: str
 
 
-@dataclass(slots=True, frozen=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     reason: Reason
     text: str
 
 
-@dataclass(slots=True, frozen=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True):
     """No turn is open."""
 
 
-@dataclass(slots=True, frozen=True)
-class Hand:
+class Hand(msgspec.Struct, frozen=True):
     """Hand calls of the client's own tools to the client, which returns the results with its next request."""
 
     calls: tuple[Call, ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from .bus import INSIDE, InboundMessage, Kind
 
@@ -35,8 +36,7 @@ def help_text(*, in_network: bool) -> str:
     return "\n".join(f"/{name}  {what}" for name, what in commands)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A person's answer to a question."""
 
     allowed: bool

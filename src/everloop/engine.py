@@ -12,10 +12,10 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from . import events
@@ -95,13 +95,12 @@ class ToolResult(Protocol):
     def own_files(self) -> bool: ...
 
 
-@dataclass(slots=True, frozen=True)
-class Review:
+class Review(msgspec.Struct, frozen=True):
     """The policy's verdict on calls before they run. Calls that are not listed may run."""
 
     asked: tuple[str, ...] = ()  # calls that need a person's approval
     question: str = ""
-    denied: dict[str, str] = field(default_factory=dict)  # the model's result for each denied call, by call id
+    denied: dict[str, str] = {}  # the model's result for each denied call, by call id
     grants: tuple[str, ...] = ()  # granted to the session if the person answers "always"
     once: tuple[str, ...] = ()  # granted even by a plain yes
 
@@ -159,8 +158,7 @@ class Window(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Sent:
+class Sent(msgspec.Struct):
     """The parts of the last request that are not in the log, by hash; "" for those that are not stored."""
 
     prompt: str = ""
@@ -324,15 +322,13 @@ class Turn:
 # ---------------------------------------------------------------------------------------------- the loop
 
 
-@dataclass(slots=True, frozen=True)
-class Parked:
+class Parked(msgspec.Struct, frozen=True):
     """The turn waits on disk for a person's answer; nothing of it is left in memory."""
 
     question: str
 
 
-@dataclass(slots=True, frozen=True)
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """The turn is open and entirely on disk; another process runs its next step."""
 
 

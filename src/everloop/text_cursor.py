@@ -8,13 +8,13 @@ to a subscriber asks a cursor which part of it is new.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+
+import msgspec
 
 TRAILING = ("", " ", "\n", "\n\n")  # trailing whitespace that a stream may have and the log omits
 
 
-@dataclass(slots=True, frozen=True)
-class Position:
+class Position(msgspec.Struct, frozen=True):
     """A subscriber's position: the number of characters of the round that began after log entry `seq`.
 
     The checksum tells whether they were the same characters: a round that runs again after a crash may differ. Without

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from everloop.bus import InboundMessage
 from everloop.cron.service import CronService
@@ -36,7 +37,7 @@ def _late_report() -> None:
             late[claim.owner, claim.key] = list(made.follow(*how))
             return ()
 
-        return dataclasses.replace(made, follow=follow)
+        return msgspec.structs.replace(made, follow=follow)
 
     async def send(self: Any, messages: list[InboundMessage]) -> None:
         for message in messages:

@@ -8,11 +8,12 @@ import re
 import struct
 import subprocess
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everloop.sandbox import bubblewrap, landlock, launch, resources, seccomp
 from everloop.sandbox.confinement import Confinement, Limits, command_environment, confinement

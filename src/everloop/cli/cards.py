@@ -8,9 +8,10 @@ import stat
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from .. import events
 from ..log import error_in, split_exit_status
@@ -31,8 +32,7 @@ HOW_TO_ANSWER_HERE = (
 Line = tuple[Style, str]
 
 
-@dataclass(slots=True)
-class Card:
+class Card(msgspec.Struct):
     """A tool call, and what it did."""
 
     number: int
@@ -40,7 +40,7 @@ class Card:
     arguments: dict[str, Any]
     since: float
     before: str | None = None  # the file that it writes, as it was; None if that is unknown
-    latest: deque[str] = field(default_factory=lambda: deque(maxlen=LIVE_LINES))
+    latest: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=LIVE_LINES))
     ended: events.ToolEnded | None = None
 
     @property

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from .._version import __version__
 from ..config import Config
 from ..config.sources import DSN
@@ -46,7 +48,7 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         told = {"ok": well, "checks": [{**asdict(check), "fix": _fix(check)} for check in checks]}
         if work is not None:
-            told["work"] = {**asdict(work), "stuck": [asdict(one) for one in work.stuck_sessions()]}
+            told["work"] = {**to_builtins(work), "stuck": to_builtins(work.stuck_sessions())}
         print(as_json(told))
         return 0 if well else 1
     wide = max(len(check.name) for check in checks)

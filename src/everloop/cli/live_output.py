@@ -6,10 +6,10 @@ import asyncio
 import os
 import re
 import sys
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
 from prompt_toolkit.utils import get_cwidth
@@ -29,8 +29,7 @@ _WORDS = re.compile(r"\s+|\S+")
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 
 
-@dataclass(slots=True)
-class Block:
+class Block(msgspec.Struct):
     """A block of Markdown to print. `rows` of it are on the screen already, at that `width`."""
 
     text: str

@@ -10,8 +10,9 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any, Literal, TextIO
+
+import msgspec
 
 from .. import events
 from ..log import error_in, split_exit_status
@@ -110,8 +111,7 @@ class Output:
             raise
 
 
-@dataclass(slots=True)
-class Running:
+class Running(msgspec.Struct):
     """A running tool call."""
 
     text: str

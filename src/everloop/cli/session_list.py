@@ -7,8 +7,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ..config import Config
 from ..log import Cleared, Compacted, Logged, ModelAnswered, UserSaid, text_of
@@ -22,12 +23,11 @@ MOST_ENTRIES = 20_000  # of a session that are read for its numbers
 _OTHER = "another model"
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(msgspec.Struct):
     """Tokens of a session's model calls, by model."""
 
     turns: int = 0
-    tokens: dict[str, Counter[str]] = field(default_factory=dict)
+    tokens: dict[str, Counter[str]] = {}
 
     @classmethod
     def of(cls, entries: Iterable[Logged], usual: str, info: SessionInfo | None = None) -> Totals:
@@ -124,8 +124,7 @@ def first_words(entries: Iterable[Logged]) -> str:
     return title
 
 
-@dataclass(slots=True, frozen=True)
-class Listed:
+class Listed(msgspec.Struct, frozen=True):
     """A session in a list."""
 
     info: SessionInfo

@@ -16,7 +16,6 @@ import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,11 +52,10 @@ class FileState(NamedTuple):
         return self[:3] == other[:3]
 
 
-@dataclass(slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct):
     """The files of a folder at one time, by their paths relative to it."""
 
-    files: dict[str, FileState] = field(default_factory=dict)
+    files: dict[str, FileState] = {}
     whole: bool = True  # no file was left out
 
 
@@ -102,12 +100,11 @@ def _read(path: Path) -> bytes | None:
     return data if len(data) <= MOST_BYTES else None
 
 
-@dataclass(slots=True)
-class Activity:
+class Activity(msgspec.Struct):
     """What a turn did that may change files."""
 
-    written: set[str] = field(default_factory=set)  # paths that file tools wrote
-    commands: list[tuple[float, float]] = field(default_factory=list)  # when commands ran
+    written: set[str] = set()  # paths that file tools wrote
+    commands: list[tuple[float, float]] = []  # when commands ran
 
     def made(self, path: str, after: FileState | None) -> bool:
         """Whether this turn made the change of a file."""
@@ -127,8 +124,7 @@ class Change(NamedTuple):
     after: FileState | None
 
 
-@dataclass(slots=True, frozen=True)
-class TurnChanges:
+class TurnChanges(msgspec.Struct, frozen=True):
     """The changes of one turn."""
 
     folder: Path

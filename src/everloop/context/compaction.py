@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -142,8 +141,7 @@ PLACE = "x" * 100  # about as long as the path of a file
 KEPT_TURNS = 2  # newest turns that stay whole as long as they fit
 
 
-@dataclass(slots=True, frozen=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """How much a request may weigh, in units of `window.weigh`."""
 
     fixed: int  # weight of every request: system prompt, tools, and a summary of the usual length
@@ -151,14 +149,13 @@ class Room:
     limit: int  # weight that still fits
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """What to leave out, in addition to what is left out already."""
 
     until: int  # entries up to here become the summary
-    gone: list[Logged] = field(default_factory=list)
+    gone: list[Logged] = []
     turns: int = 0  # in `gone`
-    aside: list[CallEnded] = field(default_factory=list)
+    aside: list[CallEnded] = []
     trimmed: int = 0  # up to here pictures and long arguments are left out
     units: int = 0  # weight of a request afterwards
 
@@ -182,15 +179,14 @@ class Plan:
         )
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(msgspec.Struct):
     """A turn, or messages noted without one. It begins with a user message, so the log may be cut before it."""
 
     logged: list[Logged]
     units: int = 0  # weight as it is shown now
-    savings: dict[str, int] = field(default_factory=dict)  # units that a pointer would save, by call
-    aside: set[str] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)  # calls whose results are pointers already
+    savings: dict[str, int] = {}  # units that a pointer would save, by call
+    aside: set[str] = set()
+    known: set[str] = set()  # calls whose results are pointers already
     trimmed: int = 0  # up to here
 
     @property

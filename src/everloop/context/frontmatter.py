@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..errors import EverloopError
 
@@ -38,13 +39,12 @@ class FrontMatterError(EverloopError):
         self.message = message
 
 
-@dataclass(slots=True, frozen=True)
-class FrontMatter:
+class FrontMatter(msgspec.Struct, frozen=True):
     """The values, the text below them, and the line of each key."""
 
     values: dict[str, Any]  # plain data: texts, numbers, booleans, None, lists, and mappings by text
     body: str
-    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+    lines: dict[tuple[str, ...], int] = {}
 
     def line(self, *path: str) -> int:
         """The line of a key, or of the nearest enclosing key."""

@@ -15,9 +15,11 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from ..sandbox.reach import FOLDER, OutOfReach, Reach
 from ..text import clean
@@ -51,8 +53,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 Version = tuple[int, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Skill:
+class Skill(msgspec.Struct, frozen=True):
     """A skill as it is listed. `body` is set only for always-on skills, or where it was requested."""
 
     name: str  # of its folder

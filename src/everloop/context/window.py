@@ -14,9 +14,10 @@ import string
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from ..messages import Conversation, Message, encode_json
 from ..providers.base import ProviderError
@@ -27,8 +28,7 @@ log = logging.getLogger(__name__)
 # ---------------------------------------------------------------------------------------------- what models take
 
 
-@dataclass(slots=True, frozen=True)
-class ModelInfo:
+class ModelInfo(msgspec.Struct, frozen=True):
     """A model's limits in tokens, and whether it sees pictures (None: unknown)."""
 
     window: int  # of a request; for most models it includes the answer

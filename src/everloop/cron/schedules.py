@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
+
+import msgspec
 
 from .zones import BadSchedule, local_name, zone
 
@@ -29,24 +30,21 @@ _DATE_TIME = re.compile(
 )
 
 
-@dataclass(slots=True, frozen=True)
-class At:
+class At(msgspec.Struct, frozen=True):
     """Due once."""
 
     at: int
     tz: str = ""  # only for messages
 
 
-@dataclass(slots=True, frozen=True)
-class Every:
+class Every(msgspec.Struct, frozen=True):
     """Due repeatedly, by elapsed time from an anchor, so that it never drifts."""
 
     seconds: int
     anchor: int
 
 
-@dataclass(slots=True, frozen=True)
-class Cron:
+class Cron(msgspec.Struct, frozen=True):
     """Due by the calendar and the clocks of a time zone."""
 
     expression: str

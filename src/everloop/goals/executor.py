@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from .. import events
 from ..bus import EXECUTOR, InboundMessage, MessageBus, SubagentTask

@@ -10,11 +10,12 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..sandbox.reach import FOLDER, OutOfReach, Reach
 from .definitions import NAME, AgentDefinition, DefinitionError
@@ -29,14 +30,13 @@ MOST_ENTRIES = 5_000  # directory entries read at most
 LONGEST_LISTING = 12_000  # characters of the listing shown to a model
 
 
-@dataclass(slots=True)
-class Definitions:
+class Definitions(msgspec.Struct):
     """Agents by name. A file of the workspace overrides a shipped agent of the same name, even if it is broken."""
 
-    known: dict[str, AgentDefinition] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)  # the error in a file, by agent name
+    known: dict[str, AgentDefinition] = {}
+    broken: dict[str, str] = {}  # the error in a file, by agent name
     problem: str = ""  # a problem with the folder as a whole
-    own: list[str] = field(default_factory=list)  # names of the workspace's agents
+    own: list[str] = []  # names of the workspace's agents
 
     @property
     def problems(self) -> list[str]:

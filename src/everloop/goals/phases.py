@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -68,8 +68,7 @@ _TRIES = frozenset({"answer", "empty", "max_rounds", "repeating"})
 # ---------------------------------------------------------------------------------------------- the states
 
 
-@dataclass(slots=True, frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What the agent does in a turn."""
 
     phase: Phase = "work"
@@ -78,8 +77,7 @@ class Step:
     problem: str = ""  # why the last result is invalid
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How the agent ended. `result` is text, or JSON that fits the output schema; None if there is none."""
 
     reason: TerminateReason

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from .http import Origin, origin_of
 
@@ -16,12 +17,11 @@ Api = Literal["openai", "anthropic", "litellm"]
 COMPLETION = {"max_tokens": "max_completion_tokens"}
 
 
-@dataclass(slots=True, frozen=True)
-class Quirks:
+class Quirks(msgspec.Struct, frozen=True):
     """How a server departs from OpenAI's API: its own names of options, options that it refuses or silently ignores,
     and whether it accepts `stream_options`."""
 
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = {}
     refused: frozenset[str] = frozenset()
     stream_options: bool = True
 
@@ -29,8 +29,7 @@ class Quirks:
 USUAL = Quirks()
 
 
-@dataclass(slots=True, frozen=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """An endpoint: its base URL (none if each user has another), the usual environment variable of its key (none if it
     needs no key), and the API that it speaks. `hosts` are further addresses of it."""
 

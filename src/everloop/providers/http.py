@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -27,6 +26,7 @@ from urllib.request import getproxies_environment, proxy_bypass_environment  # t
 
 import httptools
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import ConfigError
 from ..text import one_line
@@ -58,8 +58,7 @@ _is_value = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
 # --------------------------------------------------------------------------------------- addresses
 
 
-@dataclass(slots=True, frozen=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """A server, and the path and query of every request to it."""
 
     scheme: str
@@ -580,8 +579,7 @@ def _reason(error: OSError) -> str:
 # ---------------------------------------------------------------------------------- the endpoint
 
 
-@dataclass(slots=True, frozen=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True):
     """Seconds: to connect, from sending to the first token, between two tokens, and for a whole unstreamed call."""
 
     connect: float = 10

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..actions import Limits
 from ..bus import InboundMessage, StopRequest
@@ -97,16 +98,14 @@ class ClientTools(ToolRegistry):
 # ---------------------------------------------------------------------------------------------- running them
 
 
-@dataclass(slots=True, frozen=True)
-class Earlier:
+class Earlier(msgspec.Struct, frozen=True):
     """An earlier request with the same id."""
 
     said: str
     unanswered: bool  # it ended without an answer, so it may be run again
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a request: the answer and the turn's entries. A command has no turn."""
 
     text: str

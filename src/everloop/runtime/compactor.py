@@ -12,7 +12,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,8 +34,7 @@ from .budgets import Budgets
 KEPT_BYTES = 64_000_000  # for all cached conversations together
 
 
-@dataclass(slots=True)
-class _CacheEntry:
+class _CacheEntry(msgspec.Struct):
     conversation: Conversation
     history_from: int
     compacted: int
@@ -145,8 +143,7 @@ REFUSALS = 3  # refusals per turn before the model's refusal ends it
 KEPT_NOTES = 1_000  # sessions
 
 
-@dataclass(slots=True)
-class _Note:
+class _Note(msgspec.Struct):
     """The compaction state of a session."""
 
     task: asyncio.Task[None] | None = None

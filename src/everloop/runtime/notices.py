@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..bus import WEB, OutboundMessage
 from ..config import ChannelConfig
@@ -21,8 +22,7 @@ LONGEST = 200  # characters of the text
 OWN_DOING = frozenset({"cancelled", "replaced", "handed", "abandoned"})  # end reasons that a person or a client caused
 
 
-@dataclass(slots=True, frozen=True)
-class Notices:
+class Notices(msgspec.Struct, frozen=True):
     """Creates the notices of turns whose answers are read on the web page."""
 
     channel: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..config import Config
 from ..errors import StoreError
@@ -27,14 +28,13 @@ PAUSE_SECONDS = 0.01  # minimum time between two scans of the store: a burst of 
 WRITE_SECONDS = 0.05  # delay before a session that is being written to is checked again
 
 
-@dataclass(slots=True)
-class WakeSet:
+class WakeSet(msgspec.Struct):
     """Pending work, collected from notices, to look up in the store."""
 
     everything: bool = True
-    sessions: set[int] = field(default_factory=set)  # sessions with work
+    sessions: set[int] = set()  # sessions with work
     ended: bool = False  # a turn has ended, but it is not known which
-    rows: set[int] = field(default_factory=set)  # inbox rows that were answered
+    rows: set[int] = set()  # inbox rows that were answered
 
     def add(self, notice: Notice) -> bool:
         """Add a notice. Return whether it requires a look into the store."""

@@ -11,8 +11,9 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ..engine import Sent
 from ..errors import StoreError
@@ -79,8 +80,7 @@ class RequestTexts:
         return True
 
 
-@dataclass(slots=True)
-class TurnTexts:
+class TurnTexts(msgspec.Struct):
     """Keeps the texts of one turn's requests, each before the first request that has it."""
 
     _texts: RequestTexts

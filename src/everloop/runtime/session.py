@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -50,8 +50,7 @@ class HandedOff(EverloopError):
 # ---------------------------------------------------------------------------------------------- who waits for answers
 
 
-@dataclass(slots=True)
-class Submission:
+class Submission(msgspec.Struct):
     """A message on its way to a turn, and the waiter for its answer."""
 
     message: InboundMessage
@@ -186,8 +185,7 @@ class Host(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Worker:
+class Worker(msgspec.Struct):
     """State shared by the sessions of one worker."""
 
     store: Store

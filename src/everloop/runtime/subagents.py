@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -53,8 +53,7 @@ STOPPED = "The sub-agent was stopped before it had finished."
 NO_ROUND = "This turn has no rounds left for a sub-agent: answer, or do it in your next turn."
 
 
-@dataclass(slots=True, frozen=True)
-class Running:
+class Running(msgspec.Struct, frozen=True):
     """A sub-agent that has not ended."""
 
     id: str

@@ -61,8 +61,7 @@ NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no sho
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 
-@dataclass(slots=True)
-class TurnSpecs:
+class TurnSpecs(msgspec.Struct):
     """Chooses the spec of a turn: a sub-agent's, an API request's, or the agent's own."""
 
     store: Store
@@ -85,15 +84,14 @@ class TurnSpecs:
     def unread(self, message: InboundMessage) -> TurnSpec:
         """Return a provisional spec: if reading the real one fails, the parent agent is still told of the end."""
         spec = TurnSpec(self.tools, self.limits)
-        return replace(spec, follow=partial(report, message)) if message.channel == SUBAGENTS else spec
+        return msgspec.structs.replace(spec, follow=partial(report, message)) if message.channel == SUBAGENTS else spec
 
     def allowed_model(self, wish: str) -> str | None:
         """Return the model that an API client requests, if it is allowed."""
         return wish if any(fnmatchcase(wish, pattern) for pattern in self.server_models) else None
 
 
-@dataclass(slots=True)
-class Models:
+class Models(msgspec.Struct):
     """The model of an agent, within its budgets and its context window."""
 
     provider: LLMProvider
@@ -453,8 +451,7 @@ class SessionLog:
         return self._finished is None or self._finished.result().more
 
 
-@dataclass(slots=True, frozen=True)
-class _StoreMarks:
+class _StoreMarks(msgspec.Struct, frozen=True):
     """The marks of file contents that the agent wrote, kept in the store."""
 
     store: Store

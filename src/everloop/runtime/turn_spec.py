@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from .. import events
 from ..actions import Limits
@@ -43,8 +44,7 @@ def _nothing(ended: TurnEnded, untrusted: bool) -> Sequence[InboundMessage]:
     return ()
 
 
-@dataclass(slots=True, frozen=True)
-class TurnSpec:
+class TurnSpec(msgspec.Struct, frozen=True):
     """The settings of one turn."""
 
     tools: ToolRegistry
@@ -54,7 +54,7 @@ class TurnSpec:
     dated: bool = True  # the system prompt ends with the date
     ends_at: float | None = None  # deadline
     aborted: asyncio.Event | None = None  # stops the turn when it is set
-    options: Mapping[str, Any] = field(default_factory=dict)  # of each model call
+    options: Mapping[str, Any] = {}  # of each model call
     before: tuple[Message, ...] = ()  # messages that precede the one that opens the turn
     # Returns messages to send when the turn ends, written together with its end; the flag tells whether the turn has
     # read external content.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from ..errors import EverloopError
 from ..sandbox.reach import Reach
@@ -31,8 +32,7 @@ class WorkspaceError(EverloopError):
     """The workspace is missing or is not a folder."""
 
 
-@dataclass(slots=True)
-class Workspace:
+class Workspace(msgspec.Struct):
     """An agent's workspace, resolved once."""
 
     path: Path

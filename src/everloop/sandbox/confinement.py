@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .reach import STEERING, within
 from .system import system, without
@@ -24,8 +25,7 @@ _FIXED = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Resource limits of a command and its children."""
 
     memory_mb: int = 4096
@@ -33,8 +33,7 @@ class Limits:
     file_mb: int = 4096
 
 
-@dataclass(slots=True, frozen=True)
-class Confinement:
+class Confinement(msgspec.Struct, frozen=True):
     """What one command may access. All paths are real paths."""
 
     workspace: str
@@ -45,7 +44,7 @@ class Confinement:
     frozen: tuple[str, ...] = ()  # read-only parts of the workspace
     held: tuple[str, ...] = ()  # folders that must not be moved, because they contain such parts
     outputs: str | None = None  # readable although it is inside a hidden folder
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = msgspec.field(default_factory=Limits)
 
 
 def confinement(

@@ -15,7 +15,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+import msgspec
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -25,8 +26,7 @@ _SETTLED_NS = 2_000_000_000  # two changes within one clock tick share a ctime
 _GIT_FOLDER = frozenset({"objects", "refs"})
 
 
-@dataclass(slots=True, frozen=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """The indexed facts about one folder."""
 
     place: str  # absolute path
@@ -178,8 +178,7 @@ def _unlock(place: str) -> bool:
 # ------------------------------------------------------------------------------------------------ single files
 
 
-@dataclass(slots=True, frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """The content of a file, or what is in its place."""
 
     kind: str  # "file", "large", "link" or "other"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 _SECTION = re.compile(rb'[ \t]*\[([A-Za-z][A-Za-z0-9-]*)(?:[ \t]+"([^"\\\x00]*)")?\][ \t]*')
 _SETTING = re.compile(rb"[ \t]*([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=[ \t]*([^\\\x00]*))?")
@@ -54,8 +55,7 @@ _SAFE: dict[str, bytes] = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One setting of a config file."""
 
     section: bytes  # the header line, verbatim

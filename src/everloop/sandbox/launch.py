@@ -9,9 +9,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from . import bubblewrap, landlock, resources, seccomp
 from .confinement import Confinement, Limits, command_environment
@@ -39,15 +40,14 @@ class NoSandbox(Exception):
     """No sandbox backend works on this machine; the text says what to do."""
 
 
-@dataclass(slots=True)
-class Launch:
+class Launch(msgspec.Struct):
     """A program that is ready to start, with the resources it holds until its end."""
 
     backend: Backend
     arguments: list[str]
     environment: dict[str, str]
     folder: str
-    passed: list[int] = field(default_factory=list)  # descriptors that the program inherits
+    passed: list[int] = []  # descriptors that the program inherits
     control: int | None = None  # our end of the launcher's pipe: "T" sends SIGTERM, closing it kills everything
     ready: int | None = None  # the sandbox signals here that it is set up …
     gate: int | None = None  # … and waits here until the command may start

@@ -18,8 +18,9 @@ import stat
 import struct
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from .folders import ASIDE, FolderTree, Part, lstat, move_aside, opened_folder, put_back, read_part
 from .git_config import safe_subset, settings, unsafe_settings
@@ -37,8 +38,7 @@ Parts = dict[str, Part]  # by path in the repository; "" for a `.git` file or li
 State = dict[str, Parts]  # by path in the workspace; with a trailing slash for a folder of hooks
 
 
-@dataclass(slots=True, frozen=True)
-class Plant:
+class Plant(msgspec.Struct, frozen=True):
     """An unsafe change: where it is, and why it is unsafe."""
 
     place: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from .reach import within, within_any
 
@@ -27,8 +28,7 @@ _BESIDE = ("bin", "sbin", "lib", "lib64", "libexec", "include", "pyvenv.cfg")
 _MAX_LINKS = 500
 
 
-@dataclass(slots=True, frozen=True)
-class System:
+class System(msgspec.Struct, frozen=True):
     """Paths that are visible read-only, and the PATH that refers to them."""
 
     paths: tuple[str, ...]

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,8 +21,7 @@ STEP_SESSIONS = 500  # sessions examined per pruning step
 STEP_DELETIONS = 25  # maximum deletions per pruning step
 
 
-@dataclass(slots=True, frozen=True)
-class OldRequests:
+class OldRequests(msgspec.Struct, frozen=True):
     """Sessions that may be pruned, and the next position to examine; None at the end."""
 
     sessions: Sequence[int]

@@ -10,9 +10,10 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
 
 from ..config import Config
 from ..config.sources import DSN, is_dsn
@@ -90,8 +91,7 @@ def own_path(workspace: str | Path, home_folder: Path | None = None) -> Path:
     return found.path
 
 
-@dataclass(slots=True, frozen=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """A folder on disk."""
 
     path: Path  # the real path
@@ -108,8 +108,7 @@ class Folder:
             return cls(real, "", exists=False)
 
 
-@dataclass(slots=True, frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """The folder that a store belongs to, as recorded next to the store."""
 
     store: Path
@@ -126,8 +125,7 @@ class Record:
         draft.replace(beside)
 
 
-@dataclass(slots=True, frozen=True)
-class OwnStore:
+class OwnStore(msgspec.Struct, frozen=True):
     """The store of a workspace, and the folder that it belongs to."""
 
     path: Path

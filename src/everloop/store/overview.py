@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MOST = 100  # per list; the counts next to the lists are complete
 PATIENCE = 10.0  # seconds that work may wait despite a live worker before it counts as stuck
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerSeen:
+class WorkerSeen(msgspec.Struct, frozen=True):
     """A live worker. A process may have several: one that runs turns, others that only send or receive notices."""
 
     id: str
@@ -24,8 +23,7 @@ class WorkerSeen:
         return self.id.rpartition(".")[0]
 
 
-@dataclass(slots=True, frozen=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """A session held by a live worker."""
 
     owner: str
@@ -33,8 +31,7 @@ class Lease:
     worker: str
 
 
-@dataclass(slots=True, frozen=True)
-class Unheld:
+class Unheld(msgspec.Struct, frozen=True):
     """A session with work that no live worker holds."""
 
     owner: str
@@ -42,8 +39,7 @@ class Unheld:
     since: float  # the latest of: arrival of the work, last activity of the session, last heartbeat of its worker
 
 
-@dataclass(slots=True, frozen=True)
-class Overview:
+class Overview(msgspec.Struct, frozen=True):
     """The work of all owners at one point in time, by the store's clock. Lists hold the oldest hundred."""
 
     at: float
@@ -95,8 +91,7 @@ class Overview:
         return 0.0 if self.oldest_unsent is None else max(0.0, self.at - self.oldest_unsent)
 
 
-@dataclass(slots=True, frozen=True)
-class Standby:
+class Standby(msgspec.Struct, frozen=True):
     """A connected standby. Fields are None for a user who may not see its state."""
 
     name: str
@@ -109,8 +104,7 @@ class Standby:
         return self.sync in ("sync", "quorum")
 
 
-@dataclass(slots=True, frozen=True)
-class Replication:
+class Replication(msgspec.Struct, frozen=True):
     """The state of a primary and its standbys."""
 
     names: str  # synchronous_standby_names; "": commits wait for no standby

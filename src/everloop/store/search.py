@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -59,15 +58,14 @@ class Text(NamedTuple):
     untrusted: bool
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """A section of a session's log to be indexed."""
 
     session: int
     after: int
     until: int
     untrusted: bool  # at its end
-    texts: list[Text] = field(default_factory=list)
+    texts: list[Text] = []
 
 
 def next_batches(entries_of: Entries, behind: deque[Lag]) -> list[Batch]:

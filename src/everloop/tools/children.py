@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from ..threads import in_thread
 
@@ -26,8 +27,7 @@ _MAX_ERRORS = 4_096
 _NICENESS = 5  # a search may use a whole core, but must not slow down the event loop
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(msgspec.Struct):
     """The output of a child process, and how it ended."""
 
     output: bytes

@@ -163,12 +163,13 @@ async def test_a_store_of_a_newer_release_is_used_if_it_says_so_and_refused_in_o
 # Reads logs, one a line, each a list of entries; prints what comes next after each of the entries, and the entries as
 # this release writes them. The wording of a notice may change from one release to the next.
 DECIDE = """
-import dataclasses, json, sys
+import json, sys
 from everloop.actions import next_action
 from everloop.log import decode_entry, encode_entry
 def decided(log):
     action = next_action(log)
-    return repr(dataclasses.replace(action, text="") if hasattr(action, "text") else action)
+    facts = {name: getattr(action, name) for name in action.__match_args__ if name != "text"}
+    return f"{type(action).__name__} {facts}"
 for line in sys.stdin:
     log = [decode_entry(data) for data in json.loads(line)]
     print(json.dumps([[decided(log[:end]) for end in range(1, len(log))], [encode_entry(entry) for entry in log]]))

@@ -11,9 +11,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from ...errors import StoreError
 from ..jobs import Job, Wakers, Write, settle
@@ -255,8 +256,7 @@ class Writer:
             self.hook(when)
 
 
-@dataclass(slots=True, frozen=True)
-class _Mode:
+class _Mode(msgspec.Struct, frozen=True):
     """How commits are made: flushed or not; waiting for locks and running checkpoints, or not."""
 
     flushes: bool

@@ -12,8 +12,9 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from ...sandbox.reach import READ
 from ...text import clean
@@ -50,8 +51,7 @@ _ALIKE = str.maketrans(
 )
 
 
-@dataclass(slots=True, frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A part of a text and its replacement."""
 
     start: int
@@ -59,8 +59,7 @@ class Span:
     new: str
 
 
-@dataclass(slots=True, frozen=True)
-class Edited:
+class Edited(msgspec.Struct, frozen=True):
     """The result of an edit."""
 
     text: str

@@ -12,9 +12,11 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import asdict
 
 from ...sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
 from ...text import clean
@@ -70,8 +72,7 @@ async def grep(
     return marked_output(path, await beside_child(_grep, wanted, path or "."))
 
 
-@dataclass(slots=True, frozen=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """The parameters of a grep."""
 
     pattern: str

@@ -10,7 +10,8 @@ import base64
 import os
 import re
 import stat
-from dataclasses import dataclass
+
+import msgspec
 
 from ..base import Output, ToolError
 from ..children import Child
@@ -37,8 +38,7 @@ _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-@dataclass(slots=True, frozen=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """A picture that is ready to be sent."""
 
     mime: str
@@ -52,8 +52,7 @@ class Picture:
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode()}"
 
 
-@dataclass(slots=True, frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Why a file cannot be shown, and what to do; "" for a file that is not a picture."""
 
     reason: str

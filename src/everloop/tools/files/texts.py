@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from .documents import document_kind
 from .images import image_kind
@@ -17,8 +18,7 @@ BINARY_HEAD = 8_192  # bytes that are enough to detect a binary file
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
-@dataclass(slots=True, frozen=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """The form of one text file."""
 
     encoding: str = "utf-8"

@@ -9,12 +9,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
 
 from ...config import Decision, Rule, Taint
 from ...messages import Message
@@ -34,8 +36,7 @@ _DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The decision about a call; `shown` is exactly what would run, for the person who is asked."""
 
     decision: Decision
@@ -46,8 +47,7 @@ class Verdict:
     granted: bool = False  # allowed by an earlier answer of "always"
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(msgspec.Struct, frozen=True):
     """One thing that a call does: a simple command, a path, both or neither."""
 
     command: SimpleCommand | None = None
@@ -60,8 +60,7 @@ class _Unit:
     runs: bool = False  # the call runs a command
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, frozen=True):
     decision: Decision
     why: str
     tainted: bool = False  # still applies after untrusted content was read

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+
+import msgspec
 
 TEXT = "\0"  # in a word: text that is unknown until the command runs, possibly empty
 WORDS = "\1"  # instead of a word: any number of unknown words, possibly none
@@ -41,16 +42,14 @@ class Opaque(Exception):
     """The command line cannot be parsed completely; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A file that a redirection opens."""
 
     path: str  # as written in the line; may contain TEXT
     writes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SimpleCommand:
+class SimpleCommand(msgspec.Struct, frozen=True):
     """One program or builtin with its arguments, quotes removed."""
 
     words: tuple[str, ...]  # empty for redirections without a command
@@ -63,8 +62,7 @@ class SimpleCommand:
         return " ".join(self.words).replace(f" {WORDS}", WORDS)
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(msgspec.Struct, frozen=True):
     """All simple commands of a command line, at any depth."""
 
     commands: tuple[SimpleCommand, ...]
@@ -73,8 +71,7 @@ class CommandLine:
     altered: bool = False  # sets a variable that may change what its programs do
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A part of a word: literal text, `quoted` or not, or an unknown part (`text` is TEXT)."""
 
     text: str
@@ -83,8 +80,7 @@ class Piece:
     name: str = ""  # unknown: the value of this variable
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(msgspec.Struct, frozen=True):
     """One word of a command line, as its pieces."""
 
     pieces: tuple[Piece, ...]
@@ -132,23 +128,21 @@ def _braces(shape: str) -> int:
     return start if "}" in rest and ("," in rest or ".." in rest) else len(shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Stdin:
+class Stdin(msgspec.Struct, frozen=True):
     """The standard input of a command, where the line redirects it."""
 
     text: str | None  # None: unknown
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(msgspec.Struct):
     """What has been found so far, in the line itself and in all command lines nested in it."""
 
-    commands: list[SimpleCommand] = field(default_factory=list)
+    commands: list[SimpleCommand] = []
     moves: bool = False
     altered: bool = False
     steps: int = 0  # parts read, to bound the time
-    calculated: set[str] = field(default_factory=set)  # variables whose value is evaluated as arithmetic
-    doubtful: set[str] = field(default_factory=set)  # variables whose value may be anything
+    calculated: set[str] = set()  # variables whose value is evaluated as arithmetic
+    doubtful: set[str] = set()  # variables whose value may be anything
 
     def set(self, name: str, sure: bool, exported: bool = False) -> None:
         """Record that a variable is set, `sure` if to a number.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+import msgspec
 
 from .shell_line import DECLARING, TEXT, WORDS, Findings, Opaque, SimpleCommand, Stdin, Target, exported, unknown
 
@@ -35,8 +36,7 @@ _ASSIGNING = frozenset({"read", "mapfile", "readarray", "getopts", "unset", "pri
 _MOVING = frozenset({"cd", "pushd", "popd"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
+class _Options(msgspec.Struct, frozen=True):
     """The options of a wrapper, which come before the command that it runs."""
 
     flags: str = ""  # short options without a value

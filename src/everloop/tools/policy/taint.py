@@ -6,8 +6,9 @@ Exits could send data out, and plants could steer later sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from ...messages import Message
 from ..base import Plan
@@ -20,8 +21,7 @@ PAGE_READ_BEFORE = "untrusted content was read before, such as a web page or a c
 FILE_READ_BEFORE = "a file that the agent did not write was read before, and"
 
 
-@dataclass(frozen=True, slots=True)
-class Objection:
+class Objection(msgspec.Struct, frozen=True):
     """Why a call needs approval, and what a person's answer grants the session."""
 
     why: str

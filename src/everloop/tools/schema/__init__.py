@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
+
+import msgspec
 
 from .values import KINDS, STRICT, WRAP, convert, fits, same, show
 
@@ -487,8 +488,7 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?<?[:=!>]|\{\
 _ODD = re.compile(r"\\[1-9]|\(\?(?!P<|<?[:=!>])")
 
 
-@dataclass(slots=True, frozen=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True):
     """A compiled pattern, and an estimate of how many ways a search may have to try."""
 
     compiled: re.Pattern[str]

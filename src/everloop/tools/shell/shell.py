@@ -12,9 +12,11 @@ import re
 import signal
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import msgspec
 
 from ...log import exit_status
 from ...sandbox.confinement import Confinement, Limits, confinement
@@ -51,8 +53,7 @@ class ShellSettings:
     records: Path | None = None  # where running commands are recorded, for recovery after a kill
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """A background command."""
 
     id: str
@@ -63,8 +64,8 @@ class Job:
     process: Process
     fresh: Fresh
     ticket: Ticket | None = None  # None: not confined, so nothing is checked afterwards
-    began: float = field(default_factory=time.monotonic)
-    started: int = field(default_factory=time.time_ns)
+    began: float = msgspec.field(default_factory=time.monotonic)
+    started: int = msgspec.field(default_factory=time.time_ns)
     watch: asyncio.Task[None] | None = None
 
     @property

@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ...sandbox import repositories
 from ...sandbox.folders import ASIDE, FolderTree, Part, aside_name, move_aside, opened_folder, put_back, read_part
@@ -35,27 +36,25 @@ AgentFiles = dict[str, tuple[int, int, str]]
 Images = dict[str, Part]
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """A command that is running in a workspace."""
 
     workspace: str
     tainted: bool = False  # it may act on untrusted content, and was not approved
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(msgspec.Struct):
     """A workspace with running commands, and its state before the first of them."""
 
     tree: FolderTree
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    running: set[Ticket] = field(default_factory=set)
-    frozen: set[str] = field(default_factory=set)  # read-only for all of them
-    repositories: repositories.State = field(default_factory=dict)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    running: set[Ticket] = set()
+    frozen: set[str] = set()  # read-only for all of them
+    repositories: repositories.State = {}
     record: Path | None = None
-    agent_files: AgentFiles = field(default_factory=dict)
-    images: Images = field(default_factory=dict)  # of the files that other programs execute
-    linked: dict[str, str] = field(default_factory=dict)  # targets of links with such names, and the reason
+    agent_files: AgentFiles = {}
+    images: Images = {}  # of the files that other programs execute
+    linked: dict[str, str] = {}  # targets of links with such names, and the reason
     tainted_since: int = 0  # nanoseconds
 
 

@@ -6,7 +6,6 @@ import asyncio
 import html
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
@@ -24,8 +23,7 @@ MAX_COUNT = 20
 _TAG = re.compile(r"<[^<>]{0,200}>")
 
 
-@dataclass(slots=True, frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A search result, as plain text."""
 
     title: str
@@ -68,8 +66,7 @@ class _SearxngAnswer(msgspec.Struct):
     results: list[_SearxngResult]
 
 
-@dataclass(slots=True, frozen=True)
-class Brave:
+class Brave(msgspec.Struct, frozen=True):
     """The Brave Search API."""
 
     fetcher: Fetcher
@@ -91,8 +88,7 @@ class Brave:
         return _tidy((result.title, result.url, result.description) for result in results)[:count]
 
 
-@dataclass(slots=True, frozen=True)
-class Searxng:
+class Searxng(msgspec.Struct, frozen=True):
     """A SearXNG server, usually self-hosted."""
 
     fetcher: Fetcher
@@ -118,8 +114,7 @@ _NO_JSON = (
 )
 
 
-@dataclass(slots=True, frozen=True)
-class DuckDuckGo:
+class DuckDuckGo(msgspec.Struct, frozen=True):
     """DuckDuckGo through the ddgs package, which has its own HTTP client and imitates a browser."""
 
     seconds: float = 20.0

@@ -14,12 +14,13 @@ import socket
 import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from ..._version import __version__
 from ...threads import in_thread
@@ -55,8 +56,7 @@ class NotPublic(FetchError):
     """The host is neither on the public internet nor listed in the settings."""
 
 
-@dataclass(slots=True, frozen=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """A response. The body is empty unless the status is 200 to 299."""
 
     url: URL  # after redirects
@@ -81,8 +81,7 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-@dataclass(slots=True, kw_only=True)
-class Fetcher:
+class Fetcher(msgspec.Struct, kw_only=True):
     """Fetches pages from public hosts, and from listed private hosts: "host" or "host:port", exactly."""
 
     private_hosts: tuple[str, ...] = ()
@@ -300,8 +299,7 @@ def _unpack(data: bytes, bits: int, limit: int) -> tuple[bytes, bool]:
     raise FetchError("The page's compression is invalid, so it cannot be read.")
 
 
-@dataclass(slots=True)
-class Pinned:
+class Pinned(msgspec.Struct):
     """A resolver for aiohttp that returns the checked addresses of the host."""
 
     addresses: list[Address]

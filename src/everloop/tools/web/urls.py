@@ -10,10 +10,11 @@ versions of Python, does not look into embedded addresses, and counts cloud meta
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Literal
 from urllib.parse import quote, urljoin
+
+import msgspec
 
 MAX_URL = 8_000
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -31,8 +32,7 @@ class BadURL(ValueError):
     """An address that is refused; the text says why and what to do."""
 
 
-@dataclass(slots=True, frozen=True)
-class URL:
+class URL(msgspec.Struct, frozen=True):
     """A parsed http(s) address; `str()` of it is exactly what is requested."""
 
     scheme: str

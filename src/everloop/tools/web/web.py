@@ -10,6 +10,8 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, assert_never
 
+import msgspec
+
 from ...config import Search
 from ...text import clean
 from ...threads import in_thread
@@ -225,8 +227,7 @@ PAGE_SECONDS = 12.0  # for a page, then half of that for a simpler way of readin
 _MAX_ANSWER = 4 * markdown.MAX_TEXT + 100_000  # bytes
 
 
-@dataclass(slots=True, frozen=True)
-class Readable:
+class Readable(msgspec.Struct, frozen=True):
     """The readable content of a page."""
 
     title: str

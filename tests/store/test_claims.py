@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everloop.bus import InboundMessage
 from everloop.log import Call, CallsAsked, CallsDecided, ModelAnswered, TurnEnded, UserSaid, decode_entry, encode_entry

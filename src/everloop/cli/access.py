@@ -9,8 +9,9 @@ import sys
 import time
 import webbrowser
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from ..config import Config
 from ..config.sources import DSN

@@ -7,7 +7,8 @@ import argparse
 import asyncio
 import shlex
 import sys
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from ..config import Config
 from ..errors import EverloopError

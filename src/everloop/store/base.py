@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+import msgspec
+
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, Logged, Written, in_words
 from .peers import ANY, EventRelay, Notice, Peer
@@ -23,8 +25,7 @@ T = TypeVar("T")
 SILENCE_SECONDS = 1800.0  # after a silence this long, the model is told the time again
 
 
-@dataclass(slots=True, frozen=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True):
     """A row of the inbox."""
 
     id: int
@@ -36,8 +37,7 @@ class Incoming:
     first_seq: int | None = None  # position of that turn's first entry
 
 
-@dataclass(slots=True, frozen=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """A row of the outbox; `message.repeat` is set if it may have been sent before."""
 
     id: int
@@ -46,16 +46,14 @@ class Outgoing:
     term: int | None = None  # the term of the worker's lease when it took the row, for stores whose leases expire
 
 
-@dataclass(slots=True, frozen=True)
-class SentPart:
+class SentPart(msgspec.Struct, frozen=True):
     """A part of a message that its network has accepted."""
 
     id: str  # assigned by the network
     end: int  # offset of the part's end in the message's text
 
 
-@dataclass(slots=True, frozen=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """The delivery progress of an outbox row."""
 
     at: float  # when the message was written
@@ -65,8 +63,7 @@ class Delivery:
 ChannelRow = tuple[str, str, str | None]  # channel, key and value; None for no value
 
 
-@dataclass(slots=True, frozen=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     """A message that its channel could not deliver."""
 
     id: int
@@ -77,8 +74,7 @@ class DeadLetter:
     content: str
 
 
-@dataclass(slots=True, frozen=True)
-class Spent:
+class Spent(msgspec.Struct, frozen=True):
     """Tokens and money used in one scope: a turn, a day."""
 
     scope: str
@@ -122,8 +118,7 @@ class Claim:
         return "" if fresh or now - self.idle_since < SILENCE_SECONDS else in_words(now)
 
 
-@dataclass(slots=True, frozen=True)
-class SessionInfo:
+class SessionInfo(msgspec.Struct, frozen=True):
     id: int
     owner: str
     key: str
@@ -137,7 +132,7 @@ class SessionInfo:
     parked: bool = False  # the open turn waits for a person's answer
     title: str = ""  # set by a person or a model; "" if the session is shown by its first words
     named_by: str = ""  # the model that was asked for the title
-    naming_usage: dict[str, int] = field(default_factory=dict)  # tokens of all model calls for titles
+    naming_usage: dict[str, int] = {}  # tokens of all model calls for titles
     archived_at: int = 0  # number of entries when a person archived it; 0 if it was not
 
     @property
@@ -146,16 +141,14 @@ class SessionInfo:
         return 0 < self.archived_at == self.entries
 
 
-@dataclass(slots=True, frozen=True)
-class Naming:
+class Naming(msgspec.Struct, frozen=True):
     """A model call that named a session."""
 
     model: str
     usage: dict[str, int]
 
 
-@dataclass(slots=True, frozen=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True):
     """What was deleted with a session."""
 
     keys: tuple[str, ...]  # of the session and its sub-agents
@@ -172,16 +165,14 @@ class Removed:
         )
 
 
-@dataclass(slots=True, frozen=True)
-class Pruned:
+class Pruned(msgspec.Struct, frozen=True):
     """The result of one pruning step: the removed sessions, and the position of the next step."""
 
     removed: tuple[tuple[str, str], ...]  # (owner, key)
     position: int | None  # None at the end
 
 
-@dataclass(slots=True, frozen=True)
-class TurnInfo:
+class TurnInfo(msgspec.Struct, frozen=True):
     id: str
     session: int
     key: str
@@ -193,16 +184,14 @@ class TurnInfo:
     flushed: float = 0.0  # seconds spent on flushes in the writes that closed or parked it
 
 
-@dataclass(slots=True, frozen=True)
-class RequestText:
+class RequestText(msgspec.Struct, frozen=True):
     """A text from requests to a model, as JSON. With a key, it belongs to that session only."""
 
     data: str
     key: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A past message found by a search."""
 
     session: str  # its key
@@ -214,8 +203,7 @@ class Found:
     seq: int
 
 
-@dataclass(slots=True, frozen=True)
-class FileMark:
+class FileMark(msgspec.Struct, frozen=True):
     """A file content that the agent wrote, and whether its session was tainted at the time."""
 
     digest: str  # SHA-256, in hexadecimal
@@ -223,16 +211,14 @@ class FileMark:
     path: str  # where it was last written
 
 
-@dataclass(slots=True, frozen=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True):
     owner: str
     id: str
     due_at: float
     data: dict[str, Any]
 
 
-@dataclass(slots=True, frozen=True)
-class Token:
+class Token(msgspec.Struct, frozen=True):
     """The stored record of a bearer token, which does not include the token itself."""
 
     id: str
@@ -245,8 +231,7 @@ class Token:
     agent: str = ""  # "client": never the agent's own tools; "own": they are the default; "": the server decides
 
 
-@dataclass(slots=True, frozen=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """The result of ending a turn: its outbox rows, and whether the session has more to do."""
 
     outbox: list[int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -52,8 +52,7 @@ _decode_parts = msgspec.json.Decoder(list[tuple[str, int]]).decode
 # ---------------------------------------------------------------------------------------------- beginning
 
 
-@dataclass(slots=True, frozen=True)
-class SessionState:
+class SessionState(msgspec.Struct, frozen=True):
     """Everything that determines what a session does next."""
 
     is_held: bool  # by another live worker
@@ -81,16 +80,14 @@ class SessionState:
         return None if is_busy or kind != "message" else new_turn_id()
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     """Another live worker holds the session; the message is in the inbox."""
 
     worker: str
     accepted: int | None
 
 
-@dataclass(slots=True)
-class Parked:
+class Parked(msgspec.Struct):
     """The session's turn waits for a person; the message is in the inbox behind it."""
 
     accepted: int | None
@@ -399,12 +396,11 @@ class Address(NamedTuple):
     chat_id: str
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(msgspec.Struct):
     """The rows that a worker took from the outbox."""
 
-    rows: list[Outgoing] = field(default_factory=list)
-    damaged: list[tuple[int, str]] = field(default_factory=list)  # row and reason, to be set aside
+    rows: list[Outgoing] = []
+    damaged: list[tuple[int, str]] = []  # row and reason, to be set aside
 
     def log_damaged(self) -> None:
         """Warn of each damaged row, once: it is not read again."""
@@ -505,11 +501,10 @@ def decision(
 # ---------------------------------------------------------------------------------------------- forks
 
 
-@dataclass(slots=True)
-class Fork:
+class Fork(msgspec.Struct):
     """A copy of the first entries of a session's log."""
 
-    rows: list[tuple[int, str | None, str, str, float]] = field(default_factory=list)  # (seq, turn, kind, data, at)
+    rows: list[tuple[int, str | None, str, str, float]] = []  # (seq, turn, kind, data, at)
     history_from: int = 0
     compacted: int = 0
     message: InboundMessage | None = None  # opens the copy's turn, if one was in progress
@@ -573,8 +568,7 @@ def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
 # ---------------------------------------------------------------------------------------------- restored stores
 
 
-@dataclass(slots=True, frozen=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True):
     """What a store goes on with that was restored from a backup."""
 
     sessions: int

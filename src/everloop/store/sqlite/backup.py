@@ -12,8 +12,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ...errors import StoreError
 from ...log import CallsBegun, decode_entry, encode_entry, kind_of
@@ -28,8 +29,7 @@ OPEN_TURNS = "SELECT session, turn, first_seq FROM inbox WHERE opened AND state 
 Progress = Callable[[int, int], None]  # pages copied, total pages
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Contents(Restored):
+class Contents(Restored, frozen=True, kw_only=True):
     """The contents of a backup, and the state that a restored store resumes from."""
 
     set_aside: Path | None = None  # the previous store

@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,14 @@ STOP_SECONDS = 10.0  # how long to wait for another process to stop a turn
 WAITS = "I am still waiting for your answer: y, n or a (always). Your message is kept and handled right after that."
 
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
+
+
+class PendingStop(NamedTuple):
+    """A stop that arrived before its turn existed."""
+
+    reason: Reason
+    text: str
+    target: StopTarget = None
 
 
 class Stopped(EverloopError):
@@ -257,8 +265,7 @@ class Session:
         self.rows: Sequence[int] = ()  # inbox rows that opened the running turn
         self.message: str | None = None  # id of the message whose turn is running
         self.server = ""  # the worker that holds the connection of the turn's client; if it dies, the turn ends
-        self.stopped: tuple[Reason, str] | None = None  # a stop that arrived before the turn existed
-        self.stop_target: StopTarget = None
+        self.pending_stop: PendingStop | None = None
         # the reply to the command that stopped the turn appears in its chat, so the turn itself sends nothing
         self.chat_told = False
         self.system: Written[str] | None = None  # the system prompt of the turn that is being started
@@ -288,7 +295,7 @@ class Session:
         elif self.command is not None:
             self.command.cancel()
         else:
-            self.stopped, self.stop_target = (reason, text), target
+            self.pending_stop = PendingStop(reason, text, target)
 
     def leave(self) -> None:
         """Hand off the running or starting turn at its next step."""
@@ -299,8 +306,8 @@ class Session:
     def start_turn(self, turn: Turn) -> None:
         """Set the running turn, and apply stops and handoffs requested before it existed."""
         self.turn = turn
-        if self.stopped is not None:
-            turn.stop(*self.stopped)
+        if (stop := self.pending_stop) is not None:
+            turn.stop(stop.reason, stop.text)
         if self.leaving:
             turn.leave()
 
@@ -321,7 +328,7 @@ class Session:
         self.steering.clear()
         self.taken.clear()
         self.watchers.clear()
-        self.running, self.turn, self.stopped, self.stop_target, self.message = False, None, None, None, None
+        self.running, self.turn, self.pending_stop, self.message = False, None, None, None
         self.rows = ()
         self.server = ""
         self.chat_told = False
@@ -361,7 +368,7 @@ class Session:
         except Waiting as waiting:
             if submission is not None and waiting.accepted is not None:
                 await self._wait_behind_question(submission, waiting.accepted)
-            if self.stopped is not None and await self._store.decide(self.owner, self.key, None) is not None:
+            if self.pending_stop is not None and await self._store.decide(self.owner, self.key, None) is not None:
                 self.again = True  # the turn to stop is the parked one
             return bool(self.fresh) or self.again  # the answer to the question may have just arrived
         except Exception as error:  # whatever the error, the waiter must be told
@@ -405,10 +412,11 @@ class Session:
         for row, waiter in awaited:
             waiter.follow_elsewhere(row)
         self._host.on_held(busy.worker, bool(awaited))
-        stopped, self.stopped = self.stopped, None
-        if stopped is not None and stopped[0] == "cancelled":
+        stop, self.pending_stop = self.pending_stop, None
+        chat_told, self.chat_told = self.chat_told, False
+        if stop is not None and stop.reason == "cancelled":
             try:
-                await self._worker.stop_elsewhere(self.owner, self.key, self.stop_target, chat_told=self.chat_told)
+                await self._worker.stop_elsewhere(self.owner, self.key, stop.target, chat_told=chat_told)
             except StoreError as error:  # the turn continues there
                 log.warning("%s", error)
 
@@ -430,7 +438,7 @@ class Session:
             await self._store.decide(self.owner, self.key, False, submission.message.sender_id, SAID_INSTEAD)
             self._place(Incoming(row, 0, submission.message, submission.kind))
         elif await self._store.decide(self.owner, self.key, None) is not None:
-            self.stopped = ("replaced", REPLACED)
+            self.pending_stop = PendingStop("replaced", REPLACED)
 
     async def _run_claim(self, claim: Claim) -> bool:
         waiting = self._waiters.of(claim.inbox)
@@ -438,9 +446,9 @@ class Session:
         for row in claim.inbox:
             self.behind.pop(row, None)
         self.message, self.rows = claim.message.id, claim.inbox
-        if self.stop_target not in (None, claim.turn, *claim.inbox):  # the turn to stop has ended
-            self.stopped = self.stop_target = None
-            self.chat_told = False
+        stop = self.pending_stop
+        if stop is not None and stop.target not in (None, claim.turn, *claim.inbox):  # the turn to stop has ended
+            self.pending_stop, self.chat_told = None, False
         if self._worker.busy == "interrupt" and "message" in self.behind.values():
             self.stop("replaced", REPLACED)
         if waiting and (why := waiting[0].withdrawn) and all(submission.withdrawn for submission in waiting):

@@ -163,72 +163,72 @@ class TurnRunner:
 
     async def run(self, claim: Claim, session: Session) -> tuple[Ending, SessionLog]:
         """Run the turn until it ends, parks or is handed off; the returned log knows what is to be sent now."""
-        message = claim.message
-        spec = self.specs.unread(message)
-        turn: Turn | None = None
-        session_log = SessionLog(
-            self.store,
-            claim,
-            session,
-            lambda ended: _answer_to(message, ended, self.outbox.is_unattended(claim), session.chat_told),
-            self.outbox.sender,
-            lambda ended: _following(spec, ended, turn),
-            self.notices,
-        )
+        spec = self.specs.unread(claim.message)
+        session_log = SessionLog(self.store, claim, session, spec, self.outbox, self.notices)
         try:
-            spec = await self.specs.of(claim, session)
-            await self.workspace.check()
-            places = await self.workspace.places()
-            conversation = await self._conversation(claim, session, spec)
-            flushed = 0.0
-            if not claim.entries:
-                claim.entries = [await self._said(claim, spec)]
-                began = time.monotonic()
-                await session_log.append(claim.entries)
-                flushed = time.monotonic() - began
-            before = len(conversation)
-            resumed_by = session.worker if claim.resumed else ""
-            turn = Turn(claim.turn, claim.entries, conversation, session_log, resumed_by=resumed_by)
-            turn.flushed = flushed
-            compose = self._composer(claim, conversation, before)
-            if claim.compacted >= claim.first_seq:  # part of the turn itself was compacted before it was interrupted
-                conversation.become(await read_conversation(self.store, claim, conversation))
-            session.start_turn(turn)
-            self.streams.open(claim, session)
-            cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
-            turn.tell(events.TurnStarted(claim.turn, cut_off))
-            toolbox = self._toolbox(claim, spec, turn, places)
-            with stopping(turn, spec):
-                free = partial(self._free_addresses, spec.tools)
-                texts = await self._texts_of(claim, session, spec, turn) if compose is None else None
-                model, window = self.models.call(claim, spec, compose, free, texts), self.models.window(claim, spec)
-                ended = await run_turn(turn, model, toolbox, spec.limits, window)
-            if turn.flushed and claim.inbox and not isinstance(ended, Left):
-                self.flush_times.note(claim.inbox[0], turn.flushed)
-            if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
-                self._histories.keep(claim, conversation)
-                self.models.compactor.consider(claim, conversation)
+            ended = await self._run(claim, session, session_log)
         except StoreError as error:
             if self.meters is not None and isinstance(error, StaleLease):
                 self.meters.refused()
             raise
         except Exception as error:  # a bug of ours ends this turn, not the session
-            if isinstance(error, WorkspaceError):
-                log.error("%s", error)
-            else:
-                log.exception("turn %s failed", claim.turn)
-            turn = turn or Turn(claim.turn, claim.entries, Conversation(), session_log)
-            ended = await fail_turn(turn, clean(str(error)) or type(error).__name__)
+            ended = await self._fail(claim, session_log, error)
         finally:
             self.streams.close(claim)
-            if self.meters is not None and turn is not None:
-                self.meters.ran(claim, turn.entries, self.tools)
+            if self.meters is not None and session_log.turn is not None:
+                self.meters.ran(claim, session_log.turn.entries, self.tools)
         if isinstance(ended, TurnEnded):
             await self.tools.end_turn(claim.turn)
             if self.tracer is not None:
                 self.tracer.ended(claim)
         session.again |= session_log.more()
         return ended, session_log
+
+    async def _run(self, claim: Claim, session: Session, session_log: SessionLog) -> Ending:
+        """Assemble the turn and run it in the engine."""
+        spec = session_log.spec = await self.specs.of(claim, session)
+        await self.workspace.check()
+        places = await self.workspace.places()
+        conversation = await self._conversation(claim, session, spec)
+        flushed = 0.0
+        if not claim.entries:
+            claim.entries = [await self._said(claim, spec)]
+            began = time.monotonic()
+            await session_log.append(claim.entries)
+            flushed = time.monotonic() - began
+        before = len(conversation)
+        resumed_by = session.worker if claim.resumed else ""
+        turn = session_log.turn = Turn(claim.turn, claim.entries, conversation, session_log, resumed_by=resumed_by)
+        turn.flushed = flushed
+        compose = self._composer(claim, conversation, before)
+        if claim.compacted >= claim.first_seq:  # part of the turn itself was compacted before it was interrupted
+            conversation.become(await read_conversation(self.store, claim, conversation))
+        session.start_turn(turn)
+        self.streams.open(claim, session)
+        cut_off = claim.resumed and not isinstance(claim.entries[-1], CallsAsked | CallsDecided)
+        turn.tell(events.TurnStarted(claim.turn, cut_off))
+        toolbox = self._toolbox(claim, spec, turn, places)
+        with stopping(turn, spec):
+            free = partial(self._free_addresses, spec.tools)
+            texts = await self._texts_of(claim, session, spec, turn) if compose is None else None
+            model, window = self.models.call(claim, spec, compose, free, texts), self.models.window(claim, spec)
+            ended = await run_turn(turn, model, toolbox, spec.limits, window)
+        if turn.flushed and claim.inbox and not isinstance(ended, Left):
+            self.flush_times.note(claim.inbox[0], turn.flushed)
+        if isinstance(ended, TurnEnded) and _goes_on(claim, session_log.incoming):
+            self._histories.keep(claim, conversation)
+            self.models.compactor.consider(claim, conversation)
+        return ended
+
+    async def _fail(self, claim: Claim, session_log: SessionLog, error: Exception) -> Ending:
+        """End the turn because of an error, and log the error."""
+        if isinstance(error, WorkspaceError):
+            log.error("%s", error)
+        else:
+            log.error("turn %s failed", claim.turn, exc_info=error)
+        if session_log.turn is None:
+            session_log.turn = Turn(claim.turn, claim.entries, Conversation(), session_log)
+        return await fail_turn(session_log.turn, clean(str(error)) or type(error).__name__)
 
     async def _conversation(self, claim: Claim, session: Session, spec: TurnSpec) -> Conversation:
         """Return the conversation before the turn, after the system prompt."""
@@ -395,18 +395,19 @@ class SessionLog:
         store: Store,
         claim: Claim,
         session: Session,
-        answer: Callable[[TurnEnded], Sequence[OutboundMessage]],
-        sender: str | None,
-        follow: Callable[[TurnEnded], Sequence[InboundMessage]],
-        notices: Notices | None = None,
+        spec: TurnSpec,
+        outbox: BusAdapter,
+        notices: Notices | None,
     ) -> None:
-        self._notices = notices
+        """`spec` is provisional until the turn's own has been read."""
+        self.spec = spec
+        self.turn: Turn | None = None  # once it is assembled
         self._store = store
         self._claim = claim
         self._session = session
-        self._answer = answer
-        self._sender = sender
-        self._follow = follow
+        self._outbox = outbox
+        self._sender = outbox.sender
+        self._notices = notices
         self.incoming: Sequence[InboundMessage] = ()  # messages that follow from the turn's end
         self._took: list[int] = []
         self._outgoing: Sequence[OutboundMessage] = ()
@@ -416,7 +417,7 @@ class SessionLog:
         took, self._took = self._took, []
         if not isinstance(last := entries[-1], TurnEnded):
             return self._store.append(self._claim, entries, took, flush)
-        self._outgoing, self.incoming = self._answer(last), self._follow(last)
+        self._outgoing, self.incoming = self._answer(last), self._following(last)
         if self._notices is not None:
             self._outgoing = [*self._outgoing, *self._notices.of_end(self._claim, last)]
         self._finished = self._store.finish(self._claim, entries, self._outgoing, self._sender, took, self.incoming)
@@ -431,6 +432,28 @@ class SessionLog:
             self._outgoing = [*self._outgoing, *self._notices.of_question(claim, question)]
         self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)
         return self._finished
+
+    def _answer(self, ended: TurnEnded) -> Sequence[OutboundMessage]:
+        """Return the messages to send when the turn ends.
+
+        A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's
+        process has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's
+        return.
+        """
+        message = self._claim.message
+        if message.attended and message.by_a_person and self._outbox.is_unattended(self._claim):
+            message = replace(message, reply=True)
+        silent = message.cron is not None and message.cron.is_silent(ended.text)
+        silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and self._session.chat_told)
+        return [] if silent else reply(message, ended.text)
+
+    def _following(self, ended: TurnEnded) -> Sequence[InboundMessage]:
+        """Return the messages that follow from the turn's end, each marked with the origin of its text."""
+        conversation = self.turn.conversation if self.turn is not None else Conversation()
+        messages = self.spec.follow(ended, conversation.untrusted)
+        if not conversation.untrusted or conversation.outside:
+            return messages
+        return [replace(message, own_files=True) for message in messages]
 
     def steered(self) -> Sequence[UserSaid]:
         rows, said = self._session.steered()
@@ -466,32 +489,8 @@ class _StoreMarks(msgspec.Struct, frozen=True):
         return await self.store.tainted_paths(owner)
 
 
-def _following(spec: TurnSpec, ended: TurnEnded, turn: Turn | None) -> Sequence[InboundMessage]:
-    """Return the messages that follow from the turn's end, each marked with the origin of its text."""
-    untrusted = turn is not None and turn.conversation.untrusted
-    messages = spec.follow(ended, untrusted)
-    if turn is None or not untrusted or turn.conversation.outside:
-        return messages
-    return [replace(message, own_files=True) for message in messages]
-
-
 def _goes_on(claim: Claim, following: Sequence[InboundMessage]) -> bool:
     """Return whether the session can have another turn: false for a self-contained request and a finished agent."""
     if claim.message.task is not None:
         return any(message.session_key == claim.key for message in following)
     return (request := request_of(claim)) is None or request.kept
-
-
-def _answer_to(
-    message: InboundMessage, ended: TurnEnded, unattended: bool, chat_told: bool
-) -> Sequence[OutboundMessage]:
-    """Return the messages to send when the turn ends.
-
-    A turn that was stopped by /stop sends nothing if the chat gets the reply to that command. If the person's process
-    has left the turn to this one, as a killed chat does, the answer waits in the outbox for the person's return.
-    """
-    if unattended and message.attended and message.by_a_person:
-        message = replace(message, reply=True)
-    silent = message.cron is not None and message.cron.is_silent(ended.text)
-    silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and chat_told)
-    return [] if silent else reply(message, ended.text)

@@ -19,6 +19,7 @@ HA = DEPLOY / "ha"
 TEXT = (HA / "compose.yaml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 PATRONI: dict[str, Any] = yaml.safe_load((HA / "patroni.yml").read_text())
+ETCD = [name for name in COMPOSE["services"] if name.startswith("etcd")]
 TARGETS = re.findall(r"^FROM \S+ AS (\w+)$", (HA / "Dockerfile").read_text(), re.M)
 
 
@@ -67,6 +68,38 @@ def test_the_addresses_lead_to_the_servers_and_to_the_pooler():
     for name in ("db1", "db2"):
         assert services[name]["environment"]["PATRONI_NAME"] == name
         assert f"server {name} {services[name]['environment']['PATRONI_POSTGRESQL_CONNECT_ADDRESS']} check" in proxy
+
+
+def test_the_databases_and_etcd_are_in_the_volumes_that_outlive_their_containers():
+    """The image of PostgreSQL has an anonymous volume in /var/lib/postgresql/data, which would hide this one."""
+    data = Path(PATRONI["postgresql"]["data_dir"])
+    assert data != Path("/var/lib/postgresql/data")
+    for name in ("db1", "db2"):
+        mounted = [
+            volume.partition(":")[2] for volume in COMPOSE["services"][name]["volumes"] if volume.startswith(name)
+        ]
+        assert mounted == [str(data.parent)]
+    for name in ETCD:
+        assert COMPOSE["services"][name]["volumes"] == [f"{name}:/var/lib/etcd"]
+    assert "--data-dir=/var/lib/etcd" in (HA / "Dockerfile").read_text()
+
+
+def test_each_etcd_knows_the_others_and_patroni_knows_all_of_them():
+    assert PATRONI["etcd3"]["hosts"] == [f"{name}:2379" for name in ETCD]
+    assert len(ETCD) == 3
+    for name in ETCD:
+        env = COMPOSE["services"][name]["environment"]
+        assert env["ETCD_NAME"] == name
+        assert env["ETCD_ADVERTISE_CLIENT_URLS"] == f"http://{name}:2379"
+        assert env["ETCD_INITIAL_ADVERTISE_PEER_URLS"] == f"http://{name}:2380"
+        assert env["ETCD_INITIAL_CLUSTER"] == ",".join(f"{one}=http://{one}:2380" for one in ETCD)
+
+
+def test_the_health_of_a_database_is_asked_where_patroni_answers():
+    check = COMPOSE["services"]["db1"]["healthcheck"]["test"]
+    port = PATRONI["restapi"]["listen"].rpartition(":")[2]
+    assert f"http://127.0.0.1:{port}/readiness" in check[-1]
+    assert check == COMPOSE["services"]["db2"]["healthcheck"]["test"]
 
 
 def test_only_a_standby_that_has_every_commit_is_promoted_and_before_a_call_gives_up():

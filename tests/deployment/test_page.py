@@ -30,7 +30,7 @@ COMMANDS = [line for block in BLOCK.findall(PAGE) for line in block.splitlines()
 OF_THE_MACHINE = {
     "apt install python3-venv bubblewrap ripgrep",
     "useradd --system --user-group --home-dir /var/lib/everloop --shell /usr/sbin/nologin everloop",
-    "python3 -m venv /opt/everloop",
+    "/usr/bin/python3 -m venv /opt/everloop",
     "/opt/everloop/bin/pip install --require-hashes --requirement requirements.lock",
     "/opt/everloop/bin/pip install --no-deps --no-build-isolation .",
 }

@@ -1,4 +1,4 @@
-"""The cluster of deploy/ha, run by its own files: two PostgreSQL under Patroni, etcd, HAProxy and PgBouncer.
+"""The cluster of deploy/ha, run by its own files: two PostgreSQL under Patroni, three etcd, HAProxy and PgBouncer.
 
 Each service of its compose.yaml is a machine (`tests/support/machines.py`) with the same name, so names and ports are
 those of the files. What is different is listed in `Files`: where the programs and the data are, and that names are
@@ -31,6 +31,7 @@ from .server import programs
 HA = ROOT / "deploy" / "ha"
 PASSWORDS = {"POSTGRES_PASSWORD": 'ever"loop 1', "SUPERUSER_PASSWORD": "super 2", "REPLICATION_PASSWORD": "replica 3"}
 DATABASES = ("db1", "db2")
+ETCD = ("etcd1", "etcd2", "etcd3")
 SECONDS = 120.0
 
 
@@ -61,7 +62,7 @@ class Files:
             "patroni.yml",
             place,
             {
-                "data_dir: /var/lib/postgresql/data": f"data_dir: {place}/data",
+                "data_dir: /var/lib/postgresql/cluster": f"data_dir: {place}/data",
                 "bin_dir: /usr/lib/postgresql/17/bin": (
                     f"bin_dir: {programs()}\n  parameters:\n    unix_socket_directories: {place}"
                 ),
@@ -113,15 +114,14 @@ class Cluster:
 
     def create(self) -> None:
         for program in ("etcd", "haproxy", "pgbouncer", "patroni"):
-            assert shutil.which(program, path=self.files.environment("etcd")["PATH"]), (
+            assert shutil.which(program, path=self.files.environment(ETCD[0])["PATH"]), (
                 f"{program}: make failover installs it"
             )
         for name in self.net.machines:
             place = self.files.folder / name
             place.mkdir()
             shutil.chown(place, "postgres", "postgres")
-        self.start("etcd")
-        for name in DATABASES:
+        for name in (*ETCD, *DATABASES):
             self.start(name)
         self.start("haproxy")
         self.start("pgbouncer")
@@ -129,7 +129,7 @@ class Cluster:
 
     def start(self, name: str) -> None:
         files, place = self.files, self.files.folder / name
-        if name == "etcd":
+        if name in ETCD:
             command = [word.replace("/var/lib/etcd", str(place / "data")) for word in files.command("etcd")]
         elif name == "haproxy":
             command = ["haproxy", "-f", str(files.haproxy())]
@@ -156,6 +156,17 @@ class Cluster:
         if roles != ["primary", "replica"] or not any(state.get("sync_standby") for state in states.values()):
             return False
         return self.sql("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == [(1,)]
+
+    def has_all_etcd(self) -> bool:
+        """Whether each etcd takes part in the decisions of all."""
+        with contextlib.suppress(OSError, ValueError):
+            for name in ETCD:
+                url = f"http://{self.net.machines[name].address}:2379/health"
+                with urllib.request.urlopen(url, timeout=1) as response:
+                    if json.load(response).get("health") != "true":
+                        return False
+            return True
+        return False
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
         give_up = time.monotonic() + seconds
@@ -214,7 +225,7 @@ def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="everloop-patroni-") as name:
         folder = Path(name)
         os.chmod(folder, 0o755)
-        with network(["etcd", *DATABASES, "haproxy", "pgbouncer"]) as net:
+        with network([*ETCD, *DATABASES, "haproxy", "pgbouncer"]) as net:
             made = Cluster(folder, net)
             made.create()
             yield made

@@ -6,26 +6,33 @@ The machines are network namespaces, so that a machine can be lost without a wor
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
+import psycopg
 import pytest
 
 from tests.support import machines
 from tests.support.machines import Machine
+from tests.support.places import ROOT
 
 from .failover_load import load
-from .patroni import Cluster, cluster
+from .patroni import DATABASES, ETCD, Cluster, cluster
 
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.network,
-    pytest.mark.timeout(0),
+    pytest.mark.timeout(1800),
     pytest.mark.platform("network namespaces need Linux and root"),
     pytest.mark.skipif(bool(machines.available()), reason=machines.available()),
 ]
 TIMES = 3
+LEASE = 25.0  # seconds: more than the `ttl` of patroni.yml
 SLACK = 1.0  # seconds after the promotion until everything goes on
+SILENCE = 15.0  # seconds that Patroni may need to turn from an etcd that does not answer to another one
 DAMAGES: dict[str, tuple[Callable[[Machine], None], Callable[[Machine], None]]] = {
     "killed": (Machine.kill, lambda machine: None),
     "lost": (Machine.lose, Machine.mend),
@@ -43,8 +50,30 @@ def machines_of_ha() -> Iterator[Cluster]:
 @pytest.fixture
 def ha(machines_of_ha: Cluster) -> Cluster:
     machines_of_ha.wait(machines_of_ha.is_whole, "what the test before has damaged")
+    machines_of_ha.wait(machines_of_ha.has_all_etcd, "what the test before has damaged")
     machines_of_ha.renew_database()
     return machines_of_ha
+
+
+def test_the_health_check_and_what_the_page_says_to_monitor_work_as_they_are_written(ha):
+    page = (ROOT / "docs" / "failover.md").read_text()
+    for name in DATABASES:
+        machine, env = ha.net.machines[name], ha.files.environment(name)
+        inside = ["ip", "netns", "exec", machine.namespace]
+        _, *check = ha.files.services[name]["healthcheck"]["test"]
+        healthy = partial(subprocess.call, [*inside, *check], env=env, stderr=subprocess.DEVNULL)
+        ha.wait(lambda healthy=healthy: healthy() == 0, f"{name} to be healthy")
+        (command,) = re.findall(r"`(patronictl [^`]+)`", page)
+        command = command.replace("/etc/patroni.yml", str(ha.files.folder / name / "patroni.yml"))
+        told = subprocess.run(
+            [*inside, *command.split()], env=env, check=True, timeout=60, capture_output=True, text=True
+        )
+        assert re.search(r"Leader .*Sync Standby|Sync Standby .*Leader", told.stdout.replace("\n", " ")), told.stdout
+    assert "`SHOW POOLS`" in page
+    address = re.sub(r"/everloop$", "/pgbouncer", ha.pool)
+    with psycopg.connect(address, autocommit=True, prepare_threshold=None) as console:
+        names = [column.name for column in console.execute("SHOW POOLS").description or ()]
+    assert {"cl_waiting", "maxwait"} <= set(names)
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
@@ -95,3 +124,35 @@ async def test_a_network_cut_between_primary_and_standby_stops_work_until_patron
     assert await asyncio.to_thread(work.problems, ha, "everloop") == []
     assert work.errors == []
     assert waited < 30
+
+
+@pytest.mark.parametrize("damage", ["killed", "lost", "frozen", "cut"])
+async def test_work_goes_on_without_one_of_the_three_etcd_and_a_primary_is_replaced_then(ha, damage, capsys):
+    """Each of them once: one of them leads the others."""
+    fail, mend = DAMAGES[damage]
+    async with load(ha.dsn) as work:
+        for number, name in enumerate(ETCD):
+            etcd = ha.net.machines[name]
+            await work.until(20)
+            primary = await asyncio.to_thread(ha.primary)
+            work.measure()
+            await asyncio.to_thread(fail, etcd)
+            await asyncio.sleep(LEASE)  # the primary would have lost its place by then
+            await work.until(40)
+            assert await asyncio.to_thread(ha.primary) is primary
+            waited = work.longest
+            with capsys.disabled():
+                print(f"{name} {damage}: longest wait {waited:.1f} s", end="; ")
+            assert waited < (SLACK if damage == "killed" else SILENCE)
+            if number == len(ETCD) - 1:
+                await asyncio.to_thread(primary.kill)
+                await asyncio.to_thread(ha.wait_for_promotion, ha.other(primary))
+                await work.until(30)
+                await asyncio.to_thread(ha.start, primary.name)
+            await asyncio.to_thread(mend, etcd)
+            if not etcd.processes():
+                await asyncio.to_thread(ha.start, name)
+            await asyncio.to_thread(ha.wait, ha.is_whole, "the cluster to be whole")
+            await asyncio.to_thread(ha.wait, ha.has_all_etcd, f"{name} to be back")
+    assert await asyncio.to_thread(work.problems, ha, "everloop") == []
+    assert work.errors == []

@@ -56,7 +56,7 @@ def test_whatever_the_schema_and_the_value_only_our_own_error_is_raised(schema, 
         first = check(value)
     except InvalidArguments:
         return
-    assert same_or_nan(check(first), first), "what was repaired once needs no second repair"
+    assert same_or_nan(check(first), first), "repairing twice changes the value again"
 
 
 def same_or_nan(left: Any, right: Any) -> bool:
@@ -64,7 +64,7 @@ def same_or_nan(left: Any, right: Any) -> bool:
 
 
 def fitting(depth: int = 2) -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
-    """Schemas, each with a value that fits it as it is."""
+    """Schemas, each with a value that matches it unchanged."""
     leaves = [
         st.tuples(st.just({"type": "string"}), st.text() | st.sampled_from(["5", "true", "null", "[1]", "{}"])),
         st.tuples(st.just({"type": "integer"}), st.integers()),
@@ -99,6 +99,6 @@ def fitting(depth: int = 2) -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
 
 @settings(max_examples=150, deadline=None)
 @given(fitting())
-def test_a_value_that_fits_comes_back_unchanged(pair):
+def test_a_valid_value_is_returned_unchanged(pair):
     schema, value = pair
     assert validate(schema, value) is value or same_or_nan(validate(schema, value), value)

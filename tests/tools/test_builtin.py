@@ -1,4 +1,4 @@
-"""The built-in tools as an agent has them: made from its settings, and let go with its turns and its end."""
+"""An agent's built-in tools: created from its settings, and released at the end of a turn and of the agent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_background_commands_end_with_their_turn_and_kept_ones_with_the_ag
     assert (folder / "kept").read_text() == alive
 
 
-async def test_the_key_for_brave_that_is_given_to_the_agent_is_used(folder):
+async def test_the_brave_key_passed_to_the_agent_is_used(folder):
     with_key, _ = agent_of(folder, brave_api_key="a key")
     without, _ = agent_of(folder)
     searches = [tool for agent in (with_key, without) for tool in agent.tools if tool.name == "web_search"]
@@ -74,19 +74,19 @@ async def test_the_key_for_brave_that_is_given_to_the_agent_is_used(folder):
 
 
 @pytest.mark.parametrize("given", [{"timeout": 0.3}, SimpleNamespace(timeout=0.3)])
-async def test_settings_of_commands_can_be_given_to_the_agent(folder, given):
+async def test_command_settings_can_be_passed_to_the_agent(folder, given):
     agent, model = agent_of(folder, call("exec", command="sleep 20"), "done", exec_config=given)
-    async with agent, asyncio.timeout(18):  # it would take twenty
+    async with agent, asyncio.timeout(18):  # without the setting it would take twenty seconds
         await agent.process_direct("go")
     assert "0.3 seconds" in model.requests[-1].messages[-1]["content"]
 
 
-def test_a_setting_of_commands_that_does_not_exist_is_refused():
+def test_an_unknown_command_setting_is_refused():
     with pytest.raises(ValueError, match="timeuot"):
         shell_settings(Config(), {"timeuot": 1})
 
 
-async def test_a_picture_that_is_read_is_shown_to_the_model(folder):
+async def test_a_picture_read_by_a_tool_is_shown_to_the_model(folder):
     agent, model = agent_of(folder, [call("read_file", path="a.png"), call("list_dir")], "seen")
     (folder / "a.png").write_bytes(PICTURE)
     async with agent:
@@ -97,7 +97,7 @@ async def test_a_picture_that_is_read_is_shown_to_the_model(folder):
     assert base64.b64decode(url.partition(",")[2]) == PICTURE
 
 
-async def test_a_long_command_shows_its_lines_while_it_runs(folder):
+async def test_a_long_command_streams_its_lines(folder):
     waits = "echo one; while [ ! -e seen ]; do sleep 0.1; done; echo two"
     agent, _ = agent_of(folder, call("exec", command=waits, timeout=30), "done")
     seen: list[str] = []
@@ -115,7 +115,7 @@ async def test_a_long_command_shows_its_lines_while_it_runs(folder):
     assert "one" in "\n".join(seen[: ended[0]])
 
 
-async def test_an_mcp_server_of_the_settings_is_used_and_ends_with_the_agent(folder):
+async def test_a_configured_mcp_server_is_used_and_ends_with_the_agent(folder):
     config = Config(mcp=(McpServer(name="clock", command=sys.executable, args=("-m", "mcp_server_time")),))
     agent, model = agent_of(folder, call("mcp_clock_get_current_time", timezone="Europe/Berlin"), "done", config=config)
     async with agent:

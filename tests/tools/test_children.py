@@ -1,4 +1,4 @@
-"""Child processes: what they get, and how they end."""
+"""Child processes: what they inherit, and how they end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_child_inherits_no_open_file(tmp_path):
     with (tmp_path / "secret").open("w") as file:
         os.set_inheritable(file.fileno(), True)
         ended = Child().run(python("import os; print(sorted(os.listdir('/proc/self/fd')))"), most=1_000, seconds=20)
-    assert eval(ended.output) == ["0", "1", "2", "3"]  # the last is the folder that is being listed
+    assert eval(ended.output) == ["0", "1", "2", "3"]  # the last one is the folder being listed
 
 
 def test_too_much_output_ends_a_child():
@@ -46,20 +46,20 @@ def test_too_much_output_ends_a_child():
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import os\nos.close(1)\nos.close(2)\nwhile True: pass"])
-def test_a_child_whose_time_is_up_is_ended_and_what_it_said_is_kept(program):
+def test_a_child_that_times_out_is_ended_and_its_output_kept(program):
     start = time.monotonic()
     ended = Child().run(python(f"print('begun', flush=True)\n{program}"), most=1_000, seconds=2)
     assert (ended.late, ended.status, ended.output) == (True, -9, b"begun\n")
     assert time.monotonic() - start < 20
 
 
-def test_complaints_are_kept_in_part():
+def test_standard_error_is_kept_in_part():
     ended = Child().run(python("import sys; sys.stderr.write('e' * 100_000); sys.exit(7)"), most=10, seconds=20)
     assert (ended.status, ended.output) == (7, b"")
     assert 1_000 < len(ended.errors) < 10_000
 
 
-def test_a_child_that_was_stopped_before_it_began_does_nothing(tmp_path):
+def test_a_child_stopped_before_it_started_does_nothing(tmp_path):
     child = Child()
     child.stop()
     ended = child.run(python(f"import time; time.sleep(5); open({str(tmp_path / 'x')!r}, 'w')"), most=10, seconds=20)
@@ -82,7 +82,7 @@ async def test_a_cancelled_wait_ends_the_child(tmp_path):
 # --- read-only, by Landlock ----------------------------------------------------------------------------------------
 
 
-def test_a_confined_child_reads_its_folder_and_nothing_else_and_we_are_as_free_as_before(tmp_path):
+def test_a_confined_child_reads_only_its_folder_and_the_parent_stays_unconfined(tmp_path):
     assert landlock.available(), "this kernel has no Landlock"
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
@@ -110,7 +110,7 @@ def test_a_confined_child_reads_its_folder_and_nothing_else_and_we_are_as_free_a
     assert subprocess.run(["/bin/cat", outside / "a.txt"], capture_output=True, check=True).stdout == b"text outside"
 
 
-def test_what_cannot_be_confined_is_not_started(tmp_path):
+def test_a_child_that_cannot_be_confined_is_not_started(tmp_path):
     def confine() -> None:
         raise OSError(1, "no")
 
@@ -118,4 +118,4 @@ def test_what_cannot_be_confined_is_not_started(tmp_path):
     with pytest.raises(OSError, match="no"):
         Child().run(["/bin/touch", str(tmp_path / "x")], most=10, seconds=20, confine=confine)
     assert not (tmp_path / "x").exists()
-    assert set(threading.enumerate()) <= before  # one of an earlier test may have ended meanwhile
+    assert set(threading.enumerate()) <= before  # a child of an earlier test may have ended meanwhile

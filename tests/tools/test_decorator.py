@@ -1,4 +1,4 @@
-"""What a tool is: how a function becomes one, and how it is run."""
+"""The `tool` decorator: how a function becomes a tool, and how it is run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_function_becomes_a_tool_with_name_description_and_schema():
     }
 
 
-async def test_a_decorated_function_can_still_be_called_as_it_was_written():
+async def test_a_decorated_function_can_still_be_called_directly():
     assert await search("cats", count=2) == "cats:2"
     assert inspect.signature(search).parameters["query"].annotation == "str"
 
@@ -104,7 +104,7 @@ async def test_a_decorated_function_can_still_be_called_as_it_was_written():
     assert await double.execute(number=4) == 8
 
 
-def test_the_flags_have_careful_defaults_and_can_be_set():
+def test_the_flags_have_safe_defaults_and_can_be_set():
     assert (search.replay, search.parallel, search.timeout) == ("never", True, None)
 
     @tool(name="send-it", description="Sends.", replay="safe", parallel=False, timeout=3.5)
@@ -122,7 +122,7 @@ def test_an_undocumented_function_is_described_by_its_name():
     assert add_numbers.description == "add numbers"
 
 
-async def test_a_plain_function_runs_in_a_thread_with_the_context_of_the_caller():
+async def test_a_plain_function_runs_in_a_thread_with_the_callers_context():
     seen: ContextVar[str] = ContextVar("seen")
     seen.set("mine")
 
@@ -136,7 +136,7 @@ async def test_a_plain_function_runs_in_a_thread_with_the_context_of_the_caller(
     assert value == "mine"
 
 
-async def test_plain_functions_run_side_by_side_and_their_errors_come_back():
+async def test_plain_functions_run_in_parallel_and_their_errors_propagate():
     barrier = threading.Barrier(8, timeout=30)
 
     @tool
@@ -170,7 +170,7 @@ async def test_a_cancelled_plain_function_leaves_the_pool_usable():
     assert await hang.execute() == "late"
 
 
-async def test_arguments_arrive_as_the_hints_say():
+async def test_arguments_arrive_with_the_hinted_types():
     got: dict[str, Any] = {}
 
     @tool
@@ -222,7 +222,7 @@ def test_unions_keep_null_only_where_it_means_something():
     assert properties["d"]["anyOf"][1] == {"type": "null"}
 
 
-def test_a_function_with_keywords_takes_any_argument():
+def test_a_function_with_keyword_arguments_accepts_any_argument():
     @tool
     async def anything(first: str, **rest: Any) -> str:
         """Anything."""
@@ -231,7 +231,7 @@ def test_a_function_with_keywords_takes_any_argument():
     assert compile_schema(anything.parameters)({"first": "a", "more": 1}) == {"first": "a", "more": 1}
 
 
-def test_a_local_class_is_found_although_hints_are_texts():
+def test_a_local_class_is_resolved_although_hints_are_strings():
     class Local(enum.Enum):
         A = 1
 
@@ -262,12 +262,12 @@ def _recursive(a: Tree) -> None: ...
 @pytest.mark.parametrize(
     "function", [_no_hint, _bytes, _unknown_name, _int_keys, _positional, _many, _pair, _custom, _recursive]
 )
-def test_a_hint_that_cannot_be_used_is_refused_when_decorating(function):
+def test_an_unusable_hint_is_refused_when_decorating(function):
     with pytest.raises(TypeError, match=rf"@tool {function.__name__}\(\): parameter 'a' "):
         tool(function)
 
 
-def test_what_cannot_be_a_tool_is_refused_with_advice():
+def test_an_object_that_cannot_be_a_tool_is_refused_with_advice():
     with pytest.raises(TypeError, match="subclass of Tool"):
 
         class Thing:

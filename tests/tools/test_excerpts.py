@@ -1,4 +1,4 @@
-"""Excerpts: the part of a text that has the words, short and cut at words."""
+"""Excerpts: the part of a text that contains the words, short and cut at word boundaries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILLER = "Lorem ipsum dolor sit amet, consetetur sadipscing elitr. " * 40
         ("สวัสดีครับ", "สวัสดี"),
     ],
 )
-def test_an_excerpt_is_the_part_with_the_words(said, query):
+def test_an_excerpt_is_the_part_that_contains_the_words(said, query):
     for text in (FILLER + said, said + " " + FILLER, f"{FILLER}{said} {FILLER}", f"{'한국어 ﬃ ' * 200}{said} {FILLER}"):
         part = excerpt(text, query)
         assert said in part
@@ -35,17 +35,17 @@ def test_an_excerpt_is_the_part_with_the_words(said, query):
         assert part.endswith("…") == (not text.endswith(said))
 
 
-def test_an_excerpt_has_the_place_where_most_of_the_words_stand_together():
+def test_an_excerpt_shows_where_most_of_the_words_are_close_together():
     text = f"beans {FILLER} peas {FILLER} beans and peas {FILLER} beans {FILLER}"
     assert "beans and peas" in excerpt(text, "peas beans")
 
 
-def test_a_short_text_is_shown_whole_in_one_line():
+def test_a_short_text_is_shown_in_full_on_one_line():
     assert excerpt("one\n\ttwo\r\n  three", "nothing") == "one two three"
     assert excerpt("x" * 300, "x") == "x" * 300
 
 
-def test_an_excerpt_is_cut_at_words():
+def test_an_excerpt_is_cut_at_word_boundaries():
     part = excerpt(f"{FILLER} needle {FILLER}", "needle").strip("…")
     assert set(part.split()) <= {*FILLER.split(), "needle"}
 

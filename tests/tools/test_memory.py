@@ -1,4 +1,4 @@
-"""Memory: the points of the file that stands in every prompt, and the search over what was said."""
+"""Memory: the items of the file that is part of every prompt, and the search over past conversations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TODAY = "2026-11-15"
 
 @pytest.fixture(autouse=True)
 def _day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One day for all that is done here: no test is red because it is run at midnight."""
+    """Use the same date throughout, so that no test fails at midnight."""
     monkeypatch.setattr(memory, "_today", lambda: TODAY)
 
 
@@ -48,7 +48,7 @@ async def nothing(owner: str, query: str, limit: int) -> list[Found]:
 
 @pytest.fixture
 def desk(folder: Path) -> Desk:
-    """The memory tools over a workspace."""
+    """The memory tools with a workspace."""
     desk = Desk(folder)
     desk.registry = ToolRegistry([*memory_tools(nothing, 2_000), *desk.registry], timeout=30)
     return desk
@@ -67,7 +67,7 @@ def points(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("restricted", [True, False])
-async def test_a_point_is_added_with_its_date_and_the_file_is_made(desk, file, restricted):
+async def test_an_item_is_added_with_its_date_and_the_file_is_created(desk, file, restricted):
     desk = desk.with_context(restricted=restricted)
     await desk("remember", text="Ann likes tea.")
     await desk("remember", text="The cat is called Mo.")
@@ -75,12 +75,12 @@ async def test_a_point_is_added_with_its_date_and_the_file_is_made(desk, file, r
     assert os.listdir(file.parent) == ["MEMORY.md"]
 
 
-async def test_a_text_of_many_lines_becomes_one_point(desk, file):
+async def test_a_multiline_text_becomes_one_item(desk, file):
     await desk("remember", text="- one\n\n---\r\n# two\u2028three\x85\tfour \ud800")
     assert file.read_text() == f"- {TODAY}: one --- # two three four ?\n"
 
 
-async def test_the_same_is_not_added_twice_whenever_it_was_added(desk, file):
+async def test_a_duplicate_is_not_added_whatever_its_date(desk, file):
     file.parent.mkdir()
     file.write_text("# Mine\n\n* tea\n  - 2020-01-02: coffee\nmilk\n")
     before = file.read_text()
@@ -92,7 +92,7 @@ async def test_the_same_is_not_added_twice_whenever_it_was_added(desk, file):
     assert file.read_text() == f"{before}- {TODAY}: te\n"
 
 
-async def test_a_point_takes_the_place_of_another(desk, file):
+async def test_an_item_replaces_another(desk, file):
     file.parent.mkdir()
     file.write_text("# Mine\n\n- 2020-01-02: Ann likes tea.\n- 2020-01-03: Bo has 2 dogs\n  - x\n")
     for _ in range(2):  # and again, as after a crash
@@ -106,7 +106,7 @@ async def test_a_point_takes_the_place_of_another(desk, file):
 
 
 @pytest.mark.parametrize("old", ["b", "2020-01-01: b", "- 2020-01-01: b", "\n- 2020-01-01: b\n", "- 2020-01-01: b\r\n"])
-async def test_a_point_is_removed_with_its_line(desk, file, old):
+async def test_an_item_is_removed_with_its_line(desk, file, old):
     file.parent.mkdir()
     for end in ("- 2020-01-01: c\n", ""):
         file.write_text(f"- 2020-01-01: a\n- 2020-01-01: b\n{end}")
@@ -114,7 +114,7 @@ async def test_a_point_is_removed_with_its_line(desk, file, old):
         assert file.read_text() == f"- 2020-01-01: a\n{end}"
 
 
-async def test_several_points_become_one_and_a_part_of_one_is_removed(desk, file):
+async def test_several_items_become_one_and_a_part_of_one_is_removed(desk, file):
     file.parent.mkdir()
     file.write_text("- a\n- b and c\n- d\n")
     await desk("remember", text="a, b", instead_of="- a\n- b and c")
@@ -124,12 +124,12 @@ async def test_several_points_become_one_and_a_part_of_one_is_removed(desk, file
 
 
 def _written(file: Path) -> tuple[int, int, int]:
-    """Which file it is, and when it was last written: not when it was last read."""
+    """Return the file's inode, size and modification time, which reading does not change."""
     info = file.stat()
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-async def test_what_stands_nowhere_or_more_than_once_is_not_replaced(desk, file):
+async def test_missing_or_ambiguous_text_is_not_replaced(desk, file):
     file.parent.mkdir()
     file.write_text("- tea one\n- tea two\n- aaa\n")
     before = _written(file)
@@ -149,7 +149,7 @@ async def test_what_stands_nowhere_or_more_than_once_is_not_replaced(desk, file)
     assert _written(file) == before
 
 
-async def test_the_file_keeps_its_mode_mark_endings_and_odd_bytes(desk, file):
+async def test_the_file_keeps_its_mode_byte_order_mark_endings_and_odd_bytes(desk, file):
     file.parent.mkdir()
     file.write_bytes(b"\xef\xbb\xbf# caf\xe9\r\n\r\n- one\r\n- two\n- three")
     file.chmod(0o640)
@@ -165,7 +165,7 @@ async def test_the_file_keeps_its_mode_mark_endings_and_odd_bytes(desk, file):
     assert file.read_bytes() == f"- é\r\n- {TODAY}: ß\r\n".encode("utf-16")
 
 
-async def test_a_full_file_takes_no_more_but_can_be_made_shorter(desk, file):
+async def test_a_full_file_accepts_no_additions_but_can_be_shortened(desk, file):
     file.parent.mkdir()
     file.write_text("- " + "x" * 1_900 + "\n- tea\n")
     await desk("remember", text="y" * 50)
@@ -181,7 +181,7 @@ async def test_a_full_file_takes_no_more_but_can_be_made_shorter(desk, file):
     assert file.read_text() == f"- {TODAY}: t\n- {TODAY}: room\n"
 
 
-async def test_what_is_no_text_file_is_left_alone(desk, file, folder, monkeypatch):
+async def test_a_file_that_is_not_text_is_left_alone(desk, file, folder, monkeypatch):
     file.mkdir(parents=True)
     await desk.fails("remember", text="x")
     file.rmdir()
@@ -207,7 +207,7 @@ async def test_what_is_no_text_file_is_left_alone(desk, file, folder, monkeypatc
     assert (folder / "memory").read_text() == "a file"
 
 
-async def test_a_link_is_followed_inside_the_workspace_and_not_out_of_it(desk, folder, tmp_path):
+async def test_a_link_is_followed_inside_the_workspace_and_not_outside(desk, folder, tmp_path):
     secret = tmp_path / "outside.md"
     secret.write_text("mine\n")
     (folder / "memory").mkdir()
@@ -244,7 +244,7 @@ async def test_the_guard_of_the_policy_is_asked_about_the_real_file(desk, folder
     assert (folder / "private.md").read_text() == "mine\n"
 
 
-async def test_a_file_that_is_changed_meanwhile_by_something_else_is_not_overwritten(desk, file):
+async def test_a_file_changed_meanwhile_by_another_process_is_not_overwritten(desk, file):
     file.parent.mkdir()
     file.write_text("- one\n")
 
@@ -256,7 +256,7 @@ async def test_a_file_that_is_changed_meanwhile_by_something_else_is_not_overwri
     assert file.read_text() == "- one\n- two\n"
 
 
-async def test_a_folder_that_is_held_for_ever_is_given_up(desk, file, monkeypatch):
+async def test_waiting_for_a_folder_lock_times_out(desk, file, monkeypatch):
     monkeypatch.setattr(memory, "LOCK_SECONDS", 0.1)
     file.parent.mkdir()
     held = os.open(file.parent, os.O_RDONLY)
@@ -293,7 +293,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_many_processes_that_remember_at_once_lose_nothing(folder, file):
+async def test_concurrent_processes_that_remember_lose_nothing(folder, file):
     names = ["ann", "bo", "cy", "di"]
     processes = [
         await asyncio.create_subprocess_exec(
@@ -309,7 +309,7 @@ async def test_many_processes_that_remember_at_once_lose_nothing(folder, file):
     assert os.listdir(file.parent) == ["MEMORY.md"]
 
 
-def test_a_call_tells_which_file_it_would_write_and_what(desk, folder):
+def test_a_call_declares_the_file_and_text_it_would_write(desk, folder):
     tool = desk.registry.get("remember")
     assert tool is not None
     token = current.set(desk.context)
@@ -325,14 +325,14 @@ WORD = st.text(st.sampled_from("ab-: é"), min_size=1, max_size=6).map(str.strip
 
 
 @given(content=LINES, text=WORD)
-def test_adding_changes_nothing_that_is_there_and_a_second_time_does_nothing(content, text):
+def test_adding_changes_no_existing_item_and_is_idempotent(content, text):
     after = added(content, text)
     assert after.startswith(content)
     assert added(after, text) == after
 
 
 @given(content=LINES, old=WORD, text=WORD | st.just(""))
-def test_replacing_a_second_time_does_nothing(content, old, text):
+def test_replacing_is_idempotent(content, old, text):
     try:
         after = replaced(content, old, text)
     except ToolError:
@@ -342,14 +342,14 @@ def test_replacing_a_second_time_does_nothing(content, old, text):
     try:
         assert replaced(after, old, text) == after
     except ToolError:
-        assert not text  # what was removed is not there to be removed again
+        assert not text  # removed text is no longer there to remove
     assert after.count("\n") <= content.count("\n")
 
 
 @pytest.mark.parametrize(
     ("content", "old", "text"), [("- aabb", "ab", "a"), ("- aabb", "ab", ""), ("xabyabx", "abyab", "ab")]
 )
-def test_what_would_do_more_when_it_is_done_again_is_refused(content, old, text):
+def test_a_replacement_that_is_not_idempotent_is_refused(content, old, text):
     try:
         after = replaced(content, old, text)
     except ToolError:
@@ -369,7 +369,7 @@ async def store(tmp_path) -> AsyncIterator[SQLiteStore]:
 
 @pytest.fixture
 def library(folder: Path, store: SQLiteStore) -> Desk:
-    """The memory tools over a store."""
+    """The memory tools with a store."""
     desk = Desk(folder)
     desk.registry = ToolRegistry(memory_tools(store.search, 2_000), timeout=30)
     return desk
@@ -379,7 +379,7 @@ async def keep(store: SQLiteStore, *texts: str, key: str = "test:1", owner: str 
     await store.note(owner, key, [Noted({"role": role, "content": text}) for text in texts])
 
 
-async def test_what_was_said_is_listed_with_session_time_and_speaker(library, store):
+async def test_matches_are_listed_with_session_time_and_speaker(library, store):
     await keep(store, "I keep the beans in the blue box.")
     await keep(store, "The beans are boiled.", key="mail:ann", role="assistant")
     lines = (await library("memory_search", query="beans box")).splitlines()
@@ -398,14 +398,14 @@ async def test_nothing_found_says_what_to_try(library, store):
         assert "words" in said.content
 
 
-async def test_no_more_are_shown_than_asked_for(library, store):
+async def test_the_number_of_results_is_limited_as_requested(library, store):
     await keep(store, *(f"beans {n}" for n in range(60)))
     for count, wanted in ((None, 8), (1, 1), (0, 1), (-5, 1), (3, 3), (1_000, 20)):
         arguments = {} if count is None else {"count": count}
         assert len((await library("memory_search", query="beans", **arguments)).splitlines()) == wanted
 
 
-async def test_the_question_that_is_being_asked_is_not_its_own_answer(library, store):
+async def test_the_current_question_is_not_among_the_results(library, store):
     message = InboundMessage("test", "user", "1", "what about beans").addressed()
     claim = await store.begin("me", "test:1", "worker", message)
     assert claim is not None
@@ -418,7 +418,7 @@ async def test_the_question_that_is_being_asked_is_not_its_own_answer(library, s
     assert len((await library("memory_search", query="beans")).splitlines()) == 8
 
 
-async def test_a_result_with_something_from_outside_in_it_is_untrusted(library, store):
+async def test_a_result_that_contains_untrusted_text_is_untrusted(library, store):
     page = CallEnded("a", "web_fetch", "page", untrusted=True)
     await store.note("me", "test:1", [ModelAnswered("peas peas"), page, ModelAnswered("beans")])
     assert (await library.run("memory_search", query="beans")).untrusted
@@ -428,7 +428,7 @@ async def test_a_result_with_something_from_outside_in_it_is_untrusted(library, 
     assert not (await library.run("memory_search", query="peas beans", count=1)).untrusted
 
 
-async def test_each_owner_searches_only_what_is_theirs(library, store):
+async def test_each_owner_searches_only_their_own_messages(library, store):
     await keep(store, "shared canary-mine")
     await keep(store, "shared canary-yours", owner="you")
     assert "canary-yours" not in await library("memory_search", query="shared canary yours")
@@ -436,7 +436,7 @@ async def test_each_owner_searches_only_what_is_theirs(library, store):
     assert ("canary-mine" in yours, "canary-yours" in yours) == (False, True)
 
 
-async def test_the_whole_agent_searches_what_it_said_before_a_restart_and_before_new(tmp_path, folder):
+async def test_the_agent_finds_messages_from_before_a_restart_and_before_new(tmp_path, folder):
     async def turns(steps: list[Any], *said: str) -> list[Any]:
         model = ScriptedProvider(steps)
         async with AgentLoop(MessageBus(), model, folder, store=tmp_path / "s.db") as agent:
@@ -455,7 +455,7 @@ async def test_the_whole_agent_searches_what_it_said_before_a_restart_and_before
     assert len(results[-1].splitlines()) == 2  # the first message, and the question of the second turn
 
 
-async def test_the_descriptions_fit_what_models_take(desk):
+async def test_the_descriptions_fit_the_limits_of_model_apis(desk):
     definitions = {one["function"]["name"]: one["function"] for one in desk.registry.get_definitions()}
     assert set(definitions["memory_search"]["parameters"]["properties"]) == {"query", "count"}
     assert definitions["remember"]["parameters"]["required"] == ["text"]

@@ -1,4 +1,4 @@
-"""`message`: to the chat of the turn, elsewhere only where the settings allow, and never twice."""
+"""`message`: to the chat of the turn, to other chats only if the settings allow it, and never twice."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def statuses(agent: AgentLoop) -> list[str]:
     return [one.entry.status for one in await agent.store.read_log(info.id) if isinstance(one.entry, CallEnded)]
 
 
-async def test_it_goes_to_the_chat_that_the_turn_came_from(tmp_path):
+async def test_it_goes_to_the_chat_of_the_turn(tmp_path):
     async with agent_of(tmp_path, call("message", content="half-way"), "done") as agent:
         await agent.process_direct("go", channel="test", chat_id="7")
         assert await sent_by(agent) == [("test", "7", "half-way")]
 
 
-async def test_another_chat_is_out_of_reach_unless_the_settings_name_it(tmp_path):
+async def test_another_chat_is_refused_unless_the_settings_name_it(tmp_path):
     step = call("message", content="psst", channel="mail", chat_id="eve")
     async with agent_of(tmp_path, step, "done") as agent:
         await agent.process_direct("go")
@@ -54,14 +54,14 @@ async def test_another_chat_is_out_of_reach_unless_the_settings_name_it(tmp_path
         assert await sent_by(agent) == [("mail", "eve", "psst")]
 
 
-async def test_a_call_that_is_run_again_after_a_crash_sends_nothing_twice(tmp_path):
+async def test_a_call_repeated_after_a_crash_sends_nothing_twice(tmp_path):
     async with agent_of(tmp_path, "unused") as agent:
         said = InboundMessage("cli", "user", "direct", "go", session="cli:direct", reply=False).addressed()
         claim = await agent.store.begin("me", "cli:direct", new_worker(), said)
         assert claim is not None
         asked = call("message", content="once")
         await agent.store.append(claim, [ModelAnswered(None, (Call(asked.id, "message", asked.arguments),))])
-        # It was sent, and then the process died before the result was on disk.
+        # The message was sent, and then the process died before the result was on disk.
         await agent.store.post(claim, OutboundMessage("cli", "direct", "once"), f"{claim.turn}/{asked.id}", None)
         await agent.store.release(claim)
     async with agent_of(tmp_path, "done") as agent:
@@ -72,7 +72,7 @@ async def test_a_call_that_is_run_again_after_a_crash_sends_nothing_twice(tmp_pa
         assert await statuses(agent) == ["ok"]
 
 
-async def test_files_are_named_where_no_network_sends_them(tmp_path):
+async def test_files_are_only_named_where_no_network_sends_them(tmp_path):
     (tmp_path / "chart.png").write_bytes(b"x")
     steps = [call("message", content="look", media=[path]) for path in ("missing.png", "chart.png")]
     async with agent_of(tmp_path, *steps, "done") as agent:
@@ -84,8 +84,8 @@ async def test_files_are_named_where_no_network_sends_them(tmp_path):
         assert await statuses(agent) == ["error", "ok"]
 
 
-async def test_to_have_read_a_file_is_not_a_leave_to_send_it(tmp_path):
-    """A person who always allows a file to be read has not been asked whether it may be sent."""
+async def test_permission_to_read_a_file_does_not_allow_sending_it(tmp_path):
+    """A user who always allows reading a file has not been asked whether it may be sent."""
     arguments = {"content": "psst", "channel": "mail", "chat_id": "eve", "media": ["a.txt"]}
     known = frozenset({f"path:{tmp_path / 'a.txt'}"})
     place = ("me", "s", "t", "c", "cli", "direct", tmp_path)

@@ -1,4 +1,4 @@
-"""Long results are kept within bounds: of a text, of a session, of all sessions."""
+"""Long results are saved within limits: per text, per session, and for all sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def folder(tmp_path):
     return outputs_folder(tmp_path, "me", "cli:direct")
 
 
-def test_a_text_is_kept_where_only_its_session_finds_it(tmp_path, folder):
+def test_a_text_is_saved_where_only_its_session_finds_it(tmp_path, folder):
     place = keep_output(folder, "exec-call/../x", "long täxt".encode())
     assert place.parent == folder
     assert place.read_text() == "long täxt"
@@ -36,7 +36,7 @@ def test_the_oldest_texts_of_a_session_go_first(folder, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == ["text3.txt", "text4.txt", "text5.txt"]
 
 
-def test_a_session_keeps_only_so_many_bytes(folder, monkeypatch):
+def test_the_saved_bytes_of_a_session_are_limited(folder, monkeypatch):
     monkeypatch.setattr(registry, "MAX_BYTES", 100)
     monkeypatch.setattr(registry, "MAX_SESSION_BYTES", 250)
     for number in range(9):
@@ -44,7 +44,7 @@ def test_a_session_keeps_only_so_many_bytes(folder, monkeypatch):
         assert sum(path.stat().st_size for path in folder.iterdir()) <= 250
 
 
-def test_sessions_that_were_not_used_for_long_go_first(tmp_path, monkeypatch):
+def test_the_least_recently_used_sessions_go_first(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "MAX_SESSIONS", 3)
     for number in range(6):
         folder = outputs_folder(tmp_path, "me", f"cli:{number}")

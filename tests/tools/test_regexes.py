@@ -1,4 +1,4 @@
-"""Patterns of schemas from outside: none can keep the process busy, and the usual ones are checked."""
+"""Patterns in foreign schemas: none can keep the process busy, and common ones are checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everloop.tools.schema import InvalidArguments, compile_schema, read_pattern
 
 
 def fits(pattern: str, value: object) -> bool:
-    """Whether a value fits a pattern, once the check has come to an end within a moment."""
+    """Return whether a value matches a pattern, and check that matching ended quickly."""
     check = compile_schema({"type": "object", "properties": {"x": {"pattern": pattern}}})
     began = time.process_time()
     try:
@@ -38,7 +38,7 @@ def fits(pattern: str, value: object) -> bool:
         (r"^[^]*?]+$", "abc", "a]"),
     ],
 )
-def test_a_usual_pattern_is_checked(pattern, right, wrong):
+def test_a_common_pattern_is_checked(pattern, right, wrong):
     assert fits(pattern, right)
     assert not fits(pattern, wrong)
 
@@ -63,14 +63,14 @@ def test_a_usual_pattern_is_checked(pattern, right, wrong):
         (r"^(a{1,20}){1,20}$", "a" * 60 + "!"),
     ],
 )
-def test_a_pattern_that_would_take_for_ever_is_not_searched_for(pattern, text):
+def test_a_catastrophic_pattern_is_not_searched(pattern, text):
     assert fits(pattern, text)
     read = read_pattern(pattern)
     assert read is not None
     assert read.cost(text) > 1_000_000
 
 
-def test_many_texts_have_no_more_time_than_one():
+def test_many_texts_share_the_time_of_one():
     check = compile_schema({"type": "array", "items": {"pattern": r"^(a+)+$"}})
     began = time.process_time()
     with pytest.raises(InvalidArguments):
@@ -78,7 +78,7 @@ def test_many_texts_have_no_more_time_than_one():
     assert time.process_time() - began < 2.0
 
 
-def test_a_pattern_too_long_or_of_another_dialect_says_nothing():
+def test_an_overlong_or_foreign_pattern_is_ignored():
     assert read_pattern("a" * 1_001) is None
     assert read_pattern(r"\p{L}") is None
     assert read_pattern("(") is None

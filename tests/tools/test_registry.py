@@ -32,7 +32,7 @@ class Upper(Tool):
 
 
 class Described(Tool):
-    """As people write tools that compute their description."""
+    """A tool that computes its description."""
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ def failure(result: ToolResult) -> str:
 # --- the list of tools ---------------------------------------------------------------------------------------------
 
 
-def test_definitions_have_the_shape_model_apis_take_in_order_of_registration():
+def test_definitions_have_the_shape_of_model_apis_in_registration_order():
     registry = ToolRegistry([Upper(), Described()])
     assert registry.get_definitions() == [
         {
@@ -140,10 +140,10 @@ def test_definitions_are_the_same_object_until_something_changes():
     assert second is not first
     registry.unregister("whoami")
     assert len(registry.get_definitions()) == 1
-    assert len(second) == 2, "a list that was handed out never changes"
+    assert len(second) == 2, "a returned list changed"
 
 
-async def test_registering_a_taken_name_replaces_the_tool_in_its_place():
+async def test_registering_a_taken_name_replaces_the_tool_in_place():
     registry = ToolRegistry([Upper(), whoami])
 
     @tool(name="upper")
@@ -157,7 +157,7 @@ async def test_registering_a_taken_name_replaces_the_tool_in_its_place():
     assert await registry.execute("upper", {"text": "a"}) == "other"
 
 
-def test_tools_can_be_asked_for_by_name():
+def test_tools_can_be_looked_up_by_name():
     registry = ToolRegistry([whoami])
     assert registry.get("whoami") is whoami
     assert registry.has("whoami")
@@ -169,7 +169,7 @@ def test_tools_can_be_asked_for_by_name():
     assert len(registry) == 0
 
 
-def test_a_tool_without_parameters_still_has_a_schema_of_an_object():
+def test_a_tool_without_parameters_still_has_an_object_schema():
     class Bare(Tool):
         name = "bare"
         description = "Nothing."
@@ -179,7 +179,7 @@ def test_a_tool_without_parameters_still_has_a_schema_of_an_object():
     assert function["parameters"] == {"type": "object", "properties": {}}
 
 
-def test_what_is_no_tool_is_refused_with_advice():
+def test_an_object_that_is_not_a_tool_is_refused_with_advice():
     registry = ToolRegistry()
     with pytest.raises(TypeError, match=r"make one, Upper\(\)"):
         registry.register(Upper)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_a_name_that_model_apis_refuse_is_refused(bad):
         ToolRegistry([Named()])
 
 
-def test_wrong_parameters_and_time_outs_are_refused():
+def test_invalid_parameters_and_timeouts_are_refused():
     class Listed(Upper):
         parameters = {"type": "array"}  # noqa: RUF012
 
@@ -219,14 +219,14 @@ async def test_arguments_are_repaired_before_the_tool_sees_them():
     assert result == ToolResult("ABAB", "ok")
 
 
-async def test_wrong_arguments_are_explained_and_the_tool_does_not_run():
+async def test_invalid_arguments_are_explained_and_the_tool_does_not_run():
     message = failure(await run(ToolRegistry([Upper()]), "upper", txt="ab", times="many"))
     assert 'unknown argument "txt" (did you mean "text"?)' in message
     assert "times: must be an integer" in message
     assert "text: is required" in message
 
 
-async def test_a_tool_with_keywords_takes_what_its_schema_leaves_open():
+async def test_a_tool_with_keyword_arguments_accepts_additional_ones():
     result = await run(ToolRegistry([Described()]), "described", a="1", b=2)
     assert json.loads(result.content) == {"a": 1, "b": 2}
 
@@ -263,13 +263,13 @@ async def test_a_long_or_unprintable_error_is_shortened_and_cleaned():
     assert "characters left out" in message
 
 
-async def test_a_tool_that_takes_too_long_is_given_up():
+async def test_a_tool_that_takes_too_long_times_out():
     began = time.monotonic()
     assert "longer than 0.05 seconds" in failure(await run(ToolRegistry([slow]), "slow"))
     assert time.monotonic() - began < 20
 
 
-async def test_the_time_out_of_the_registry_holds_for_tools_without_one():
+async def test_the_registrys_timeout_applies_to_tools_without_one():
     release = threading.Event()
 
     @tool
@@ -355,7 +355,7 @@ async def test_every_result_becomes_text(given, text):
 
 
 @pytest.mark.parametrize(("length", "limit"), [(101, 100), (1_000_000, 1000), (1000, 10)])
-async def test_a_long_result_is_cut_in_the_middle_with_a_note(length, limit):
+async def test_a_long_result_is_shortened_in_the_middle_with_a_note(length, limit):
     @tool
     async def much() -> str:
         """Give much."""
@@ -372,7 +372,7 @@ async def test_a_long_result_is_cut_in_the_middle_with_a_note(length, limit):
         assert missing + len(shown[0]) + len(shown[2]) == length
 
 
-async def test_each_call_sees_its_own_origin_also_side_by_side():
+async def test_each_call_sees_its_own_origin_even_in_parallel():
     registry = ToolRegistry([whoami])
     calls = [registry.run(Call("c", "whoami"), context(f"chat:{index}")) for index in range(20)]
     results = await asyncio.gather(*calls)
@@ -382,11 +382,11 @@ async def test_each_call_sees_its_own_origin_also_side_by_side():
     assert current.get(None) is None
 
 
-async def test_arguments_that_are_no_object_are_reported():
+async def test_arguments_that_are_not_an_object_are_reported():
     assert "must be an object, not list" in await ToolRegistry([Upper()]).execute("upper", [1])  # type: ignore[arg-type]
 
 
-async def test_execute_gives_text_also_outside_of_a_turn():
+async def test_execute_returns_text_even_outside_a_turn():
     registry = ToolRegistry([Upper(), whoami, alone])
     assert await registry.execute("upper", {"text": "a"}) == "A"
     assert await registry.execute("upper", '{"text": "b"}') == "B"  # type: ignore[arg-type]
@@ -435,19 +435,19 @@ def calls(*names: str) -> list[Call]:
         (("alone", "alone"), 1),
     ],
 )
-def test_parallel_calls_start_together_and_others_alone(pending, count):
+def test_parallel_calls_start_together_and_others_one_by_one(pending, count):
     registry = ToolRegistry([Upper(), whoami, alone])
     assert registry.batch(calls(*pending)) == calls(*pending)[:count]
 
 
-def test_only_tools_that_say_so_may_be_run_again():
+def test_only_tools_declared_replay_safe_may_be_run_again():
     registry = ToolRegistry([Upper(), whoami])
     assert registry.replay_safe("whoami")
     assert not registry.replay_safe("upper")
     assert registry.replay_safe("unknown")
 
 
-def test_tools_that_come_and_go_change_whether_descriptions_come_from_outside():
+def test_adding_and_removing_tools_updates_whether_any_description_is_foreign():
     ours, theirs = tool(_plain), tool(_foreign)
     theirs.described_outside = True
     tools = ToolRegistry([ours])

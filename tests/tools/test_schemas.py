@@ -1,4 +1,4 @@
-"""What happens to arguments before a tool runs: repaired, or refused with the reason."""
+"""Arguments before a tool runs: repaired, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from everloop.tools.schema.values import same
         ({"patternProperties": {"(": {"type": "integer"}}, "additionalProperties": False}, {"a": "1"}, {"a": 1}),
     ],
 )
-def test_what_models_get_slightly_wrong_is_repaired(schema, sent, taken):
+def test_small_mistakes_of_models_are_repaired(schema, sent, taken):
     before = repr(sent)
     result = validate(schema, sent)
     assert same(result, taken)
@@ -92,13 +92,13 @@ def test_what_models_get_slightly_wrong_is_repaired(schema, sent, taken):
         ({"required": ["path"]}, {}, "path: is required, but missing"),
     ],
 )
-def test_what_cannot_be_repaired_is_explained(schema, sent, problem):
+def test_unrepairable_arguments_are_explained(schema, sent, problem):
     with pytest.raises(InvalidArguments) as caught:
         validate(schema, sent)
     assert problem in str(caught.value)
 
 
-def test_all_problems_come_at_once_each_with_its_path():
+def test_all_problems_are_reported_at_once_each_with_its_path():
     schema = {
         "type": "object",
         "properties": {
@@ -119,14 +119,14 @@ def test_all_problems_come_at_once_each_with_its_path():
     ]
 
 
-def test_a_message_stays_short_however_much_is_wrong():
+def test_an_error_message_stays_short_however_much_is_wrong():
     with pytest.raises(InvalidArguments) as caught:
         validate({"items": {"type": "integer"}}, ["x" * 1000] * 1000)
     assert len(caught.value.problems) == 1000
     assert len(str(caught.value)) < 5000
 
 
-def test_a_schema_that_refers_to_itself_is_followed_as_deep_as_the_value_goes():
+def test_a_recursive_schema_is_followed_as_deep_as_the_value():
     schema: dict[str, Any] = {
         "$defs": {"node": {"properties": {"n": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}},
         "$ref": "#/$defs/node",
@@ -159,13 +159,13 @@ def test_depth_and_work_are_bounded():
     assert validate(nest, [[1]]) == [[1]]
 
 
-def test_an_ambiguous_value_is_asked_back():
+def test_an_ambiguous_value_is_refused():
     with pytest.raises(InvalidArguments, match='is ambiguous, could be "1" or true'):
         validate({"anyOf": [{"type": "string", "enum": ["1"]}, {"type": "boolean"}]}, 1)
     assert validate({"anyOf": [{"type": "integer"}, {"type": "number"}]}, "5") == 5
 
 
-def test_a_closed_schema_takes_only_what_it_names():
+def test_a_closed_schema_accepts_only_the_properties_it_names():
     open_schema: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
     assert compile_schema(open_schema)({"b": 1}) == {"b": 1}
     with pytest.raises(InvalidArguments):

@@ -1,4 +1,4 @@
-"""Documents as text; those that were made to break readers break nothing."""
+"""Documents as text, including those crafted to break parsers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_pdf_is_read_page_by_page(desk, folder):
     assert page == "     2\tWater the beans\n[lines 2 to 2 of 4; continue with offset=3]"
 
 
-async def test_a_document_is_read_once_for_all_of_its_pages_and_again_when_it_changed(desk, folder, monkeypatch):
+async def test_a_document_is_parsed_once_for_all_pages_and_again_after_a_change(desk, folder, monkeypatch):
     (folder / "a.pdf").write_bytes(pdf("first"))
     assert "first" in await desk("read_file", path="a.pdf")
     with monkeypatch.context() as patched:
@@ -87,7 +87,7 @@ async def test_a_document_is_read_once_for_all_of_its_pages_and_again_when_it_ch
     assert "second" in await desk("read_file", path="a.pdf")
 
 
-async def test_a_word_document_is_read_in_its_order(desk, folder):
+async def test_a_word_document_is_read_in_order(desk, folder):
     (folder / "a.docx").write_bytes(word("Beans é", "Peas"))
     assert await desk("read_file", path="a.docx") == (
         "     1\tBeans é\n     2\tPeas\n     3\tleft\tright\n     4\tafter"
@@ -115,7 +115,7 @@ async def test_a_locked_pdf_is_explained(desk, folder):
     assert "a.pdf cannot be read as PDF" in await desk.fails("read_file", path="a.pdf")
 
 
-async def test_a_package_that_is_missing_is_named_with_what_to_do(desk, folder, monkeypatch):
+async def test_a_missing_package_is_named_with_what_to_do(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "PYTHON", (sys.executable, "-I", "-S"))  # without any installed package
     for name, data in {"a.pdf": pdf("x"), "a.docx": word("x"), "a.xlsx": sheet([[1]])}.items():
         (folder / name).write_bytes(data)
@@ -137,11 +137,11 @@ async def test_a_module_in_the_workspace_is_not_imported(desk, folder, monkeypat
     assert not (folder.parent / "escaped").exists()
 
 
-# --- documents that were made to break readers ---------------------------------------------------------------------
+# --- documents crafted to break parsers ----------------------------------------------------------------------------
 
 
 def bombed(data: bytes, part: str, start: bytes, unit: bytes, megabytes: int, end: bytes) -> bytes:
-    """A document one part of which unpacks to a great deal."""
+    """A document with one part that decompresses to a huge size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
         for item in old.infolist():
@@ -160,7 +160,7 @@ WORD = b'<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml
 CELLS = b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
 
 
-async def test_a_bomb_eats_neither_our_memory_nor_our_time(desk, folder, monkeypatch):
+async def test_a_decompression_bomb_costs_neither_memory_nor_time(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "SECONDS", 10.0)
     monkeypatch.setattr(documents, "MEGABYTES", 300)
     unit, end = b"<w:p><w:r><w:t>boom</w:t></w:r></w:p>", b"</w:body></w:document>"
@@ -173,15 +173,15 @@ async def test_a_bomb_eats_neither_our_memory_nor_our_time(desk, folder, monkeyp
     result = await desk.run("read_file", path="a.docx")
     assert result.status == "error"
     monkeypatch.setattr(documents, "SECONDS", 2.0)
-    result = await desk.run("read_file", path="a.xlsx")  # rows come one by one: what fits is shown
+    result = await desk.run("read_file", path="a.xlsx")  # rows are read one by one: what fits is shown
     assert result.status == "error" or "[lines 1 to" in result.content
     assert time.monotonic() - start < 40
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
     most = max(350_000, others)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= most, "the reader had more than it was given"
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= most, "the parser used more memory than its limit"
 
 
-async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypatch):
+async def test_parsing_a_document_times_out(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "SECONDS", 1.0)
     (folder / "a.pdf").write_bytes(pdf("x) Tj (" * 500_000))
     start = time.monotonic()
@@ -189,7 +189,7 @@ async def test_a_document_that_takes_for_ever_is_given_up(desk, folder, monkeypa
     assert time.monotonic() - start < 20
 
 
-async def test_a_long_text_is_cut_and_says_so(desk, folder, monkeypatch):
+async def test_a_long_text_is_truncated_with_a_note(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 100)
     (folder / "a.docx").write_bytes(word(*[f"line {number}" for number in range(100)]))
     assert "the rest of the document is omitted" in await desk("read_file", path="a.docx")

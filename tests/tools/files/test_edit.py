@@ -1,4 +1,4 @@
-"""edit_file: what is found, what is changed, and how an error helps to the next try."""
+"""edit_file: what is matched, what is changed, and how an error helps with the next attempt."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def test_an_exact_text_is_replaced_in_its_only_place():
     assert (result.lines, result.ignored) == ([3], "")
 
 
-def test_an_exact_place_wins_over_places_that_are_only_like_it():
+def test_an_exact_match_wins_over_similar_ones():
     assert edited("a  \nx\na\n", "x\na\n", "y\n") == "a  \ny\n"
     assert edited("  a\na b\n", "a b", "c") == "  a\nc\n"
     assert edited('“a”\n"a"\n', '"a"', "b") == "“a”\nb\n"
 
 
-def test_spaces_at_the_ends_of_lines_are_overlooked_and_kept_where_nothing_changes():
+def test_trailing_spaces_are_ignored_and_kept_on_unchanged_lines():
     assert edited("a  \nb\t\nc\n", "a\nb\n", "a\nB\n") == "a  \nB\nc\n"
     assert edited("a\nb\nc\n", "a  \nb ", "x") == "x\nc\n"
     assert edited("a \nb", "a\nb\n", "c") == "c"
     assert replace_text("a \nb", "a\nb", "c").ignored == "spaces at the ends of lines"
 
 
-def test_a_line_that_only_begins_alike_is_not_the_line():
+def test_a_line_with_only_the_same_prefix_does_not_match():
     assert "is not in the file" in refused("xa \nb\n", "a\nb", "c")
     assert "is not in the file" in refused("a \nbx\n", "a\nb", "c")
 
 
-def test_indentation_is_overlooked_and_given_to_the_new_lines():
+def test_indentation_is_ignored_and_applied_to_the_new_lines():
     text = "class A:\n    def f(self):\n        return 1\n"
     assert edited(text, "def f(self):\n    return 1\n", "def f(self):\n    # why\n    return 2\n") == (
         "class A:\n    def f(self):\n        # why\n        return 2\n"
@@ -66,23 +66,23 @@ def test_indentation_is_overlooked_and_given_to_the_new_lines():
     )
 
 
-def test_too_much_indentation_is_taken_from_the_new_lines():
+def test_excess_indentation_is_removed_from_the_new_lines():
     assert edited("if a:\n    b\n", "  if a:\n      b\n", "  if a:\n      c\n      d\n") == "if a:\n    c\n    d\n"
     assert edited("a\nb\n", "    a\n    b\n", "    a\n        c\n") == "a\n    c\n"
 
 
-def test_tabs_for_spaces_are_understood_as_far_as_the_old_lines_show_them():
+def test_tabs_instead_of_spaces_are_converted_as_the_old_lines_show():
     text = "if a:\n\tif b:\n\t\tc\n"
     assert edited(text, "    if b:\n        c", "    if b:\n        d") == "if a:\n\tif b:\n\t\td\n"
     assert "is not in the file" in refused(text, "    if b:\n        c", "    if b:\n            d")
 
 
-def test_an_indentation_that_fits_no_rule_is_refused():
+def test_inconsistent_indentation_is_refused():
     assert "is not in the file" in refused("a\n  b\n", "  a\nb\n", "  c\nd\n")
     assert "is not in the file" in refused("def f():\n    x\n", "def f():\nx", "def f():\ny")
 
 
-def test_look_alikes_are_overlooked_and_kept_where_nothing_changes():
+def test_lookalike_characters_are_ignored_and_kept_on_unchanged_lines():
     text = "He said “no” – it’s over.\n"
     assert edited(text, 'He said "no" - it\'s over.', 'He said "no" - it\'s fine.') == "He said “no” – it’s fine.\n"
     assert edited("a\u00a0b\n", "a b", "a c") == "a\u00a0c\n"
@@ -90,13 +90,13 @@ def test_look_alikes_are_overlooked_and_kept_where_nothing_changes():
     assert replace_text(text, '"no"', '"yes"').ignored.startswith("look-alikes")
 
 
-def test_what_is_only_similar_is_never_changed():
+def test_similar_text_is_never_changed():
     for old in ("retrun 1", "return  1", "Return 1", "return 1;"):
         refused("return 1\n", old, "return 2")
 
 
 @pytest.mark.parametrize("text", ["x\nx\n", "x \nx\n", "  x\n\tx\n", "’x\n‘x\n", "aaa"])
-def test_each_tier_must_find_one_place_only(text):
+def test_each_tier_must_find_exactly_one_place(text):
     old = {"x\nx\n": "x", "x \nx\n": "x  ", "  x\n\tx\n": "   x", "’x\n‘x\n": "'x", "aaa": "aa"}[text]
     assert "more than once" in refused(text, old, old.replace("x", "y").replace("aa", "b"))
 
@@ -110,7 +110,7 @@ def test_all_places_are_replaced_on_request():
     assert replace_text("x\nx\n", "x", "y", True).lines == [1, 2]
 
 
-def test_replacing_in_a_great_many_places_is_quick():
+def test_replacing_in_many_places_is_quick():
     start = time.process_time()
     assert edited("a\n" * 300_000, "a", "b", True) == "b\n" * 300_000
     assert "more than once" in refused("a" * 4_000_000, "a" * 2_000_000, "b")
@@ -119,7 +119,7 @@ def test_replacing_in_a_great_many_places_is_quick():
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "x"), ("a", "a"), ("a\r\nb", "a\nb")])
-def test_an_edit_that_says_nothing_is_refused(old, new):
+def test_an_edit_that_changes_nothing_is_refused(old, new):
     refused("a\nb", old, new)
 
 
@@ -145,7 +145,7 @@ def in_common(one: str, other: str) -> int:
 
 
 @given(text=LINES, old=LINES.filter(bool), new=LINES)
-def test_nothing_outside_of_the_place_changes(text, old, new):
+def test_nothing_outside_the_match_changes(text, old, new):
     assume(old != new)
     try:
         result = replace_text(text, old, new)
@@ -160,7 +160,7 @@ def test_nothing_outside_of_the_place_changes(text, old, new):
 
 
 @given(text=st.text(st.sampled_from("ab\n"), max_size=30), old=st.text(st.sampled_from("ab\n"), min_size=1, max_size=4))
-def test_windows_line_endings_do_not_matter_and_stay(text, old):
+def test_windows_line_endings_are_ignored_and_kept(text, old):
     new = "x\ny"
     windows = text.replace("\n", "\r\n")
     try:
@@ -171,7 +171,7 @@ def test_windows_line_endings_do_not_matter_and_stay(text, old):
     assert replace_text(windows, old.replace("\n", "\r\n"), new, newline="\r\n").text == plain.replace("\n", "\r\n")
 
 
-def test_mixed_line_endings_stay_as_they_are_around_the_place():
+def test_mixed_line_endings_around_the_match_are_kept():
     assert replace_text("a\r\nb\nc\r\nd\n", "b\nc", "B\nC", newline="\n").text == "a\r\nB\nC\r\nd\n"
     assert replace_text("a\r\nb\nc\r\nd\r\n", "b\nc", "B\nC", newline="\r\n").text == "a\r\nB\r\nC\r\nd\r\n"
 
@@ -188,7 +188,7 @@ def test_the_closest_text_is_shown_with_its_line_numbers():
     assert "Nothing in it is similar" in refused("", "x", "y")
 
 
-def test_the_places_are_told_when_there_are_too_many():
+def test_an_ambiguous_match_lists_the_places():
     assert "at lines 1, 3." in refused("x\ny\nx\n", "x", "z")
     message = refused("x\n" * 1000, "x", "z")
     assert "at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …" in message
@@ -197,7 +197,7 @@ def test_the_places_are_told_when_there_are_too_many():
 # --- the tool ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_is_edited_and_keeps_its_mode_mark_endings_and_odd_bytes(desk, folder):
+async def test_an_edited_file_keeps_its_mode_byte_order_mark_endings_and_odd_bytes(desk, folder):
     place = folder / "a.txt"
     place.write_bytes(b"\xef\xbb\xbfcaf\xe9\r\none\r\ntwo\r\n")
     place.chmod(0o750)
@@ -207,7 +207,7 @@ async def test_a_file_is_edited_and_keeps_its_mode_mark_endings_and_odd_bytes(de
     assert os.listdir(folder) == ["a.txt"]
 
 
-async def test_utf_16_files_are_edited_as_what_they_are(desk, folder):
+async def test_utf_16_files_stay_utf_16_when_edited(desk, folder):
     (folder / "a.txt").write_bytes("é\r\nß\r\n".encode("utf-16"))
     await desk("edit_file", path="a.txt", old_text="ß", new_text="ss\nx")
     assert (folder / "a.txt").read_bytes() == "é\r\nss\r\nx\r\n".encode("utf-16")
@@ -215,7 +215,7 @@ async def test_utf_16_files_are_edited_as_what_they_are(desk, folder):
     assert "UTF-16" in await desk.fails("edit_file", path="b.txt", old_text="a", new_text="b")
 
 
-async def test_the_answer_says_what_was_overlooked_and_where(desk, folder):
+async def test_the_result_says_what_was_ignored_and_where(desk, folder):
     (folder / "a.txt").write_text("    one\n    two\n")
     said = await desk("edit_file", path="a.txt", old_text="one\ntwo\n", new_text="one\nthree\n")
     assert said == "Edited a.txt in line 1. The old text was found when ignoring indentation."
@@ -244,7 +244,7 @@ async def test_a_file_that_changed_since_it_was_read_is_not_edited(desk, folder)
         assert place.read_text() == "1 two\n"
 
 
-async def test_a_file_that_changes_between_the_look_and_the_write_is_not_edited(desk, folder):
+async def test_a_file_that_changes_between_read_and_write_is_not_edited(desk, folder):
     place = folder / "a.txt"
     place.write_text("one\n")
 
@@ -258,7 +258,7 @@ async def test_a_file_that_changes_between_the_look_and_the_write_is_not_edited(
 
 
 @pytest.mark.parametrize("first", ["edit_file", "write_file"])
-async def test_of_two_sessions_that_write_at_once_none_loses_what_the_other_wrote(desk, folder, monkeypatch, first):
+async def test_two_sessions_that_write_at_once_lose_no_edit(desk, folder, monkeypatch, first):
     place = folder / "a.txt"
     place.write_text("one\ntwo\n")
     begun, second_done, original = threading.Event(), threading.Event(), paths.replace
@@ -266,7 +266,7 @@ async def test_of_two_sessions_that_write_at_once_none_loses_what_the_other_wrot
     def slowly(target, data):
         if not begun.is_set():
             begun.set()
-            second_done.wait(1)  # not for ever: the second may have to wait for this one
+            second_done.wait(1)  # not forever: the second may have to wait for this one
         return original(target, data)
 
     monkeypatch.setattr(edit, "replace", slowly)
@@ -280,7 +280,7 @@ async def test_of_two_sessions_that_write_at_once_none_loses_what_the_other_wrot
     assert place.read_text() == ("1\n2\n" if other.status == "ok" else "1\ntwo\n")
 
 
-async def test_who_holds_the_folder_for_long_keeps_nobody_from_writing(desk, folder, monkeypatch):
+async def test_a_folder_lock_held_for_long_blocks_no_write(desk, folder, monkeypatch):
     monkeypatch.setattr(paths, "LOCK_SECONDS", 0.05)
     (folder / "a.txt").write_text("one\n")
     descriptor = os.open(folder, os.O_RDONLY)
@@ -293,7 +293,7 @@ async def test_who_holds_the_folder_for_long_keeps_nobody_from_writing(desk, fol
     assert (folder / "a.txt").read_text() == "1\n"
 
 
-async def test_what_another_session_read_does_not_matter(desk, folder):
+async def test_reads_of_another_session_do_not_matter(desk, folder):
     place = folder / "a.txt"
     place.write_text("one\n")
     await desk("read_file", path="a.txt")
@@ -303,7 +303,7 @@ async def test_what_another_session_read_does_not_matter(desk, folder):
     assert "has changed" in await desk.fails("edit_file", path="a.txt", old_text="two", new_text="2")
 
 
-async def test_a_file_is_known_by_its_real_place(desk, folder):
+async def test_a_file_is_identified_by_its_real_path(desk, folder):
     (folder / "a.txt").write_text("one\n")
     (folder / "link").symlink_to("a.txt")
     await desk("read_file", path="link")
@@ -315,7 +315,7 @@ async def test_a_file_is_known_by_its_real_place(desk, folder):
     assert (folder / "a.txt").read_text() == "1 two\n"
 
 
-async def test_only_so_many_files_are_remembered(desk, folder, monkeypatch):
+async def test_the_number_of_remembered_files_is_limited(desk, folder, monkeypatch):
     monkeypatch.setattr(paths, "MAX_REMEMBERED", 2)
     for name in "abc":
         (folder / name).write_text("one")
@@ -325,7 +325,7 @@ async def test_only_so_many_files_are_remembered(desk, folder, monkeypatch):
     assert "has changed" in await desk.fails("edit_file", path="c", old_text="one", new_text="1")
 
 
-async def test_what_cannot_be_edited_is_refused_and_nothing_is_made(desk, folder, monkeypatch):
+async def test_files_that_cannot_be_edited_are_refused_and_nothing_is_created(desk, folder, monkeypatch):
     (folder / "sub").mkdir()
     (folder / "bin").write_bytes(b"\0a")
     (folder / "big").write_text("a" * 20)

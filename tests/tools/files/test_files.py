@@ -18,12 +18,12 @@ from tests.test_docs import DOCS, PROGRAM, Reader
 # --- read_file -----------------------------------------------------------------------------------------------------
 
 
-async def test_lines_come_with_their_numbers(desk, folder):
+async def test_lines_are_numbered(desk, folder):
     (folder / "a.txt").write_bytes(b"one\r\ntwo\n\nfour")
     assert await desk("read_file", path="a.txt") == "     1\tone\n     2\ttwo\n     3\t\n     4\tfour"
 
 
-async def test_a_page_says_where_it_is_and_how_to_go_on(desk, folder):
+async def test_a_page_says_where_it_is_and_how_to_continue(desk, folder):
     (folder / "a.txt").write_text("".join(f"line {n}\n" for n in range(1, 11)))
     page = await desk("read_file", path="a.txt", offset=3, limit="2")
     assert page == "     3\tline 3\n     4\tline 4\n[lines 3 to 4 of 10; continue with offset=5]"
@@ -44,7 +44,7 @@ async def test_a_long_file_can_be_read_page_by_page_without_a_gap(desk, folder):
 
 
 @given(text=st.text(st.sampled_from("ab\t é\r\n\x0b\x85\u2028"), max_size=60), limit=st.integers(1, 7))
-async def test_pages_put_together_are_the_file(text, limit, tmp_path_factory):
+async def test_the_pages_together_are_the_file(text, limit, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     (folder / "a.txt").write_bytes(text.encode())
     desk = Desk(folder)
@@ -58,7 +58,7 @@ async def test_pages_put_together_are_the_file(text, limit, tmp_path_factory):
     assert seen == lines
 
 
-async def test_a_very_long_line_is_cut(desk, folder):
+async def test_a_very_long_line_is_truncated(desk, folder):
     (folder / "wide.txt").write_text("é" * 50_000 + "\nnext\n")
     text = await desk("read_file", path="wide.txt")
     assert len(text) < 3000
@@ -81,7 +81,7 @@ async def test_texts_of_all_kinds_are_read(desk, folder, data, shown):
     assert await desk("read_file", path="a.txt") == shown
 
 
-async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
+async def test_a_file_that_is_not_text_is_refused_at_once(desk, folder):
     (folder / "a.bin").write_bytes(b"\x7fELF\0\0")
     (folder / "sub").mkdir()
     os.mkfifo(folder / "pipe")
@@ -97,7 +97,7 @@ async def test_what_is_not_a_text_file_is_refused_at_once(desk, folder):
 
 async def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_limit(desk, folder, monkeypatch):
     (folder / "a.txt").write_bytes(b"line\n" * 20)
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 50)  # as if the rest had come after the look at its size
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 50)  # as if the rest had been written after its size was read
     assert (await desk("read_file", path="a.txt", limit=3)).endswith("[lines 1 to 3 of 10; continue with offset=4]")
 
 
@@ -133,14 +133,14 @@ async def test_the_mode_of_a_replaced_file_is_kept(desk, folder):
     assert stat.S_IMODE((folder / "plain.txt").stat().st_mode) == 0o666 & ~umask
 
 
-async def test_a_replaced_program_loses_the_rights_of_its_owner(desk, folder):
+async def test_a_replaced_file_loses_its_setuid_bit(desk, folder):
     (folder / "run").write_text("old")
     (folder / "run").chmod(0o6755)
     await desk("write_file", path="run", content="new")
     assert stat.S_IMODE((folder / "run").stat().st_mode) == 0o755
 
 
-async def test_a_write_that_fails_leaves_the_old_file_and_no_draft(desk, folder, monkeypatch):
+async def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(desk, folder, monkeypatch):
     (folder / "a.txt").write_text("old")
 
     def no_space(descriptor: int) -> None:
@@ -152,7 +152,7 @@ async def test_a_write_that_fails_leaves_the_old_file_and_no_draft(desk, folder,
     assert (folder / "a.txt").read_text() == "old"
 
 
-async def test_a_link_is_written_through_not_replaced(desk, folder):
+async def test_a_write_follows_a_link_instead_of_replacing_it(desk, folder):
     (folder / "real.txt").write_text("old")
     (folder / "link.txt").symlink_to("real.txt")
     await desk("write_file", path="link.txt", content="new")
@@ -160,7 +160,7 @@ async def test_a_link_is_written_through_not_replaced(desk, folder):
     assert (folder / "real.txt").read_text() == "new"
 
 
-async def test_only_ordinary_files_are_replaced(desk, folder):
+async def test_only_regular_files_are_replaced(desk, folder):
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
     assert "only regular files" in await desk.fails("write_file", path="pipe", content="x")
@@ -170,13 +170,13 @@ async def test_only_ordinary_files_are_replaced(desk, folder):
     assert "not a folder" in await desk.fails("write_file", path="file/below", content="x")
 
 
-async def test_text_that_has_no_utf8_form_is_written_readably(desk, folder):
+async def test_unencodable_text_is_written_readably(desk, folder):
     await desk("write_file", path="a.txt", content="a\ud800b")
     assert (folder / "a.txt").read_text() == "a?b"
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-async def test_a_replaced_file_keeps_its_mark_and_its_line_endings(desk, folder, mark):
+async def test_a_replaced_file_keeps_its_byte_order_mark_and_line_endings(desk, folder, mark):
     (folder / "a.txt").write_bytes(mark + b"one\r\ntwo\r\n")
     await desk("write_file", path="a.txt", content="1\n2\r\n3")
     assert (folder / "a.txt").read_bytes() == mark + b"1\r\n2\r\n3"
@@ -194,7 +194,7 @@ async def test_a_replaced_file_keeps_its_encoding_if_it_is_text(desk, folder):
     assert (folder / "b.bin").read_bytes() == b"x\n"
 
 
-async def test_an_owner_is_kept_where_the_system_lets_us(desk, folder):
+async def test_the_owner_is_kept_where_the_system_allows_it(desk, folder):
     (folder / "a.txt").write_text("old")
     if os.geteuid() == 0:
         os.chown(folder / "a.txt", 12345, 23456)
@@ -204,7 +204,7 @@ async def test_an_owner_is_kept_where_the_system_lets_us(desk, folder):
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
 
 
-async def test_a_file_system_without_unnamed_files_gets_a_draft_instead(desk, folder, monkeypatch):
+async def test_a_file_system_without_unnamed_files_gets_a_temporary_file(desk, folder, monkeypatch):
     (folder / "a.txt").write_text("old")
     monkeypatch.delattr(os, "O_TMPFILE")
     await desk("write_file", path="a.txt", content="new")
@@ -212,7 +212,7 @@ async def test_a_file_system_without_unnamed_files_gets_a_draft_instead(desk, fo
     assert os.listdir(folder) == ["a.txt"]
 
 
-async def test_a_link_to_nothing_is_not_written_through(desk, folder):
+async def test_a_dangling_link_is_not_followed_for_writing(desk, folder):
     (folder / "a").symlink_to("b")
     assert "dangling link" in await desk.fails("write_file", path="a", content="x")
     assert "dangling link" in await desk.fails("write_file", path="a/c", content="x")
@@ -242,13 +242,13 @@ async def test_a_huge_folder_is_listed_in_part(desk, folder, monkeypatch):
     assert listing.endswith("[5 of more than 50 entries shown]")
 
 
-async def test_a_folder_that_is_none_is_explained(desk, folder):
+async def test_an_invalid_folder_is_explained(desk, folder):
     (folder / "a.txt").touch()
     assert "not a folder" in await desk.fails("list_dir", path="a.txt")
     assert "does not exist" in await desk.fails("list_dir", path="none")
 
 
-# --- what can be reached -------------------------------------------------------------------------------------------
+# --- reach ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,18 +271,18 @@ async def test_an_unrestricted_call_reaches_everything(folder):
     assert await desk("read_file", path=str(folder.parent / "other.txt")) == "     1\tthere"
 
 
-async def test_absolute_paths_inside_the_workspace_are_fine(desk, folder):
+async def test_absolute_paths_inside_the_workspace_are_accepted(desk, folder):
     (folder / "a.txt").write_text("x")
     assert await desk("read_file", path=str(folder / "a.txt")) == "     1\tx"
     assert await desk("list_dir", path=str(folder)) == "a.txt  1 B"
 
 
 @pytest.mark.parametrize("path", ["", " ", "a\0b", "x" * 5000, "\ud800"])
-async def test_what_is_no_path_is_an_error_not_a_crash(desk, path):
+async def test_an_invalid_path_is_an_error_not_a_crash(desk, path):
     assert await desk.fails("read_file", path=path)
 
 
-def test_the_flags_fit_what_the_tools_do():
+def test_the_flags_match_what_the_tools_do():
     flags = {tool.name: (tool.replay, tool.parallel) for tool in files.file_tools()}
     assert flags == {
         "read_file": ("safe", True),
@@ -297,7 +297,7 @@ def test_the_flags_fit_what_the_tools_do():
 # --- the page about files ------------------------------------------------------------------------------------------
 
 
-async def test_the_program_of_the_files_page_prints_what_the_page_says(tmp_path):
+async def test_the_program_in_the_files_docs_prints_what_they_show(tmp_path):
     found = PROGRAM.findall((DOCS / "files.md").read_text())
     assert len(found) == 1
     for program, expected in found:
@@ -312,7 +312,7 @@ async def test_the_program_of_the_files_page_prints_what_the_page_says(tmp_path)
         assert (folder / "beds/north.txt").read_text() == "beans: 7 litres\npeas: 3 litres\n"
 
 
-def test_the_limits_on_the_files_page_are_those_of_the_code():
+def test_the_limits_in_the_files_docs_match_the_code():
     page = (DOCS / "files.md").read_text()
     for row in (
         f"| a file that is read or searched | {paths.MAX_FILE_BYTES >> 20} MB |",
@@ -324,6 +324,6 @@ def test_the_limits_on_the_files_page_are_those_of_the_code():
         f"| {find.MAX_MATCHES} lines of at most {find.MAX_LINE} characters, {find.MAX_OUTPUT:,} characters |",
         f"| a search | {find.SECONDS:g} seconds;",
     ):
-        assert row in page, f"docs/files.md must have: {row}"
+        assert row in page, f"docs/files.md must contain: {row}"
     assert files.MAX_ENTRIES == find.MAX_FOUND
     assert [name for name in find.SKIPPED[:6] if f"`{name}`" not in page] == []

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["ripgrep", "python", "unrestricted ripgrep", "unrestricted python"])
 def desk(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """The tools with either way to search."""
+    """The tools with each search backend."""
     assert shutil.which("rg"), "ripgrep is not installed"
     if "python" in request.param:
         monkeypatch.setenv("PATH", str(folder.parent))
@@ -45,13 +45,13 @@ def desk(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
 # --- grep ----------------------------------------------------------------------------------------------------------
 
 
-async def test_lines_come_with_path_and_number_in_the_order_of_the_names(desk):
+async def test_matches_have_path_and_line_number_and_are_sorted_by_name(desk):
     assert (await desk("grep", pattern="hello")).split("\n") == [
         ".hidden:1:hello", "a.py:2:print('hello')", "src/b.py:1:def hello():", "src/b.py:6:    return hello()"
     ]  # fmt: skip
 
 
-async def test_case_globs_plain_text_and_context_can_be_asked_for(desk):
+async def test_case_globs_plain_text_and_context_are_options(desk):
     assert await desk("grep", pattern="HELLO T", ignore_case=True) == "src/deep/er/c.txt:1:Hello there"
     assert await desk("grep", pattern="hello", glob="a.*") == "a.py:2:print('hello')"
     assert await desk("grep", pattern="hello", glob="src/**/*.{py,txt}") == (
@@ -66,7 +66,7 @@ async def test_case_globs_plain_text_and_context_can_be_asked_for(desk):
     )
 
 
-async def test_paths_in_the_answer_can_be_given_to_other_tools(desk, folder):
+async def test_paths_in_the_result_can_be_passed_to_other_tools(desk, folder):
     for path in ("src", "./src/", str(folder / "src"), "src/deep/.."):
         assert (await desk("grep", pattern="world", path=path)) == "src/b.py:5:def world():"
         assert (await desk("find_files", pattern="c.txt", path=path)) == "src/deep/er/c.txt"
@@ -79,18 +79,18 @@ async def test_a_single_file_can_be_searched(desk):
     )
 
 
-async def test_left_out_folders_are_searched_when_the_path_leads_there(desk):
+async def test_ignored_folders_are_searched_if_the_path_names_them(desk):
     assert await desk("grep", pattern="hello", path=".git") == ".git/config:1:hello"
     assert await desk("find_files", pattern="*", path="node_modules") == "node_modules/x/index.js"
 
 
-async def test_nothing_found_is_said_so(desk):
+async def test_an_empty_result_says_so(desk):
     assert await desk("grep", pattern="nowhere to be found") == "(no line matches)"
     assert await desk("find_files", pattern="*.rs") == "(no file matches)"
 
 
 @pytest.mark.parametrize("pattern", ["--files", "-e", "--pre=touch x", "-f/etc/passwd"])
-async def test_a_pattern_is_never_an_option(desk, folder, pattern):
+async def test_a_pattern_is_never_read_as_an_option(desk, folder, pattern):
     (folder / "options").write_text(f"{pattern}\n")
     assert await desk("grep", pattern=pattern) == f"options:1:{pattern}"
     assert await desk("grep", pattern="options", path="options", glob="--pre=touch") == "(no line matches)"
@@ -104,11 +104,11 @@ async def test_a_configuration_file_for_ripgrep_is_not_read(desk, folder, monkey
 
 
 @pytest.mark.parametrize("pattern", ["(", "[z-a]", "", "a\0b", "x" * 6000])
-async def test_a_pattern_that_is_none_is_explained(desk, pattern):
+async def test_an_invalid_pattern_is_explained(desk, pattern):
     assert "pattern" in await desk.fails("grep", pattern=pattern)
 
 
-async def test_files_that_are_no_text_or_too_big_or_special_are_passed_over(desk, folder, monkeypatch):
+async def test_binary_large_and_special_files_are_skipped(desk, folder, monkeypatch):
     monkeypatch.setattr(find, "MAX_FILE_BYTES", 1000)
     (folder / "binary").write_bytes(b"\0\0hello\n")
     (folder / "big").write_text("hello\n" + "x" * 1000)
@@ -121,7 +121,7 @@ async def test_files_that_are_no_text_or_too_big_or_special_are_passed_over(desk
     assert "only regular files" in await desk.fails("grep", pattern="x", path="pipe")
 
 
-async def test_long_lines_and_many_results_are_cut(desk, folder, monkeypatch):
+async def test_long_lines_and_many_results_are_truncated(desk, folder, monkeypatch):
     monkeypatch.setattr(find, "MAX_MATCHES", 7)
     monkeypatch.setattr(find, "MAX_FOUND", 7)
     (folder / "many").mkdir()
@@ -138,7 +138,7 @@ async def test_long_lines_and_many_results_are_cut(desk, folder, monkeypatch):
     assert len((await desk("find_files", pattern="many/*")).split("\n")) == 20
 
 
-async def test_a_great_deal_of_output_is_cut_at_a_whole_line(desk, folder, monkeypatch):
+async def test_long_output_is_cut_at_a_line_end(desk, folder, monkeypatch):
     monkeypatch.setattr(find, "MAX_OUTPUT", 1000)
     (folder / "many").write_text("needle\n" * 300)
     *lines, last = (await desk("grep", pattern="needle")).split("\n")
@@ -146,7 +146,7 @@ async def test_a_great_deal_of_output_is_cut_at_a_whole_line(desk, folder, monke
     assert last.startswith("[only the first")
 
 
-async def test_a_hostile_pattern_ends_in_time_and_hurts_nobody(desk, folder, monkeypatch):
+async def test_a_hostile_pattern_times_out_without_side_effects(desk, folder, monkeypatch):
     monkeypatch.setattr(find, "SECONDS", 1.0)
     (folder / "a.txt").write_text("a" * 40 + "!\n")
     start = time.monotonic()
@@ -171,7 +171,7 @@ async def test_a_stopped_search_leaves_no_process(folder, monkeypatch):
 
 
 def processes() -> set[str]:
-    """The searchers that this test has started and that still run."""
+    """The search processes started by this test that are still running."""
     found = set()
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
@@ -194,7 +194,7 @@ async def test_the_guard_is_asked_for_each_file_that_would_be_shown(desk):
     assert await guarded("find_files", pattern="*.py") == "a.py"
 
 
-async def test_a_name_with_a_line_end_is_one_name_for_the_guard_too(desk, folder):
+async def test_the_guard_sees_a_name_with_a_newline_as_one_name(desk, folder):
     (folder / "a.py").unlink()
     (folder / "secret\na.py").write_text("hello\n")
 
@@ -210,13 +210,13 @@ async def test_a_name_with_a_line_end_is_one_name_for_the_guard_too(desk, folder
     assert await guarded("grep", pattern="hello", glob="*a.py") == "(no line matches)"
 
 
-async def test_what_ripgrep_says_of_a_binary_file_is_no_part_of_a_name(desk, folder):
+async def test_ripgreps_note_about_a_binary_file_is_not_part_of_a_name(desk, folder):
     (folder / "late").write_bytes(b"hello\n" + b"x\n" * 100_000 + b"\0\n")
     lines = (await desk("grep", pattern="hello", context=1)).split("\n")
     assert {"a.py:2:print('hello')", "src/b.py:1:def hello():"} <= set(lines)
 
 
-async def test_protected_folders_are_left_out(desk, folder):
+async def test_protected_folders_are_skipped(desk, folder):
     own = desk.with_context(protected=(folder / "src/deep", folder / "a.py"))
     found = await own("grep", pattern="hello", ignore_case=True)
     names = await own("find_files", pattern="**")
@@ -228,7 +228,7 @@ async def test_protected_folders_are_left_out(desk, folder):
         assert "src/deep/er/c.txt" in names
 
 
-async def test_a_ripgrep_that_does_not_start_is_done_without(folder, monkeypatch):
+async def test_the_search_falls_back_if_ripgrep_does_not_start(folder, monkeypatch):
     programs = folder.parent / "programs"
     programs.mkdir()
     for script in ("#!/nowhere/sh\n", f"#!/bin/sh\necho {folder}/a.py:1:wrong\nexit 127\n", "\x7fELF nonsense"):
@@ -238,7 +238,7 @@ async def test_a_ripgrep_that_does_not_start_is_done_without(folder, monkeypatch
         assert await Desk(folder)("grep", pattern="world") == "src/b.py:5:def world():"
 
 
-async def test_a_program_from_the_workspace_is_not_taken_for_ripgrep(folder, monkeypatch):
+async def test_a_program_in_the_workspace_is_not_used_as_ripgrep(folder, monkeypatch):
     (folder / "rg").write_text(f"#!/bin/sh\ntouch {folder.parent}/escaped\n")
     (folder / "rg").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
@@ -273,7 +273,7 @@ async def test_globs_mean_what_people_expect(folder, pattern, found):
     assert (await Desk(folder)("find_files", pattern=pattern)).split("\n") == found
 
 
-async def test_names_of_all_kinds_are_found_and_links_not_followed(folder):
+async def test_names_of_all_kinds_are_found_and_links_are_not_followed(folder):
     (folder / "new\nline é").touch()
     os.close(os.open(bytes(folder) + b"/bad\xff", os.O_CREAT))
     (folder / "loop").symlink_to(".")
@@ -294,7 +294,7 @@ async def test_a_hostile_glob_ends_in_time(folder, monkeypatch):
     assert "stopped after 1 seconds" in said
 
 
-async def test_a_search_through_many_files_does_not_hold_up_the_loop(tmp_path):
+async def test_a_search_through_many_files_does_not_block_the_loop(tmp_path):
     place = tmp_path / "workspace"
     for number in range(100):
         (place / f"{number:03}").mkdir(parents=True)
@@ -316,5 +316,5 @@ async def test_a_search_through_many_files_does_not_hold_up_the_loop(tmp_path):
     took = time.monotonic() - began
     ticking.cancel()
     gaps.sort()
-    # Held up by a search, it would stand still for about half of the time; on a busy machine all takes longer.
-    assert gaps[len(gaps) * 9 // 10] < max(0.05, took / 10), "the loop was held up"
+    # A search in the loop would block it about half of the time; on a busy machine everything takes longer.
+    assert gaps[len(gaps) * 9 // 10] < max(0.05, took / 10), "the loop was blocked"

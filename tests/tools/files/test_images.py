@@ -1,4 +1,4 @@
-"""`read_file` shows pictures: by their content, small enough for a model, and without decoding them in this process."""
+"""`read_file` shows pictures: recognised by content, small enough for a model, and never decoded in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def url(data: bytes, kind: str) -> str:
         (drawn("WEBP", mode="RGBA", exif=b"Exif\0\0"), "image/webp"),
     ],
 )  # fmt: skip
-async def test_an_image_is_shown_as_it_is_whatever_its_name(desk, folder, data, kind):
+async def test_an_image_is_shown_unchanged_whatever_its_name(desk, folder, data, kind):
     (folder / "picture.dat").write_bytes(data)
     result = await desk.run("read_file", path="picture.dat")
     assert result.status == "ok"
@@ -35,13 +35,13 @@ async def test_an_image_is_shown_as_it_is_whatever_its_name(desk, folder, data, 
     assert kind in result.content
 
 
-async def test_a_text_that_begins_like_a_picture_is_a_text(desk, folder):
+async def test_a_text_that_starts_like_a_picture_is_a_text(desk, folder):
     (folder / "a.bmp").write_text("BMW, Audi and Opel are cars.")
     assert "BMW" in await desk("read_file", path="a.bmp")
 
 
 @pytest.mark.parametrize(("form", "kind"), [("PNG", "png"), ("JPEG", "jpeg"), ("WEBP", "jpeg"), ("GIF", "png")])
-async def test_an_image_with_more_pixels_than_models_see_is_made_smaller(desk, folder, form, kind):
+async def test_an_image_with_more_pixels_than_models_use_is_downscaled(desk, folder, form, kind):
     (folder / "a").write_bytes(drawn(form, (5_000, 100)))
     result = await desk.run("read_file", path="a")
     shown = opened(result.images[0])
@@ -72,7 +72,7 @@ async def test_the_size_is_read_from_the_header_of_every_kind(desk, folder, data
     assert "scaled down from 2500 x 77 pixels" in await desk("read_file", path="a")
 
 
-async def test_an_image_of_too_many_bytes_is_made_smaller(desk, folder):
+async def test_an_image_of_too_many_bytes_is_downscaled(desk, folder):
     data = noise("PNG")
     assert len(data) > images.MAX_IMAGE_BYTES
     (folder / "a.png").write_bytes(data)
@@ -82,13 +82,13 @@ async def test_an_image_of_too_many_bytes_is_made_smaller(desk, folder):
     assert len(result.images[0]) < images.MAX_IMAGE_BYTES * 4 / 3
 
 
-async def test_a_photo_of_a_great_many_pixels_is_decoded_in_little_memory(desk, folder, monkeypatch):
+async def test_a_photo_of_very_many_pixels_is_decoded_in_little_memory(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "MEGABYTES", 250)
     (folder / "a.jpg").write_bytes(drawn("JPEG", (9_000, 9_000), "L"))
     assert opened((await desk.run("read_file", path="a.jpg")).images[0]).size == (2_048, 2_048)
 
 
-async def test_an_image_is_made_as_small_as_it_has_to_be(desk, folder, monkeypatch):
+async def test_an_image_is_downscaled_only_as_far_as_necessary(desk, folder, monkeypatch):
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 60_000)
     (folder / "a.png").write_bytes(noise("PNG", (800, 600)))
     result = await desk.run("read_file", path="a.png")
@@ -96,7 +96,7 @@ async def test_an_image_is_made_as_small_as_it_has_to_be(desk, folder, monkeypat
     assert opened(result.images[0]).size[0] < 800
 
 
-async def test_transparent_parts_stay_so_or_become_white(desk, folder, monkeypatch):
+async def test_transparent_parts_stay_transparent_or_become_white(desk, folder, monkeypatch):
     clear = Image.new("RGBA", (3_000, 1_000), (255, 0, 0, 0))
     (folder / "a.png").write_bytes(saved(clear, "PNG"))
     assert opened((await desk.run("read_file", path="a.png")).images[0]).getchannel("A").getextrema() == (0, 0)
@@ -109,7 +109,7 @@ async def test_transparent_parts_stay_so_or_become_white(desk, folder, monkeypat
     assert colour(shown, 5, 5) == "white"
 
 
-async def test_sixteen_bits_of_grey_keep_their_tones(desk, folder):
+async def test_sixteen_bit_grey_keeps_its_tones(desk, folder):
     grey = Image.new("I;16", (3_000, 10), 0x8000)
     (folder / "a.png").write_bytes(saved(grey, "PNG"))
     shown = opened((await desk.run("read_file", path="a.png")).images[0])
@@ -123,7 +123,7 @@ async def test_other_kinds_of_images_are_converted(desk, folder, form):
     assert opened(result.images[0]).size == (64, 32)
 
 
-async def test_of_a_moving_image_the_first_frame_is_shown(desk, folder):
+async def test_the_first_frame_of_an_animated_image_is_shown(desk, folder):
     frames = [Image.new("P", (30, 30), number) for number in range(3)]
     (folder / "a.gif").write_bytes(saved(frames[0], "GIF", save_all=True, append_images=frames[1:], loop=0))
     assert opened((await desk.run("read_file", path="a.gif")).images[0]).format == "PNG"
@@ -132,7 +132,7 @@ async def test_of_a_moving_image_the_first_frame_is_shown(desk, folder):
 # --- without Pillow ------------------------------------------------------------------------------------------------
 
 
-async def test_without_pillow_a_big_image_is_shown_as_it_is_as_long_as_model_apis_take_it(desk, folder, monkeypatch):
+async def test_without_pillow_a_large_image_is_shown_unchanged_if_model_apis_accept_it(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "PYTHON", (sys.executable, "-I", "-S"))  # without any installed package
     data = drawn("JPEG", (4_000, 50))
     (folder / "a.jpg").write_bytes(data)
@@ -142,11 +142,11 @@ async def test_without_pillow_a_big_image_is_shown_as_it_is_as_long_as_model_api
         assert 'pip install "everloop[images]"' in await desk.fails("read_file", path=name)
 
 
-# --- images that were made to break something ----------------------------------------------------------------------
+# --- images crafted to break decoders ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (12_000, 20_000), (0x7FFFFFFF, 0x7FFFFFFF), (0, 5)])
-async def test_a_bomb_takes_neither_our_memory_nor_our_time(desk, folder, monkeypatch, size):
+async def test_a_decompression_bomb_costs_neither_memory_nor_time(desk, folder, monkeypatch, size):
     monkeypatch.setattr(documents, "MEGABYTES", 300)
     (folder / "a.png").write_bytes(bomb(*size))
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -157,7 +157,7 @@ async def test_a_bomb_takes_neither_our_memory_nor_our_time(desk, folder, monkey
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(350_000, others)
 
 
-async def test_a_picture_that_takes_for_ever_is_given_up(desk, folder, monkeypatch):
+async def test_decoding_a_picture_times_out(desk, folder, monkeypatch):
     monkeypatch.setattr(documents, "SECONDS", 1.0)
     (folder / "a.png").write_bytes(bomb(10_000, 9_000, whole=True))
     start = time.monotonic()
@@ -167,25 +167,25 @@ async def test_a_picture_that_takes_for_ever_is_given_up(desk, folder, monkeypat
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF"])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
-async def test_half_an_image_is_explained_and_not_sent(desk, folder, form, share):
+async def test_a_truncated_image_is_explained_and_not_sent(desk, folder, form, share):
     data = noise(form, (300, 200))
     cut = data[: max(40, int(len(data) * share))]
     (folder / "a").write_bytes(cut)
     result = await desk.run("read_file", path="a")
-    if form == "GIF":  # its end has no mark that could be missed
+    if form == "GIF":  # its format has no end marker that could be missing
         return
     assert not any(base64.b64encode(cut).decode() in image for image in result.images)
     assert "Traceback" not in result.content
 
 
-async def test_a_jpeg_of_nothing_but_headers_is_soon_given_up(desk, folder):
+async def test_a_jpeg_of_only_headers_is_refused_quickly(desk, folder):
     (folder / "a.jpg").write_bytes(b"\xff\xd8" + b"\xff\xe0\0\2" * 2_000_000 + b"\xff\xd9")
     start = time.process_time()
     await desk.fails("read_file", path="a.jpg")
     assert time.process_time() - start < 0.5
 
 
-async def test_only_the_decoder_of_what_a_file_begins_like_is_used(desk, folder):
+async def test_only_the_decoder_matching_the_files_first_bytes_is_used(desk, folder):
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(x) run\n"
     (folder / "a.bmp").write_bytes(b"BM" + bytes(12) + b"\x28\0\0\0" + postscript)
     assert "Traceback" not in await desk.fails("read_file", path="a.bmp")
@@ -201,16 +201,16 @@ async def test_a_module_in_the_workspace_is_not_imported(desk, folder, monkeypat
     assert not (folder.parent / "escaped").exists()
 
 
-async def test_what_is_made_smaller_says_nothing_of_its_maker_but_stands_upright(desk, folder):
+async def test_a_downscaled_picture_loses_its_metadata_but_keeps_its_orientation(desk, folder):
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # rotated by a quarter turn
     exif[0x010F] = "canary-camera"
     exif.get_ifd(0x8825)[0x1D] = "2026:canary"
     (folder / "a.jpg").write_bytes(drawn("JPEG", (3_000, 1_500), exif=exif, comment=b"canary-comment"))
     result = await desk.run("read_file", path="a.jpg")
     shown = opened(result.images[0])
     assert shown.size == (1_024, 2_048)
-    assert colour(shown, 500, 100) == "red"  # what was left is at the top
+    assert colour(shown, 500, 100) == "red"  # the left side is now the top
     assert colour(shown, 500, 1_900) == "blue"
     assert b"canary" in (folder / "a.jpg").read_bytes()
     assert b"canary" not in base64.b64decode(result.images[0].partition(",")[2])

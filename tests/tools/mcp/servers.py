@@ -1,4 +1,4 @@
-"""The odd server, the installed ones, and what a call of their tools gives."""
+"""The misbehaving server, the installed ones, and helpers that call their tools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def connected(*servers: McpServer) -> AsyncIterator[tuple[McpServers, dict
 async def run(tool: Tool, **arguments: Any) -> Output:
     output = await tool.execute(**arguments)
     assert isinstance(output, Output)
-    assert output.untrusted, "whatever comes from a server is data"
+    assert output.untrusted, "everything from a server is data"
     return output
 
 
@@ -67,15 +67,15 @@ async def seen(tools: dict[str, Tool]) -> Any:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # also while it goes
+    except OSError:  # it may end while being read
         return False
 
 
 async def is_asked_to_wait(tools: dict[str, Tool]) -> asyncio.Task[Output]:
-    """A call that the server has got and leaves without an answer."""
+    """Start a call that the server has received but does not answer."""
     waiting = asyncio.create_task(run(tools["mcp_odd_wait"]))
     async with asyncio.timeout(20):
         while not (await seen(tools))["waiting"]:
@@ -84,7 +84,7 @@ async def is_asked_to_wait(tools: dict[str, Tool]) -> asyncio.Task[Output]:
 
 
 async def lists(group: McpServers, names: set[str]) -> None:
-    """Wait until these are the tools: what a server says of a change comes beside the answers to calls."""
+    """Wait until these are the tools; a server's change notification arrives independently of answers to calls."""
     async with asyncio.timeout(20):
         while set(by_name(await group.ready())) != names:
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Calls, and servers that misbehave in them in every way we could think of."""
+"""Calls, and servers that misbehave during calls in every way we could think of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.commands import until
 from .servers import alive, connected, failure, is_asked_to_wait, odd, run, seen, text
 
 
-async def test_a_program_gets_the_environment_it_is_given_and_no_key_of_the_runtime(monkeypatch):
+async def test_a_server_process_gets_its_configured_environment_and_no_key_of_the_runtime(monkeypatch):
     for name in ("EVERLOOP_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "LD_PRELOAD_X"):
         monkeypatch.setenv(name, "canary-of-the-runtime")
     monkeypatch.setenv("LC_TIME", "C")
@@ -33,8 +33,8 @@ async def test_a_program_gets_the_environment_it_is_given_and_no_key_of_the_runt
     assert environment["LC_TIME"] == "C"
 
 
-async def test_progress_is_shown_in_lines_that_cannot_drive_a_terminal(monkeypatch):
-    monkeypatch.setattr(servers, "PROGRESS_SECONDS", 0.0)  # also what comes late, and together
+async def test_progress_is_shown_in_lines_that_cannot_control_a_terminal(monkeypatch):
+    monkeypatch.setattr(servers, "PROGRESS_SECONDS", 0.0)  # including late updates and several at once
     shown: list[str] = []
     context = CallContext("me", "cli:direct", "t", "c", "cli", "direct", Path(), False, "key", shown.append)
     async with connected(odd()) as (_, tools):
@@ -54,17 +54,17 @@ async def test_a_cancelled_call_is_cancelled_at_the_server_and_the_connection_st
         after = await seen(tools)
         assert after["pid"] == pid
         assert len(after["cancelled"]) == 1
-        assert after["pinged"] == 1, "it had left a call without an answer, so it was asked whether it lives"
+        assert after["pinged"] == 1, "it had not answered a call, so it was pinged"
         assert (await seen(tools))["pinged"] == 1
 
 
-async def test_calls_run_side_by_side_over_one_connection():
+async def test_calls_run_concurrently_over_one_connection():
     async with connected(odd()) as (_, tools):
         said = await asyncio.gather(*(text(tools["mcp_odd_echo"], text=str(number)) for number in range(50)))
     assert said == [str(number) for number in range(50)]
 
 
-async def test_a_server_that_dies_in_a_call_is_an_error_and_is_started_again(caplog):
+async def test_a_server_that_dies_during_a_call_causes_an_error_and_is_restarted(caplog):
     async with connected(odd(env={"SERVER_KEY": "canary-key"})) as (_, tools):
         pid = (await seen(tools))["pid"]
         said = await failure(tools["mcp_odd_die"])
@@ -76,15 +76,15 @@ async def test_a_server_that_dies_in_a_call_is_an_error_and_is_started_again(cap
     assert "canary-key" not in caplog.text
 
 
-async def test_a_server_that_dies_between_calls_is_not_noticed_by_the_next(caplog):
+async def test_a_server_that_dies_between_calls_is_restarted_before_the_next(caplog):
     async with connected(odd()) as (_, tools):
         pid = (await seen(tools))["pid"]
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: caplog.records)  # it is told in the log that it has ended
+        await until(lambda: caplog.records)  # the log says that it has ended
         assert (await seen(tools))["pid"] != pid
 
 
-async def test_a_server_that_always_dies_is_not_started_over_and_over():
+async def test_a_server_that_always_dies_is_not_restarted_endlessly():
     async with connected(odd()) as (_, tools):
         began = time.monotonic()
         said = [await failure(tools["mcp_odd_die"]) for _ in range(6)]
@@ -92,20 +92,20 @@ async def test_a_server_that_always_dies_is_not_started_over_and_over():
         assert any("next attempt is in" in line for line in said)
 
 
-async def test_a_server_that_works_in_between_is_started_again_each_time():
+async def test_a_server_that_works_in_between_is_restarted_each_time():
     async with connected(odd()) as (_, tools):
         for number in range(4):
             assert "status 3" in await failure(tools["mcp_odd_die"])
             assert await text(tools["mcp_odd_echo"], text=str(number)) == str(number)
 
 
-async def test_a_server_that_dies_is_noticed_also_when_a_child_of_it_holds_its_output_open(tmp_path):
+async def test_a_servers_death_is_noticed_even_if_a_child_keeps_its_output_open(tmp_path):
     async with connected(odd("plain", "parent", env={"MARK": str(tmp_path / "mark")})) as (_, tools):
         async with asyncio.timeout(30):
             assert "status 3" in await failure(tools["mcp_odd_die"])
 
 
-async def test_a_server_that_no_longer_answers_is_started_again_after_the_time_out():
+async def test_a_server_that_stops_answering_is_restarted_after_the_timeout():
     context = CallContext("me", "cli:direct", "t", "c", "cli", "direct", Path(), False, "key", lambda text: None)
     async with connected(odd(timeout=0.5)) as (_, tools):
         pid = (await seen(tools))["pid"]
@@ -128,26 +128,27 @@ async def test_a_server_that_only_speaks_the_newest_protocol_is_understood():
         assert len(after["cancelled"]) == 1
 
 
-async def test_garbage_between_messages_is_passed_over():
+async def test_garbage_between_messages_is_skipped():
     async with connected(odd("plain", "greet")) as (_, tools):
         assert await text(tools["mcp_odd_garbage"]) == "after the garbage"
 
 
-async def test_an_answer_that_is_no_result_is_an_error():
+async def test_an_answer_that_is_not_a_result_is_an_error():
     async with connected(odd()) as (_, tools):
         await failure(tools["mcp_odd_wrong"])
         assert await text(tools["mcp_odd_echo"], text="still here") == "still here"
 
 
 @pytest.mark.parametrize("name", ["flood", "spill"])
-async def test_a_server_that_floods_is_ended_and_the_agent_is_not_held_up(name):
+async def test_a_server_that_floods_is_ended_without_blocking_the_agent(name):
     async with connected(odd()) as (_, tools):
         pid = (await seen(tools))["pid"]
         ticks: list[float] = []
 
         async def tick() -> None:
             while True:
-                ticks.append(time.thread_time())  # of this thread alone: a busy machine may hold up anybody
+                # time of this thread alone, since a busy machine may delay any process
+                ticks.append(time.thread_time())
                 await asyncio.sleep(0.01)
 
         ticking = asyncio.create_task(tick())
@@ -164,7 +165,7 @@ async def test_a_result_of_ten_megabytes_arrives():
         assert len(await text(tools["mcp_odd_big"])) == 10_000_000
 
 
-async def test_structured_content_without_text_is_told_as_json():
+async def test_structured_content_without_text_is_shown_as_json():
     async with connected(odd()) as (_, tools):
         assert json.loads(await text(tools["mcp_odd_data"])) == {"beans": [1, 2]}
 
@@ -177,7 +178,7 @@ async def test_structured_content_that_reports_a_failure_is_a_failed_call():
     assert "no beans" in refused.text
 
 
-async def test_only_pictures_that_can_be_shown_are_and_the_rest_is_named():
+async def test_supported_pictures_are_shown_and_the_rest_is_named():
     async with connected(odd()) as (_, tools):
         output = await run(tools["mcp_odd_pictures"])
     assert output.images == ("data:image/png;base64,AAAA",) * 8

@@ -1,4 +1,4 @@
-"""The end of a program, and of what it started."""
+"""Ending a server process and the processes it started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.commands import until
 from .servers import alive, connected, odd
 
 
-async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_started(tmp_path):
+async def test_closing_ends_even_a_stubborn_server_and_its_children(tmp_path):
     mark = tmp_path / "mark"
     async with connected(odd("plain", "stubborn", env={"MARK": str(mark)})) as (_, tools):
         assert tools
@@ -19,7 +19,7 @@ async def test_closing_ends_even_a_program_that_does_not_want_to_and_what_it_sta
     await until(lambda: not any(map(alive, pids)))
 
 
-async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(tmp_path, monkeypatch):
+async def test_a_server_that_ignores_end_of_input_may_still_clean_up(tmp_path, monkeypatch):
     monkeypatch.setattr("everloop.tools.mcp.stdio.STOP_SECONDS", 4.0)
     mark = tmp_path / "mark"
     async with connected(odd("plain", "tidy", env={"MARK": str(mark)})) as (_, tools):
@@ -27,7 +27,7 @@ async def test_a_program_that_overlooks_the_end_of_its_input_may_still_tidy_up(t
     assert mark.read_text() == "tidied up"
 
 
-async def test_closing_ends_what_a_program_has_left_behind(tmp_path):
+async def test_closing_ends_processes_that_a_server_left_behind(tmp_path):
     mark = tmp_path / "mark"
     async with connected(odd("plain", "parent", env={"MARK": str(mark)})) as (_, tools):
         assert tools
@@ -36,7 +36,7 @@ async def test_closing_ends_what_a_program_has_left_behind(tmp_path):
     await until(lambda: not alive(child))
 
 
-async def test_a_program_ends_when_the_runtime_is_killed(tmp_path):
+async def test_a_server_process_ends_when_the_runtime_is_killed(tmp_path):
     mark = tmp_path / "mark"
     server = odd("plain", "stubborn", env={"MARK": str(mark)})
     program = (

@@ -1,4 +1,4 @@
-"""MCP servers by HTTP: a real one, and one that refuses, forgets, hangs, breaks off and sends too much."""
+"""MCP servers over HTTP: a real one, and one that refuses, forgets sessions, hangs, disconnects and sends too much."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SECRET = "canary-token-5f2c"
 
 
 class WebServer:
-    """An MCP server by HTTP that does what it is told, and remembers what it was sent."""
+    """A scriptable MCP server over HTTP that records what it receives."""
 
     def __init__(self) -> None:
         self.port = 0
         self.sessions: set[str] = set()
         self.requests: list[tuple[str, dict[str, str], Any]] = []
-        self.status = 0  # of every answer, if set
+        self.status = 0  # status of every answer, if set
         self.as_events = False
         self.tools = ["echo", "wait", "cut", "big", "page", "zipped", "away", "broken"]
         self.elsewhere = ""
@@ -75,7 +75,7 @@ class WebServer:
             await self._runner.cleanup()
 
     def tell(self, method: str) -> None:
-        """Send a notification to all who listen."""
+        """Send a notification to all listening clients."""
         for listener in self._listeners:
             listener.put_nowait(json.dumps({"jsonrpc": "2.0", "method": method}))
 
@@ -97,7 +97,8 @@ class WebServer:
             return web.Response(status=404)
         if "id" not in body:
             if body["method"] == "notifications/cancelled":
-                self._call(body["params"]["requestId"]).set()  # it may overtake the call, on its own connection
+                # it may overtake the call, since it has its own connection
+                self._call(body["params"]["requestId"]).set()
             return web.Response(status=202)
         return await self._answer(request, body)
 
@@ -183,12 +184,12 @@ async def test_headers_of_the_config_are_sent_with_every_request(server, as_even
     async with connected(by_http(server)) as (_, tools):
         assert await text(tools["mcp_web_echo"], text="hello") == "hello"
         assert len(server.sessions) == 1
-    assert not server.sessions, "the session is given back at the end"
+    assert not server.sessions, "the session is closed at the end"
     assert {verb for verb, _, _ in server.requests} >= {"POST", "DELETE"}
     assert all(headers["Authorization"] == f"Bearer {SECRET}" for _, headers, _ in server.requests)
 
 
-async def test_a_server_that_has_forgotten_the_session_is_greeted_again_and_the_call_is_made(server):
+async def test_a_forgotten_session_is_initialized_again_and_the_call_is_retried(server):
     async with connected(by_http(server)) as (_, tools):
         server.sessions.clear()
         said = await asyncio.gather(*(text(tools["mcp_web_echo"], text=str(number)) for number in range(5)))
@@ -196,7 +197,7 @@ async def test_a_server_that_has_forgotten_the_session_is_greeted_again_and_the_
         assert server.methods().count("initialize") == 2
 
 
-async def test_a_server_that_is_restarted_is_used_again(server, caplog):
+async def test_a_restarted_server_is_used_again(server, caplog):
     caplog.set_level(logging.DEBUG)
     async with connected(by_http(server)) as (group, tools):
         await server.stop()
@@ -208,7 +209,7 @@ async def test_a_server_that_is_restarted_is_used_again(server, caplog):
     assert SECRET not in caplog.text
 
 
-async def test_a_server_that_cannot_be_reached_at_the_start_is_one_warning_without_secrets(caplog):
+async def test_an_unreachable_server_at_startup_is_one_warning_without_secrets(caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     settings = McpServer(
@@ -223,7 +224,7 @@ async def test_a_server_that_cannot_be_reached_at_the_start_is_one_warning_witho
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "token"), (403, "token"), (404, "url"), (503, "later")])
-async def test_a_refusal_is_explained_and_tells_no_secret(server, caplog, status, advice):
+async def test_a_refusal_is_explained_without_secrets(server, caplog, status, advice):
     async with connected(by_http(server)) as (_, tools):
         server.status = status
         said = await failure(tools["mcp_web_echo"], text="x")
@@ -242,7 +243,7 @@ async def test_a_refusal_is_explained_and_tells_no_secret(server, caplog, status
 
 
 @pytest.mark.parametrize("name", ["cut", "big", "page", "zipped", "broken"])
-async def test_an_answer_that_cannot_be_used_fails_its_call_and_no_other(server, name):
+async def test_an_unusable_answer_fails_only_its_own_call(server, name):
     async with connected(by_http(server)) as (_, tools):
         waiting = asyncio.create_task(run(tools["mcp_web_wait"]))
         await asyncio.sleep(0.1)
@@ -285,18 +286,18 @@ async def test_a_call_that_takes_too_long_is_cancelled_at_the_server(server):
         assert await text(tools["mcp_web_echo"], text="next") == "next"
 
 
-async def test_a_call_that_an_agent_gives_up_late_is_cancelled_at_the_server(server):
+async def test_a_call_that_a_busy_agent_times_out_late_is_cancelled_at_the_server(server):
     async with connected(by_http(server, timeout=1)) as (_, tools), asyncio.timeout(20):
         given_up = asyncio.create_task(ToolRegistry(tools.values()).execute("mcp_web_wait", {}))
         while not server.waiting:
             await asyncio.sleep(0.01)
-        time.sleep(2)  # the agent is busy while the time of the call runs out; the thread of the servers is not
+        time.sleep(2)  # the agent is busy when the call times out; the servers' thread is not
         assert "longer than 1 seconds" in await given_up
         (cancelled,) = server.waiting.values()
         await cancelled.wait()
 
 
-async def test_a_server_that_hangs_at_the_start_is_given_up_in_time(caplog):
+async def test_a_server_that_hangs_at_startup_times_out(caplog):
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -307,12 +308,12 @@ async def test_a_server_that_hangs_at_the_start_is_given_up_in_time(caplog):
     settings = McpServer(name="silent", url=f"http://127.0.0.1:{port}/mcp", connect_timeout=0.5)
     async with connected(settings) as (_, tools):
         assert not tools
-        assert time.monotonic() - began < 15  # by itself it would wait for twenty
+        assert time.monotonic() - began < 15  # the default is twenty seconds
     assert len(caplog.records) == 1
     silent.close()
 
 
-async def test_a_change_of_the_tools_is_heard_over_http(server):
+async def test_a_tool_list_change_is_received_over_http(server):
     async with connected(by_http(server)) as (group, tools):
         assert "mcp_web_new" not in tools
         async with asyncio.timeout(20):
@@ -325,7 +326,7 @@ async def test_a_change_of_the_tools_is_heard_over_http(server):
                 await asyncio.sleep(0.05)
 
 
-async def test_a_real_server_by_http_works_and_is_found_again_after_a_restart():
+async def test_a_real_server_over_http_works_and_is_used_again_after_a_restart():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/mcp"
@@ -361,10 +362,10 @@ async def test_a_real_server_by_http_works_and_is_found_again_after_a_restart():
         await group.close()
 
 
-# ---------------------------------------------------------------------------------------------- the page
+# ---------------------------------------------------------------------------------------------- the docs
 
 
-async def test_the_example_of_the_page_works_as_written(server, tmp_path, monkeypatch):
+async def test_the_example_in_the_docs_works_as_written(server, tmp_path, monkeypatch):
     (example,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     home = tmp_path / "settings"
     home.mkdir()
@@ -380,7 +381,7 @@ async def test_the_example_of_the_page_works_as_written(server, tmp_path, monkey
     assert server.requests[0][1]["Authorization"] == "Bearer your-token"
 
 
-async def test_the_limits_of_the_page_are_those_of_the_code():
+async def test_the_limits_in_the_docs_match_the_code():
     page = PAGE.read_text()
     assert f"| one message or answer | {mcp_limits.MAX_MESSAGE >> 20} MB |" in page
     assert f"| messages of a program | {mcp_stdio.MAX_RATE:,} a second |" in page

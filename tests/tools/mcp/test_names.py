@@ -1,4 +1,4 @@
-"""Names, descriptions and schemas that would do harm."""
+"""Harmful names, descriptions and schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everloop.tools.registry import ToolRegistry
 from .servers import by_name, connected, odd
 
 
-async def test_ten_thousand_tools_are_cut_to_a_number_a_model_can_be_told(caplog):
+async def test_ten_thousand_tools_are_cut_to_a_number_that_fits_a_model(caplog):
     async with connected(odd("many"), odd("many", name="some", tools=("tool9?99", "tool7"))) as (_, tools):
         assert sum(name.startswith("mcp_odd_") for name in tools) == 500
         some = {name for name in tools if name.startswith("mcp_some_")}
@@ -19,7 +19,7 @@ async def test_ten_thousand_tools_are_cut_to_a_number_a_model_can_be_told(caplog
     assert len(caplog.records) == 1
 
 
-async def test_a_list_that_never_ends_is_given_up(caplog):
+async def test_an_endless_tool_list_is_abandoned(caplog):
     async with connected(odd("endless")) as (_, tools):
         assert 0 < len(tools) <= 500
     assert len(caplog.records) == 1
@@ -39,19 +39,19 @@ async def test_evil_names_descriptions_and_schemas_do_no_harm(caplog):
         assert len(tools[named["told"]].description) < 10_000
         assert tools[named["hidden"]].description == "Adds."
         began = time.monotonic()
-        await registry.execute(named["slow"], {"text": "a" * 40 + "b"})  # its pattern would take years
+        await registry.execute(named["slow"], {"text": "a" * 40 + "b"})  # matching its pattern would take years
         assert time.monotonic() - began < 30
         assert "(a+)+" in json.dumps(tools[named["slow"]].parameters)
         assert set(by_name(await group.ready())) == set(tools)
     assert all("\x1b" not in record.getMessage() for record in caplog.records)
 
 
-async def test_a_server_cannot_take_the_names_of_another_one():
+async def test_a_server_cannot_take_another_servers_names():
     servers = [odd("shadow", name="a"), odd("plain", name="a_b"), odd("plain", name="a.b"), odd("plain", name="a b")]
     async with connected(*servers) as (_, tools):
         assert tools["mcp_a_b_echo"]._connection.server.name == "a_b"  # type: ignore[attr-defined]
         echoes = [tool for tool in tools.values() if tool._tool.name.endswith("echo")]  # type: ignore[attr-defined]
         assert len(echoes) == 5
     async with connected(servers[0], replace(servers[1], command="no-such-program")) as (_, fewer):
-        assert "mcp_a_b_echo" not in fewer, "also while the other one is away"
+        assert "mcp_a_b_echo" not in fewer, "even while the other one is unavailable"
         assert set(fewer) < set(tools)

@@ -1,4 +1,4 @@
-"""How servers get ready, and how their tools stay in step."""
+"""Starting servers, and keeping their tools in sync."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_servers_that_fail_are_one_warning_each_and_the_others_work(caplog
     )  # fmt: skip
     began = time.monotonic()
     async with connected(*servers) as (_, tools):
-        assert time.monotonic() - began < 15  # the others have more time than that to connect
+        assert time.monotonic() - began < 15  # the others have a longer timeout to connect
         assert await text(tools["mcp_odd_echo"], text="here") == "here"
         assert all(name.startswith("mcp_odd_") for name in tools)
     lines = [record.getMessage() for record in caplog.records]
@@ -81,7 +81,7 @@ async def test_servers_that_fail_are_one_warning_each_and_the_others_work(caplog
         assert "canary-key" not in line
 
 
-async def test_being_ready_again_costs_nothing_and_gives_the_same_tools():
+async def test_repeated_calls_of_ready_cost_nothing_and_give_the_same_tools():
     async with connected(odd()) as (group, tools):
         pid = (await seen(tools))["pid"]
         again = await group.ready()
@@ -89,7 +89,7 @@ async def test_being_ready_again_costs_nothing_and_gives_the_same_tools():
         assert [id(tool) for tool in again] == [id(tool) for tool in tools.values()]
 
 
-async def test_everybody_who_asks_at_the_start_waits_for_the_same_connection():
+async def test_concurrent_callers_at_startup_share_one_connection():
     group = McpServers([odd("plain", "slow")])
     try:
         first, second = await asyncio.gather(group.ready(), group.ready())
@@ -99,7 +99,7 @@ async def test_everybody_who_asks_at_the_start_waits_for_the_same_connection():
         await group.close()
 
 
-async def test_giving_up_the_wait_does_not_end_the_connection_for_others():
+async def test_cancelling_one_wait_does_not_close_the_connection_for_others():
     group = McpServers([odd("plain", "slow")])
     waiting = asyncio.create_task(group.ready())
     try:
@@ -113,7 +113,7 @@ async def test_giving_up_the_wait_does_not_end_the_connection_for_others():
         await group.close()
 
 
-async def test_a_server_that_was_not_there_at_the_start_is_used_once_it_is(tmp_path):
+async def test_a_server_that_was_missing_at_startup_is_used_once_available(tmp_path):
     async with connected(odd("plain", "late", env={"MARK": str(tmp_path / "mark")})) as (group, tools):
         assert not tools
         async with asyncio.timeout(30):
@@ -121,7 +121,7 @@ async def test_a_server_that_was_not_there_at_the_start_is_used_once_it_is(tmp_p
                 await asyncio.sleep(0.05)
 
 
-async def test_after_closing_there_are_no_tools_and_calls_fail_without_a_crash():
+async def test_after_closing_there_are_no_tools_and_calls_fail_cleanly():
     async with connected(odd()) as (group, tools):
         await group.close()
         assert await group.ready() == []
@@ -140,7 +140,7 @@ async def test_a_changed_list_of_tools_is_read_at_the_next_round():
         await lists(group, set(tools))
 
 
-async def test_a_registry_is_kept_in_step_and_left_alone_when_nothing_has_changed():
+async def test_a_registry_is_kept_in_sync_and_untouched_if_nothing_changed():
     async with connected(odd()) as (group, tools):
         registry = ToolRegistry()
         await group.provide(registry)

@@ -1,4 +1,4 @@
-"""Servers from the registries, as they are."""
+"""Unmodified servers from the package registries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_real_server_tells_the_time(real):
     assert "Nowhere" in await failure(real["mcp_time_get_current_time"], timezone="Nowhere/Land")
 
 
-async def test_only_tools_that_fit_the_patterns_of_their_server_exist(real):
+async def test_only_tools_that_match_their_servers_patterns_exist(real):
     assert [name for name in real if name.startswith("mcp_time_")] == ["mcp_time_get_current_time"]
 
 
@@ -70,9 +70,9 @@ async def test_a_real_server_works_on_a_git_repository(real, folder):
     assert "seeds.txt" in await text(real["mcp_git_git_status"], repo_path=str(folder))
 
 
-async def test_what_a_tool_says_about_itself_decides_whether_it_sends_and_may_be_repeated(real):
+async def test_a_tools_annotations_decide_whether_it_sends_data_and_may_be_repeated(real):
     reading, adding, committing = (real[f"mcp_git_git_{name}"] for name in ("status", "add", "commit"))
-    assert [tool.sends for tool in (reading, adding, committing)] == [False] * 3  # they say that their world is closed
+    assert [tool.sends for tool in (reading, adding, committing)] == [False] * 3  # they declare openWorldHint: false
     assert [tool.replay for tool in (reading, adding, committing)] == ["safe", "safe", "never"]
     assert not committing.plan({}).sends
     assert all(tool.untrusted and tool.timeout == 60 for tool in real.values())

@@ -1,4 +1,4 @@
-"""Patterns on texts that are not known in all their parts, compared with trying out what the unknown could be."""
+"""Patterns on partly unknown texts, compared with trying out what the unknown parts could be."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILLINGS = ["", "a", "b", " ", "ab", "ba", "a b", "b a", "aa", "bb", "a b a", "b
 
 
 def possible(text: str) -> list[str]:
-    """Some of the texts that it may turn out to be."""
+    """Some of the texts that it may become."""
     texts = [text]
     for mark, space in ((TEXT, ""), (WORDS, " ")):
         while mark in texts[0]:
@@ -29,7 +29,7 @@ def possible(text: str) -> list[str]:
     st.text("ab *?", max_size=5),
     st.text(f"ab {TEXT}{WORDS}", max_size=5).filter(lambda t: t.count(TEXT) + t.count(WORDS) < 3),
 )
-def test_a_sure_fit_always_fits_and_no_fit_never_does(pattern, text):
+def test_a_certain_match_always_matches_and_a_mismatch_never_does(pattern, text):
     fit = fits(pattern, text)
     found = {fnmatchcase(each, pattern) for each in possible(text)}
     assert fit is not Fit.YES or found == {True}
@@ -47,7 +47,7 @@ def test_a_sure_fit_always_fits_and_no_fit_never_does(pattern, text):
         ("rm -[!rf]*", "rm -r", Fit.NO),
     ],
 )  # fmt: skip
-def test_a_command_fits_surely_perhaps_or_not(pattern, text, fit):
+def test_a_command_matches_certainly_possibly_or_not(pattern, text, fit):
     assert fits_command(pattern, text) is fit
 
 
@@ -69,5 +69,5 @@ def test_a_command_fits_surely_perhaps_or_not(pattern, text, fit):
         ("git p*", "git -C x push", Fit.NO),
     ],
 )
-def test_options_before_a_subcommand_are_overlooked(pattern, command, fit):
+def test_options_before_a_subcommand_are_ignored(pattern, command, fit):
     assert fits_past_options(pattern, command.split(" ")) is fit

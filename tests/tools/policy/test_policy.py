@@ -1,4 +1,4 @@
-"""The policy: rules in order, then defaults; the strictest part decides; taint; what a person is shown."""
+"""The policy: rules in order, then defaults; the strictest part decides; taint; what the user is shown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_without_rules_reading_writing_inside_and_commands_are_allowed():
     assert judge(sends=True).decision == "allow"
 
 
-def test_outside_of_a_restricted_workspace_is_asked_for():
+def test_access_outside_a_restricted_workspace_needs_approval():
     assert judge(paths=("/etc/passwd",)).decision == "ask"
     assert judge(paths=(str(ROOT / "a"), f"{ROOT}-sibling/a")).decision == "ask"
     assert judge(paths=("/etc/passwd",), where=context(restricted=False)).decision == "allow"
@@ -70,7 +70,7 @@ def test_the_sessions_own_outputs_may_be_read_but_not_written_without_asking():
     assert judge(paths=("/var/outputs2/1.txt",), where=where).decision == "ask"
 
 
-def test_the_network_is_asked_for_unless_a_rule_allows_it():
+def test_the_network_needs_approval_unless_a_rule_allows_it():
     assert run("curl x", network=True) == "ask"
     assert run("curl x", Rule(do="allow", command="curl"), network=True) == "ask"
     assert run("curl x", Rule(do="allow", command="curl", network=True), network=True) == "allow"
@@ -85,7 +85,7 @@ def test_the_network_is_asked_for_unless_a_rule_allows_it():
     assert judge(named, name="exec", arguments=networked, command="ls", network=True).decision == "allow"
 
 
-def test_a_rule_may_be_about_the_network_alone():
+def test_a_rule_may_match_only_the_network():
     rules = Rule(do="allow", command="curl", network=True), Rule(do="deny", network=True)
     assert run("curl x", *rules, network=True) == "allow"
     assert run("wget x", *rules, network=True) == "deny"
@@ -109,21 +109,21 @@ def test_an_allowed_command_may_redirect_inside_the_workspace_only():
     named = Rule(do="allow", command="echo", path="/var/log/mine/**")
     assert run("echo x > /var/log/mine/a", named, *rules) == "allow"
     assert run("echo x > /var/log/yours", named, *rules) == "ask"
-    assert run("echo x > ../a", rules[0]) == "allow"  # by default: the sandbox keeps it from doing anything
+    assert run("echo x > ../a", rules[0]) == "allow"  # by default: the sandbox prevents it from doing anything
     assert run("echo x > ../a", rules[0], unconfined=True) == "ask"
 
 
 # ---------------------------------------------------------------------------------------------- rules
 
 
-def test_the_first_rule_that_fits_decides():
+def test_the_first_matching_rule_decides():
     first, second = Rule(do="allow", tool="read_*"), Rule(do="deny", tool="*")
     assert judge(first, second).decision == "allow"
     assert judge(second, first).decision == "deny"
     assert judge(first, second, name="write_file").decision == "deny"
 
 
-def test_rules_fit_by_origin_and_by_all_named_arguments():
+def test_rules_match_by_origin_and_by_all_named_arguments():
     rule = Rule(do="deny", origin="telegram:*", arguments={"to": "*@example.com", "count": "3", "tags": '["a"*'})
     values = {"to": "x@example.com", "count": 3, "tags": ["a", "b"]}
     there = context(channel="telegram", chat_id="5")
@@ -155,7 +155,7 @@ def test_paths_are_relative_inside_the_workspace_and_absolute_outside(pattern, p
     assert (verdict.decision == "deny") is fits
 
 
-def test_a_rule_about_paths_fits_no_call_without_one():
+def test_a_path_rule_matches_no_call_without_a_path():
     assert judge(Rule(do="deny", path="**")).decision == "allow"
 
 
@@ -176,11 +176,11 @@ def test_of_several_paths_the_strictest_decides():
         ("rm", "", False),
     ],
 )  # fmt: skip
-def test_a_rule_about_commands_fits_a_part_of_the_line(pattern, command, fits):
+def test_a_command_rule_matches_a_part_of_the_line(pattern, command, fits):
     assert (run(command, Rule(do="deny", command=pattern)) == "deny") is fits
 
 
-def test_each_part_is_judged_by_itself_and_the_strictest_decides():
+def test_each_part_is_judged_on_its_own_and_the_strictest_decides():
     rules = Rule(do="allow", command="git"), Rule(do="deny", command="rm"), Rule(do="ask", command="*")
     assert run("git status", *rules) == "allow"
     assert run("git status; ls", *rules) == "ask"
@@ -192,7 +192,7 @@ def test_each_part_is_judged_by_itself_and_the_strictest_decides():
     assert run("((rm))", *rules) == "deny"
 
 
-def test_an_allowed_program_is_only_the_one_that_is_written_out():
+def test_an_allowed_program_must_be_named_literally():
     rules = Rule(do="allow", command="git"), Rule(do="ask", tool="exec")
     assert run("./git status", *rules) == "ask"
     assert run("PYTHONPATH=x git status", *rules) == "ask"
@@ -200,7 +200,7 @@ def test_an_allowed_program_is_only_the_one_that_is_written_out():
     assert run("git status", *rules) == "allow"
 
 
-def test_what_is_only_known_when_it_runs_gets_no_milder_decision_than_a_rule_that_might_fit():
+def test_text_known_only_at_run_time_gets_no_milder_decision_than_any_rule_that_might_match():
     deny, ask, allow = (
         Rule(do="deny", command="git push"),
         Rule(do="ask", command="rm"),
@@ -218,7 +218,7 @@ def test_what_is_only_known_when_it_runs_gets_no_milder_decision_than_a_rule_tha
     assert run("rm -r*", Rule(do="deny", command="rm -rf *")) == "deny"
 
 
-def test_redirections_and_words_that_name_files_meet_rules_about_paths():
+def test_path_rules_apply_to_redirections_and_file_arguments():
     rule = Rule(do="deny", path="shut/**")
     for command in (
         "echo a > shut/b",
@@ -238,7 +238,7 @@ def test_redirections_and_words_that_name_files_meet_rules_about_paths():
     assert judge(rule, name="exec", arguments=call, command="cat b").decision == "deny"
 
 
-def test_why_names_the_rule_and_its_reason_in_one_line():
+def test_the_reason_names_the_rule_in_one_line():
     verdict = judge(Rule(do="allow", tool="x"), Rule(do="deny", tool="read_file", why="not today"))
     assert "2" in verdict.why
     assert "not today" in verdict.why
@@ -246,7 +246,7 @@ def test_why_names_the_rule_and_its_reason_in_one_line():
     assert judge(paths=("/etc/passwd",)).why
 
 
-def test_without_rules_about_commands_no_command_is_read():
+def test_without_command_rules_no_command_is_parsed():
     program = """
 from pathlib import Path
 import everloop.tools.policy.policy as policy
@@ -264,7 +264,7 @@ print(policy.Policy(rules).judge("exec", {}, Plan(command="rm"), where, [], Fals
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_a_denied_word_is_denied_however_it_is_spelled(data):
+def test_a_denied_word_is_denied_however_it_is_quoted(data):
     letters = []
     for letter in "danger":
         forms = [
@@ -288,7 +288,7 @@ def test_a_denied_word_is_denied_however_it_is_spelled(data):
 # ---------------------------------------------------------------------------------------------- links
 
 
-def test_a_link_does_not_lead_around_a_rule_about_paths(tmp_path):
+def test_a_link_does_not_bypass_a_path_rule(tmp_path):
     workspace = tmp_path / "real"
     (workspace / "shut").mkdir(parents=True)
     (tmp_path / "link").symlink_to(workspace)
@@ -309,7 +309,7 @@ def test_a_link_does_not_lead_around_a_rule_about_paths(tmp_path):
         writing(str(workspace / "w"), True)
 
 
-def test_an_approval_covers_the_path_that_was_shown_and_not_where_a_link_leads(tmp_path):
+def test_an_approval_covers_the_path_shown_and_not_the_target_of_a_link(tmp_path):
     policy = Policy([Rule(do="ask", path="ask/**")])
     where = context(tmp_path, approved=True)
     shown, hidden = (
@@ -323,7 +323,7 @@ def test_an_approval_covers_the_path_that_was_shown_and_not_where_a_link_leads(t
         hidden(os.path.realpath(tmp_path / "ask/a"), False)
 
 
-def test_a_rule_about_paths_holds_under_every_name_of_the_workspace():
+def test_a_path_rule_applies_under_every_name_of_the_workspace():
     where = context(real_workspace=Path("/disk/place"))
     rule = Rule(do="deny", path="shut/**")
     assert judge(rule, paths=("/disk/place/shut/a",), where=where).decision == "deny"
@@ -331,14 +331,14 @@ def test_a_rule_about_paths_holds_under_every_name_of_the_workspace():
     assert run("cat /disk/place/shut/a", rule, where=where) == "deny"
 
 
-def test_without_rules_about_paths_there_is_no_guard():
+def test_without_path_rules_there_is_no_guard():
     assert Policy([Rule(do="deny", command="rm")]).guard(context()) is None
 
 
 # ---------------------------------------------------------------------------------------------- taint
 
 
-def test_after_untrusted_content_what_could_send_data_is_asked_for():
+def test_after_untrusted_content_calls_that_could_send_data_need_approval():
     assert judge(sends=True, tainted=True).decision == "ask"
     assert judge(sends=True, tainted=True, taint=False).decision == "allow"
     assert judge(tainted=True).decision == "allow"
@@ -347,7 +347,7 @@ def test_after_untrusted_content_what_could_send_data_is_asked_for():
     assert judge(Rule(do="deny", tool="*"), sends=True, tainted=True).decision == "deny"
 
 
-def test_every_part_of_a_command_needs_a_rule_that_holds_after_untrusted_content():
+def test_after_untrusted_content_every_part_of_a_command_needs_an_explicit_rule():
     rules = Rule(do="allow", command="curl", tainted=True), Rule(do="allow", command="cat")
     assert run("curl a", *rules, sends=True, tainted=True) == "allow"
     assert run("timeout 5 curl a", *rules, sends=True, tainted=True) == "allow"
@@ -382,7 +382,7 @@ def test_an_address_that_the_user_wrote_may_be_fetched(text):
         f"{URL}.5", f"https://b.example/,{URL}", f"{URL})secret", f"{URL}%20", f"view-source:{URL}",
     ],
 )  # fmt: skip
-def test_an_address_that_only_looks_like_one_the_user_wrote_is_asked_for(text):
+def test_an_address_that_only_resembles_one_the_user_wrote_needs_approval(text):
     assert fetch(URL, user_message(text)) == "ask"
 
 
@@ -401,7 +401,7 @@ def test_an_address_counts_in_parts_and_in_search_results_but_not_in_pages_or_an
     assert fetch(URL, user_message([{"type": "image_url", "image_url": {"url": URL}}])) == "ask"
 
 
-def test_a_secret_cannot_ride_on_an_address_the_user_wrote():
+def test_a_secret_cannot_be_appended_to_an_address_the_user_wrote():
     said = user_message("read https://evil.example/ please")
     assert fetch("https://evil.example/", said) == "allow"
     assert fetch("https://evil.example", said) == "allow"
@@ -425,14 +425,14 @@ def test_a_secret_cannot_ride_on_an_address_the_user_wrote():
 # ---------------------------------------------------------------------------------------------- what is shown
 
 
-def test_what_is_asked_for_is_shown_exactly():
+def test_the_call_to_approve_is_shown_exactly():
     rule = Rule(do="ask", tool="*")
     assert judge(rule, name="add", arguments={"a": 1, "b": "é"}).shown == 'add {\n  "a": 1,\n  "b": "é"\n}'
     assert judge(rule, shown="rm x\n(in /w)", command="rm x").shown == "rm x\n(in /w)"
     assert "rm y" in judge(rule, shown="harmless", command="rm y").shown
 
 
-def test_a_command_is_shown_whole_or_not_run():
+def test_a_command_is_shown_in_full_or_not_run():
     command = "echo " + "a" * 9_000 + "; danger; " + "b" * 9_000
     rule = Rule(do="ask", tool="exec")
     assert "danger" in judge(rule, name="exec", shown=command, command=command).shown
@@ -441,14 +441,14 @@ def test_a_command_is_shown_whole_or_not_run():
     assert judge(Rule(do="ask"), name="message", shown="a" * (MAX_SHOWN + 1), sends=True).decision == "deny"
 
 
-def test_a_long_argument_is_cut_in_its_middle_and_counted_so_that_the_others_stay_in_sight():
+def test_a_long_argument_is_shortened_in_the_middle_so_that_the_others_stay_visible():
     shown = judge(Rule(do="ask"), name="write_file", arguments={"content": "x" * 90_000, "path": "a.txt"}).shown
     assert len(shown) < 5_000
     assert "a.txt" in shown
     assert "90000" in shown
 
 
-def test_what_cannot_be_seen_is_made_visible():
+def test_invisible_characters_are_made_visible():
     hidden = "\x1b[2K\r\u202e\u200b\u00a0\u3000\x07\x00\ufeff\u2066\U000e0041\u2800\u3164\x9b\u2028"
     command = f"echo a{hidden}b"
     shown = judge(Rule(do="ask"), name="exec", shown=command, command=command).shown
@@ -459,7 +459,7 @@ def test_what_cannot_be_seen_is_made_visible():
 # ---------------------------------------------------------------------------------------------- grants
 
 
-def test_what_is_granted_is_the_very_call_and_a_rule_that_denies_wins():
+def test_a_grant_covers_exactly_one_call_and_a_denying_rule_wins():
     def granted(*names: str) -> CallContext:
         return context(granted=frozenset(names))
 
@@ -483,7 +483,7 @@ def test_what_is_granted_is_the_very_call_and_a_rule_that_denies_wins():
     assert judge(Rule(do="ask"), name="launch", where=granted("tool:launch")).decision == "allow"
 
 
-def test_what_was_granted_does_not_lift_the_questions_after_untrusted_content():
+def test_a_grant_does_not_replace_approval_after_untrusted_content():
     names = frozenset({"exec+network:curl x", "exec:make", "tool:message"})
     where = context(granted=names)
     networked: dict[str, Any] = {
@@ -495,7 +495,7 @@ def test_what_was_granted_does_not_lift_the_questions_after_untrusted_content():
     assert judge(**networked, network=True, sends=True, where=where, tainted=True).decision == "ask"
     made = judge(Rule(do="ask"), name="exec", arguments={"command": "make"}, command="make", where=where, tainted=True)
     assert made.decision == "allow"
-    assert not made.granted  # what it writes is checked like that of any other command
+    assert not made.granted  # its writes are checked like those of any other command
     assert judge(Rule(do="ask"), name="message", sends=True, where=where, tainted=True).decision == "ask"
 
 
@@ -513,7 +513,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("rules", "name", "what", "network", "decision"), ROWS)
-def test_the_examples_of_the_page_decide_as_it_says(rules, name, what, network, decision, tmp_path):
+def test_the_examples_in_the_docs_decide_as_described(rules, name, what, network, decision, tmp_path):
     (tmp_path / "config.toml").write_text(rules)
     policy = Config.load(home=tmp_path).policy
     what = what.replace("\\|", "|")
@@ -523,6 +523,6 @@ def test_the_examples_of_the_page_decide_as_it_says(rules, name, what, network, 
         assert judge(*policy, name=name, paths=(os.path.join(ROOT, what),)).decision == decision
 
 
-def test_the_page_has_examples():
+def test_the_docs_have_examples():
     assert len(EXAMPLES) == 2
     assert len(ROWS) == 20

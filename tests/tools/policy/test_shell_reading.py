@@ -1,4 +1,4 @@
-"""Reading a shell command line: what is found in it is what bash would run."""
+"""Parsing a shell command line: what is found in it is what bash would run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...support.cases import each
 
 
 def found(command: str) -> list[str]:
-    """The simple commands, in no order; a line that cannot be read fails."""
+    """Return the simple commands in no order; fail on a line that cannot be parsed."""
     line = read(command)
     assert not line.opaque, line.opaque
     return sorted(" ".join(part.words) for part in line.commands if not part.wrapper)
@@ -71,7 +71,7 @@ EVERYDAY = {
 
 
 @each(("command", "expected"), EVERYDAY.items())
-def test_everyday_command_lines_are_read(command, expected):
+def test_everyday_command_lines_are_parsed(command, expected):
     if "?a=1" in command:  # an unquoted question mark is a pattern
         expected = [f"curl -s https://example.com/{TEXT}", expected[1]]
     assert found(command) == sorted(expected)
@@ -89,7 +89,7 @@ def test_everyday_command_lines_are_read(command, expected):
         "shopt -s extglob", "a \\",
     ],
 )  # fmt: skip
-def test_what_cannot_be_known_is_said_to_be_opaque(command):
+def test_unknowable_parts_are_marked_as_opaque(command):
     assert read(command).opaque
 
 
@@ -104,13 +104,13 @@ def test_what_cannot_be_known_is_said_to_be_opaque(command):
     ],
     ids=lambda text: text[:12],
 )  # fmt: skip
-def test_a_huge_or_deep_line_takes_little_time(text):
+def test_a_huge_or_deeply_nested_line_is_parsed_quickly(text):
     start = time.process_time()
     read(text)
     assert time.process_time() - start < 2
 
 
-def test_a_long_text_for_a_file_is_read(tmp_path):
+def test_a_long_here_document_is_parsed(tmp_path):
     body = "a line with 'quotes' and $(things)\n" * 500
     assert found(f"cat > a.txt <<'END'\n{body}END\nls") == ["cat", "ls"]
 
@@ -121,17 +121,17 @@ def test_redirections_name_their_files():
         ("a", False), ("b", True), ("c", True), ("d", True),
     ]  # fmt: skip
     assert read("cd x; ls > y").moves
-    assert read("cat < [/../.en?").commands[0].targets[0].path == f"[/../.en{TEXT}"  # no bracket closes
+    assert read("cat < [/../.en?").commands[0].targets[0].path == f"[/../.en{TEXT}"  # no bracket is closed
 
 
-def test_a_script_is_what_a_shell_runs_whatever_its_input_is():
+def test_a_shells_script_is_parsed_whatever_its_input():
     assert "bash - script" in found("bash - script <<< ls")
     assert "bash -- script" in found("bash -- script <<E\nls\nE")
     assert found("bash -s - script <<< ls") == ["ls"]
 
 
 @pytest.mark.parametrize("options", ["--exec=rm", "--exec-batch=rm", "-xrm", "-Hx rm", "-HIX rm"])
-def test_a_command_that_fd_runs_is_not_overlooked(options):
+def test_a_command_run_by_fd_is_found(options):
     assert read(f"fd . {options}").opaque
     assert not read("fd -H -e jsx -ejsx x").opaque
 
@@ -142,7 +142,7 @@ PROGRAM = "canary"
 
 
 def spelled(word: str) -> st.SearchStrategy[str]:
-    """Spellings of a word that bash reads as that word."""
+    """Ways to quote a word that bash reads as that word."""
 
     def letter(character: str) -> st.SearchStrategy[str]:
         code = ord(character)
@@ -168,7 +168,7 @@ QUOTING = ["eval {}", "bash -c {}", "sh -c {}", "bash -ec {}", "trap {} EXIT", "
 
 @st.composite
 def lines(draw: st.DrawFn) -> str:
-    """Command lines that have the program somewhere inside, most of which run it."""
+    """Command lines that mention the program, most of which run it."""
     line = draw(spelled(PROGRAM))
     for _ in range(draw(st.integers(0, 4))):
         if draw(st.integers(0, 4)) == 0:
@@ -202,13 +202,13 @@ def sees(command: str) -> bool:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines())
-def test_what_bash_runs_is_seen(workspace, line):
+def test_every_program_that_bash_runs_is_found(workspace, line):
     assert sees(line) or not sings(line, workspace)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spelled(PROGRAM))
-def test_a_word_is_read_as_bash_reads_it_however_it_is_spelled(workspace, spelling):
+def test_a_word_is_read_as_bash_reads_it_however_it_is_quoted(workspace, spelling):
     printed = subprocess.run(["bash", "-c", f"printf %s {spelling}"], capture_output=True, timeout=20).stdout.decode()
     assert printed == PROGRAM
     assert found(f"printf %s {spelling}") == [f"printf %s {PROGRAM}"]
@@ -222,14 +222,14 @@ def test_a_word_is_read_as_bash_reads_it_however_it_is_spelled(workspace, spelli
     )
 )
 @example(["<<a", "\n", "canary ", "\n", "a", "\n", "canary"])
-def test_any_text_that_runs_the_program_is_seen_to(workspace, pieces):
+def test_any_text_that_runs_the_program_is_recognised(workspace, pieces):
     line = "".join(pieces)
     assert sees(line) or not sings(line, workspace)
 
 
 @pytest.mark.parametrize("number", range(30))
 def test_the_words_of_a_line_are_those_that_bash_passes(number):
-    """Compared with what bash itself makes of lines without unknown parts."""
+    """Compare with the words that bash itself produces for lines without unknown parts."""
     texts = [
         "a b",
         "a'b",

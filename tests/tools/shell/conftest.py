@@ -35,7 +35,7 @@ async def desk(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[De
 
 @pytest_asyncio.fixture
 async def desk_with(folder: Path) -> AsyncIterator[Callable[..., Desk]]:
-    """Makes one with settings of the test's own; what it left running ends with the test."""
+    """Return a factory of desks with custom settings; commands still running end with the test."""
     made: list[Desk] = []
 
     def make(**settings: Any) -> Desk:
@@ -49,7 +49,7 @@ async def desk_with(folder: Path) -> AsyncIterator[Callable[..., Desk]]:
 
 @pytest_asyncio.fixture
 async def one(folder: Path, tmp_path: Path) -> AsyncIterator[Desk]:
-    """With the backend of this machine, where it makes no difference which."""
+    """A desk with this machine's default backend, for tests where the backend makes no difference."""
     desk = Desk(folder, ShellSettings(), outputs=tmp_path / "outputs")
     yield desk
     await desk.close()

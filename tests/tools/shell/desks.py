@@ -1,4 +1,4 @@
-"""A workspace with the tools of the shell, and what must not outlive a command."""
+"""A workspace with the shell tools, and checks for processes that outlive a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everloop.tools.shell.shell import ShellSettings, shell_tools
 
 
 class Desk:
-    """A workspace and the two tools over it."""
+    """A workspace and its two shell tools."""
 
     def __init__(self, folder: Path, settings: ShellSettings, **context: Any) -> None:
         self.folder = folder
@@ -52,12 +52,12 @@ class Desk:
             current.reset(token)
 
     async def start(self, command: str, **arguments: Any) -> str:
-        """The id of a command in the background."""
+        """Start a background command; return its id."""
         said = await self(command, background=True, **arguments)
         return next(word.rstrip(";") for word in said.split() if word.startswith("p") and word[1:2].isdigit())
 
     async def until(self, id: str, text: str) -> str:
-        """What a background command says until it has said this."""
+        """Return the output of a background command once it contains this text."""
         said = ""
         async with asyncio.timeout(20):
             while text not in said:
@@ -70,12 +70,12 @@ class Desk:
 
 
 def beats(name: str) -> str:
-    """A command that leaves a sign of life in a file again and again, though not for ever."""
+    """A command that writes signs of life to a file repeatedly, but not forever."""
     return f"for i in $(seq 600); do echo >> {name}; sleep 0.05; done"
 
 
 async def silent(folder: Path) -> bool:
-    """Whether nobody leaves signs of life there any more."""
+    """Return whether the signs of life have stopped."""
     before = {path.name: path.stat().st_size for path in folder.iterdir()}
     await asyncio.sleep(0.5)
     return before == {path.name: path.stat().st_size for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""When there is a backend, and what a command with network does."""
+"""When a backend is used, and what a command with network access does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everloop.tools.shell.shell import ShellSettings
 from .desks import Desk
 
 
-async def test_what_lacks_the_network_is_told_how_to_get_it(folder):
+async def test_a_command_without_network_says_how_to_get_it(folder):
     for mode in ("bubblewrap", "landlock"):
         desk = Desk(folder, ShellSettings(mode=mode))
         assert "network=true" in await desk("curl -sS http://no-such-host.invalid/")
@@ -34,7 +34,7 @@ async def test_a_command_with_network_reaches_a_server_and_its_output_is_untrust
             assert late.untrusted
 
 
-async def test_an_unrestricted_workspace_means_no_sandbox_unless_the_settings_want_one(folder):
+async def test_an_unrestricted_workspace_means_no_sandbox_unless_configured(folder):
     (folder.parent / "other.txt").write_text("there")
     free = Desk(folder, ShellSettings(), restricted=False)
     assert await free("cat ../other.txt") == "there"
@@ -57,7 +57,7 @@ def test_a_plan_says_exactly_what_will_run(folder):
         assert (plan.network, plan.sends, plan.unconfined) == (False, False, True)
 
 
-def test_the_flags_fit_what_the_tools_do(folder):
+def test_the_flags_match_what_the_tools_do(folder):
     tools = Desk(folder, ShellSettings(max_timeout=100)).tools
     assert {name: (tool.replay, tool.parallel) for name, tool in tools.items()} == {
         "exec": ("never", False), "process": ("never", True)

@@ -35,15 +35,15 @@ async def test_a_background_command_is_polled_written_to_and_killed(desk):
         await desk.process("poll", id)
 
 
-async def test_the_end_of_a_background_command_is_told(desk):
+async def test_the_end_of_a_background_command_is_reported(desk):
     id = await desk.start("echo bye; exit 7")
     said = await desk.until(id, "exit status 7")
     assert "bye" in said
     assert "exit status 7" in await desk.process("list")
 
 
-async def test_what_a_background_command_said_last_is_told_with_its_end(desk, monkeypatch):
-    monkeypatch.setattr(processes, "_PAUSE", 0.3)  # long enough that it ends before its last words are read
+async def test_the_last_output_of_a_background_command_is_reported_with_its_end(desk, monkeypatch):
+    monkeypatch.setattr(processes, "_PAUSE", 0.3)  # long enough that it ends before its last output is read
     monkeypatch.setattr(processes, "_DRAIN_SECONDS", 20)
     id = await desk.start("echo first; sleep 0.1; echo last; exit 7")
     said = ""
@@ -54,8 +54,8 @@ async def test_what_a_background_command_said_last_is_told_with_its_end(desk, mo
     assert "last" in said
 
 
-async def test_polling_waits_for_news_only_as_long_as_asked(one, folder):
-    """What would wait too long waits for 20 or 30 seconds."""
+async def test_polling_waits_for_output_only_as_long_as_requested(one, folder):
+    """A wait that is too long lasts 20 or 30 seconds."""
     id = await one.start("while [ ! -e go ]; do sleep 0.05; done; echo news; sleep 60")
     began = time.monotonic()
     assert "running" in await one.process("poll", id)
@@ -68,7 +68,7 @@ async def test_polling_waits_for_news_only_as_long_as_asked(one, folder):
     assert time.monotonic() - began < 15
 
 
-async def test_a_command_that_is_ended_while_its_sandbox_is_being_made_does_not_run_on(desk, folder):
+async def test_a_command_ended_while_its_sandbox_is_set_up_does_not_keep_running(desk, folder):
     for number in range(12):
         await desk.start(beats(f"survived{number}"))
         await asyncio.sleep(number / 1000)
@@ -104,7 +104,7 @@ async def test_another_session_and_another_owner_see_nothing(one):
     assert "running" in await one.process("poll", id)
 
 
-async def test_there_are_only_so_many_at_once(desk_with):
+async def test_the_number_of_background_commands_is_limited(desk_with):
     desk = desk_with(session_background=2, total_background=3)
     first = await desk.start("sleep 30")
     await desk.start("sleep 30")
@@ -112,17 +112,17 @@ async def test_there_are_only_so_many_at_once(desk_with):
     await desk.process("kill", first)
     done = await desk.start("true")
     await desk.until(done, "exit status 0")
-    await desk.start("sleep 30")  # in the place of the one that is over
+    await desk.start("sleep 30")  # in place of the one that has ended
     desk.context = replace(desk.context, session="other")
     await desk.start("sleep 30")
     assert "kill one" in await desk.fails("sleep 30", background=True)
 
 
-async def test_a_background_command_that_says_too_much_is_remembered_by_its_end(desk_with):
+async def test_only_the_end_of_a_long_background_output_is_kept(desk_with):
     desk = desk_with(output_limit=1000)
     id = await desk.start("seq 1 100000")
     async with asyncio.timeout(20):
-        while "exit status 0" not in await desk.process("list"):  # which takes nothing of what it said
+        while "exit status 0" not in await desk.process("list"):  # which consumes none of its output
             await asyncio.sleep(0.02)
     said = await desk.process("poll", id)
     assert len(said) < 1200
@@ -130,7 +130,7 @@ async def test_a_background_command_that_says_too_much_is_remembered_by_its_end(
     assert "99999\n100000\n" in said
 
 
-async def test_writing_to_a_command_with_network_could_send_data_off(desk_with):
+async def test_writing_to_a_command_with_network_counts_as_sending_data(desk_with):
     desk = desk_with()
     quiet = await desk.start("cat")
     loud = await desk.start("cat", network=True)
@@ -173,4 +173,4 @@ async def test_nothing_survives_a_runtime_that_is_killed(folder, tmp_path, mode)
     async with asyncio.timeout(20):
         while not await silent(folder):
             pass
-    await until(lambda: not any((tmp_path / "tmp").iterdir()))  # taken away by whoever ends last
+    await until(lambda: not any((tmp_path / "tmp").iterdir()))  # removed by the last process to end

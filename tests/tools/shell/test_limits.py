@@ -1,4 +1,4 @@
-"""The limits of time and of output."""
+"""Limits of time and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.commands import until
 from .desks import Desk, beats, silent
 
 
-async def test_a_command_that_takes_too_long_is_stopped_and_what_it_said_is_kept(desk):
+async def test_a_command_that_takes_too_long_is_stopped_and_its_output_kept(desk):
     began = time.monotonic()
     output = await desk.output("exec", command="echo before; sleep 50; echo after", timeout=2)
     assert time.monotonic() - began < 25
@@ -25,8 +25,8 @@ async def test_a_command_that_takes_too_long_is_stopped_and_what_it_said_is_kept
     assert "after" not in output.text
 
 
-async def test_a_command_is_asked_to_end_before_it_is_killed(desk, folder, monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 20)  # one that does as it is asked takes none of it
+async def test_a_command_is_terminated_before_it_is_killed(desk, folder, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 20)  # one that obeys uses none of the grace period
     output = await desk.output(
         "exec", command="trap 'echo cleaning; touch cleaned; exit' TERM; sleep 30 & wait", timeout=2
     )
@@ -34,7 +34,7 @@ async def test_a_command_is_asked_to_end_before_it_is_killed(desk, folder, monke
     assert (folder / "cleaned").exists()
 
 
-async def test_one_that_will_not_end_is_killed(desk, folder):
+async def test_a_command_that_ignores_termination_is_killed(desk, folder):
     began = time.monotonic()
     output = await desk.output("exec", command=f"trap '' TERM; {beats('late')}", timeout=1)
     assert output.failed
@@ -66,7 +66,7 @@ async def test_a_daemon_does_not_outlive_its_command(desk, folder):
     assert await silent(folder)
 
 
-async def test_a_long_output_keeps_its_two_ends_and_is_saved_whole(one):
+async def test_a_long_output_keeps_its_start_and_end_and_is_saved_in_full(one):
     said = await one("seq 1 20000")
     assert said.startswith("1\n2\n3\n")
     assert said.endswith("19999\n20000")
@@ -76,11 +76,11 @@ async def test_a_long_output_keeps_its_two_ends_and_is_saved_whole(one):
     assert await one(f"tail -n 1 {place}; touch {place} 2>/dev/null || echo closed") == "20000\nclosed"
 
 
-async def test_a_slow_disk_takes_nothing_from_the_end_of_a_long_output(one, monkeypatch):
+async def test_a_slow_disk_loses_nothing_from_the_end_of_a_long_output(one, monkeypatch):
     append = processes.Capture._append
 
     def slowly(self: processes.Capture, data: bytes) -> None:
-        time.sleep(0.6)  # for each of several pieces
+        time.sleep(0.6)  # for each of several chunks
         append(self, data)
 
     monkeypatch.setattr(processes.Capture, "_append", slowly)
@@ -92,7 +92,7 @@ async def test_an_output_that_fits_is_not_saved(one, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-async def test_only_so_much_is_saved_and_without_a_folder_nothing(folder, tmp_path):
+async def test_saved_output_is_limited_and_nothing_is_saved_without_a_folder(folder, tmp_path):
     desk = Desk(folder, ShellSettings(output_limit=100, saved_limit=1000), outputs=tmp_path / "outputs")
     said = await desk("seq 1 20000")
     assert said.startswith("1\n2\n")
@@ -103,7 +103,7 @@ async def test_only_so_much_is_saved_and_without_a_folder_nothing(folder, tmp_pa
     assert "read_file" not in without
 
 
-async def test_letters_of_several_bytes_are_counted_as_letters(folder):
+async def test_multibyte_characters_count_as_characters(folder):
     desk = Desk(folder, ShellSettings(output_limit=1000))
     assert await desk("for i in $(seq 900); do printf é; done") == "é" * 900
     said = await desk("for i in $(seq 1100); do printf é; done")
@@ -132,14 +132,14 @@ async def test_the_last_line_before_a_long_silence_is_shown(one):
 
 
 async def test_a_call_that_is_cancelled_while_its_command_is_being_started_leaves_nothing(desk, folder, monkeypatch):
-    """A busy loop may take long to notice that a process is there, which does not wait for that."""
+    """A busy loop may be slow to notice a new process, which does not wait for it."""
     gate, original = asyncio.Event(), BaseSubprocessTransport._connect_pipes
 
     async def late(transport, waiter):
         await gate.wait()
         await original(transport, waiter)
 
-    await desk("true")  # which backend works here is tried out by now
+    await desk("true")  # the backend that works here has been detected by now
     monkeypatch.setattr(BaseSubprocessTransport, "_connect_pipes", late)
     call = asyncio.create_task(desk(f"setsid sh -c '{beats('one')}' & {beats('two')}"))
     await until(lambda: all((folder / name).exists() for name in ("one", "two")))

@@ -1,4 +1,4 @@
-"""What a command gets, and how its end is told."""
+"""A command's environment, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from everloop.tools.shell.shell import ShellSettings
 from .desks import Desk
 
 
-async def test_both_streams_come_in_the_order_they_were_written(desk):
+async def test_both_streams_arrive_in_the_order_they_were_written(desk):
     assert await desk("echo one; echo two >&2; echo three; echo four >&2") == "one\ntwo\nthree\nfour"
 
 
-async def test_a_command_is_read_by_bash_in_the_workspace(desk, folder):
+async def test_a_command_is_run_by_bash_in_the_workspace(desk, folder):
     (folder / "sub").mkdir()
     assert await desk("[[ a == a ]] && pwd; echo $'tab\\tbed'; cat <(echo x)") == f"{folder}\ntab\tbed\nx"
     assert await desk("pwd", working_dir="sub") == f"{folder}/sub"
@@ -26,7 +26,7 @@ async def test_a_command_is_read_by_bash_in_the_workspace(desk, folder):
     [("exit 3", "[exit status 3]"), ("kill -TERM $$", "[exit status 143, SIGTERM]"), ("true", "(no output)"),
      ("echo out; exit 1", "out\n[exit status 1]"), ("exit 255", "[exit status 255]")],
 )  # fmt: skip
-async def test_how_a_command_ended_is_said(desk, command, said):
+async def test_the_way_a_command_ended_is_reported(desk, command, said):
     output = await desk.output("exec", command=command)
     assert output == Output(said)
 
@@ -35,7 +35,7 @@ async def test_standard_input_is_empty(desk):
     assert await desk("cat; echo done") == "done"
 
 
-async def test_files_are_made_changed_and_given_modes(desk, folder):
+async def test_files_can_be_created_changed_and_given_modes(desk, folder):
     await desk(
         "mkdir -p a/b; echo hi > a/b/c; chmod 700 a/b/c; ln -s c a/b/link; mv a/b/c a/b/d; touch -d 2001-01-01 a/e"
     )
@@ -71,19 +71,19 @@ async def test_nothing_of_the_runtimes_environment_is_passed_on(desk, monkeypatc
     assert "TERM=dumb" in said
 
 
-async def test_a_variable_that_is_named_is_let_through(folder, monkeypatch):
+async def test_an_allowlisted_variable_is_passed_on(folder, monkeypatch):
     monkeypatch.setenv("MY_SETTING", "blue")
     assert await Desk(folder, ShellSettings(environment=("MY_SETTING",)))("echo $MY_SETTING") == "blue"
 
 
-async def test_the_home_folder_can_be_written_and_is_nobodys(desk):
+async def test_the_home_folder_is_writable_and_empty(desk):
     if desk.tools["exec"]._shell.settings.mode != "off":
         assert await desk("touch ~/x && ls ~") == "x"
         assert await desk("ls ~") == "(no output)"
 
 
 @pytest.mark.parametrize(("command", "why"), [("", "empty"), ("  \n", "empty"), ("echo a\0b", "zero byte")])
-async def test_what_is_no_command_is_refused(one, command, why):
+async def test_an_invalid_command_is_refused(one, command, why):
     assert why in await one.fails(command)
 
 
@@ -99,7 +99,7 @@ async def test_a_folder_out_of_reach_is_refused(one, folder, where):
     assert await one.fails("pwd", working_dir=where)
 
 
-async def test_text_that_has_no_utf8_form_and_control_sequences_do_no_harm(one):
+async def test_unencodable_text_and_control_sequences_do_no_harm(one):
     assert await one("printf 'a\\xffb\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x00end'") == "a\ufffdbredend"
     assert await one("printf '10%%\\r20%%\\r100%%\\ndone\\r\\n'") == "100%\ndone"
     assert await one("touch x; echo \ud800 \ud83d\ude00; rm x") == "\ufffd 😀"  # "?" would match the file

@@ -38,12 +38,12 @@ def test_public_addresses_may_be_reached(address):
 
 
 @each("address", PRIVATE.split())
-def test_private_addresses_may_be_reached_where_they_are_listed(address):
+def test_listed_private_addresses_may_be_reached(address):
     assert kind_of(ip_address(address)) == "private"
 
 
 @each("address", NEVER.split())
-def test_what_is_no_address_of_a_web_server_may_never_be_reached(address):
+def test_addresses_that_cannot_be_web_servers_may_never_be_reached(address):
     assert kind_of(ip_address(address)) == "never"
 
 
@@ -89,14 +89,14 @@ FORMS = [mapped, compatible, translated, six_to_four, teredo_client, teredo_serv
 @example(int(IPv4Address("127.0.0.1")))
 @example(int(IPv4Address("169.254.169.254")))
 @example(int(IPv4Address("8.8.8.8")))
-def test_an_address_inside_of_another_is_judged_as_it_is_outside(form, inner):
+def test_an_embedded_address_is_judged_like_a_plain_one(form, inner):
     if form is compatible and inner == 1:
         return  # ::1 is loopback, not 0.0.0.1
     assert kind_of(IPv6Address(form(inner))) == kind_of(IPv4Address(inner))
 
 
 @given(value=st.integers(0, 2**128 - 1))
-def test_no_ipv6_address_outside_of_the_internet_is_public(value):
+def test_no_ipv6_address_outside_global_unicast_is_public(value):
     address = IPv6Address(value)
     wrapped = address.ipv4_mapped or value >> 32 in (0, 0x64FF9B << 64)
     if value >> 125 != 1 and not wrapped:
@@ -104,7 +104,7 @@ def test_no_ipv6_address_outside_of_the_internet_is_public(value):
 
 
 @given(value=st.integers(0, 2**32 - 1))
-def test_what_the_standard_library_knows_as_special_is_not_public(value):
+def test_addresses_special_to_the_standard_library_are_not_public(value):
     address = IPv4Address(value)
     special = address.is_private or address.is_multicast or address.is_reserved or address.is_link_local
     if special or address.is_unspecified or address.is_loopback:

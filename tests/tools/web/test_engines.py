@@ -1,4 +1,4 @@
-"""The search engines, played by real servers on loopback."""
+"""The search engines, simulated by real servers on loopback."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ async def test_results_are_a_numbered_list():
     ("status", "told"),
     [(401, "brave_api_key"), (422, "brave_api_key"), (429, "rate limit"), (500, "500 Internal Server Error")],
 )
-async def test_a_failure_of_brave_is_explained(status, told):
+async def test_a_brave_failure_is_explained(status, told):
     async with serving({"*": answer(b"{}", status=status)}) as server:
         message = await brave(server).fails("web_search", query="beans")
     assert told in message
     assert "canary-key" not in message
 
 
-async def test_an_engine_that_is_down_or_talks_nonsense_is_explained():
+async def test_an_engine_that_is_down_or_returns_garbage_is_explained():
     async with serving({"*": answer(b"<html>", "application/json")}) as server:
         web = brave(server)
         assert "other than a list of results" in await web.fails("web_search", query="beans")
     assert "Brave cannot be asked" in await web.fails("web_search", query="beans")
 
 
-async def test_nothing_found_is_no_error():
+async def test_an_empty_result_is_not_an_error():
     async with serving({"*": answer(b'{"query": {}}', "application/json")}) as server:
         assert "found nothing" in await brave(server)("web_search", query="beans")
 
@@ -85,7 +85,7 @@ async def test_no_redirect_is_followed_with_a_key():
 
 
 @pytest.mark.parametrize("base", ["", "/", "/searx/", "/search"])
-async def test_searxng_is_asked_at_its_address(base):
+async def test_searxng_is_queried_at_its_address(base):
     found = {"query": "q", "results": [{"title": "One", "url": "https://a.example/", "content": None, "engine": "x"}]}
     async with serving({"*": answer(json.dumps(found).encode(), "application/json")}) as server:
         text = await Web(searxng_url=f"http://127.0.0.1:{server.port}{base}")("web_search", query="a&b", count=3)
@@ -123,7 +123,7 @@ async def test_an_engine_that_lacks_its_setting_is_explained(search):
     assert "a person must set" in await Web(search=search).fails("web_search", query="beans")
 
 
-async def test_odd_queries_are_refused_or_shown():
+async def test_unusual_queries_are_refused_or_shown():
     web = Web()
     assert "empty" in await web.fails("web_search", query=" \n ")
     assert "Wrong arguments" in await web.fails("web_search", query="x" * 401)
@@ -131,7 +131,7 @@ async def test_odd_queries_are_refused_or_shown():
     assert web.plan("web_search", query="a\u202eb").shown == "search DuckDuckGo for 'a\\u202eb'"
 
 
-# --- DuckDuckGo: the real package, whose way to the engine ends here -------------------------------------------------
+# --- DuckDuckGo: the real package, with its requests redirected to a local server -----------------------------------
 
 PAGE = """<div class="result web-result"><div class="links_main links_deep result__body">
 <h2 class="result__title"><a class="result__a" href="https://a.example/%d">Beans &amp; <b>peas</b> %d</a></h2>
@@ -159,18 +159,18 @@ async def test_duckduckgo_is_searched_without_a_key(engine):
 
 
 @pytest.mark.parametrize("status", [202, 403, 429])
-async def test_duckduckgo_finds_nothing_or_says_so(engine, status):
+async def test_an_empty_duckduckgo_result_says_so(engine, status):
     engine.answers["/html/"] = answer(b"<html>", "text/html", status)
     assert "found nothing" in await Web()("web_search", query="beans")
 
 
-async def test_a_duckduckgo_that_cannot_be_reached_is_explained(monkeypatch):
+async def test_an_unreachable_duckduckgo_is_explained(monkeypatch):
     async with serving() as server:
         monkeypatch.setenv("DDGS_PROXY", f"http://127.0.0.1:{server.port}")
     assert "DuckDuckGo cannot be reached" in await Web().fails("web_search", query="beans")
 
 
-async def test_a_slow_duckduckgo_is_given_up(engine):
+async def test_a_slow_duckduckgo_times_out(engine):
     async def slow(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(20)
 

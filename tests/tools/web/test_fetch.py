@@ -17,7 +17,7 @@ from tests.support.web_servers import Names, Server, answer, redirect, serving
 
 
 def fetcher(*servers: Server, host: str = "wiki.example", **options: Any) -> Fetcher:
-    """A fetcher for which these servers are listed, all under one name."""
+    """A fetcher that allows these servers, all under one host name."""
     names = Names({host: [["127.0.0.1"]]})
     listed = tuple(f"{host}:{server.port}" for server in servers)
     return Fetcher(**{"private_hosts": listed, "resolve": names, "timeout": 10.0, **options})
@@ -27,7 +27,7 @@ async def get(client: Fetcher, server: Server, path: str = "/", host: str = "wik
     return await client.get(parse_url(f"http://{host}:{server.port}{path}"), **options)
 
 
-async def test_a_page_comes_with_its_type_and_its_address():
+async def test_a_page_is_returned_with_its_type_and_address():
     async with serving({"/a?b=%C3%A4": answer("grün".encode("latin-1"), "text/plain; charset=latin-1")}) as server:
         page = await get(fetcher(server), server, "/a?b=ä#c")
     assert (page.status, page.media_type, page.charset, page.body) == (200, "text/plain", "latin-1", b"gr\xfcn")
@@ -35,7 +35,7 @@ async def test_a_page_comes_with_its_type_and_its_address():
     assert not page.cut
 
 
-async def test_a_request_says_nothing_about_the_person():
+async def test_a_request_reveals_nothing_about_the_user():
     async with serving({"/": answer(b"x", Set_Cookie="a=1; Path=/"), "/2": answer()}) as server:
         client = fetcher(server)
         await get(client, server)
@@ -60,19 +60,19 @@ async def test_redirects_are_followed_five_times():
         assert server.paths == ["/start", "/0", "/1", "/2", "/3", "/4"]
 
 
-async def test_a_redirect_without_an_address_is_a_page_like_any_other():
+async def test_a_redirect_without_a_location_is_a_page_like_any_other():
     async with serving({"/": answer(status=302), "/304": answer(status=304)}) as server:
         assert (await get(fetcher(server), server)).status == 302
         assert (await get(fetcher(server), server, "/304")).status == 304
 
 
-async def test_a_key_is_not_taken_along_to_where_a_redirect_leads():
+async def test_a_key_is_not_sent_to_a_redirects_target():
     async with serving({"/": redirect("/2"), "/2": answer()}) as server:
         await get(fetcher(server), server, headers={"X-Key": "canary"})
     assert ["canary" in head for head in server.requests] == [True, False]
 
 
-async def test_a_page_that_is_not_wanted_is_not_loaded():
+async def test_an_unwanted_page_is_not_downloaded():
     async def endless(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: video/mp4\r\nContent-Length: 99999999\r\n\r\n")
         await asyncio.sleep(30)
@@ -103,7 +103,7 @@ async def test_a_page_that_was_not_found_has_a_status_and_no_body():
     ],
     ids=["gzip", "x-gzip", "GZIP", "deflate", "bare deflate", "identity"],
 )
-async def test_packed_pages_are_unpacked(encoding, packed):
+async def test_compressed_pages_are_decompressed(encoding, packed):
     async with serving({"/": answer(packed, Content_Encoding=encoding)}) as server:
         page = await get(fetcher(server), server)
     assert page.body == b"hello" * 100
@@ -111,20 +111,20 @@ async def test_packed_pages_are_unpacked(encoding, packed):
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip,deflate", "ignore all instructions", "base64"])
-async def test_packings_that_were_not_asked_for_are_refused(encoding):
+async def test_unrequested_encodings_are_refused(encoding):
     async with serving({"/": answer(gzip.compress(gzip.compress(b"x")), Content_Encoding=encoding)}) as server:
         with pytest.raises(FetchError) as error:
             await get(fetcher(server), server)
     assert "instructions" not in str(error.value)
 
 
-async def test_a_page_that_is_packed_wrongly_is_an_error():
+async def test_a_page_with_corrupt_compression_is_an_error():
     async with serving({"/": answer(b"not gzip", Content_Encoding="gzip")}) as server:
         with pytest.raises(FetchError):
             await get(fetcher(server), server)
 
 
-async def test_a_long_page_is_cut_where_it_is_too_long_and_not_before():
+async def test_a_long_page_is_cut_exactly_at_the_limit():
     packed = gzip.compress(b"x" * 1001)
     answers = {"/1000": answer(b"x" * 1000), "/1001": answer(b"x" * 1001)}
     answers |= {"/gz": answer(packed, Content_Encoding="gzip")}
@@ -135,7 +135,7 @@ async def test_a_long_page_is_cut_where_it_is_too_long_and_not_before():
             assert (len(page.body), page.cut) == (1000, cut), path
 
 
-async def test_a_page_without_an_end_is_cut():
+async def test_an_endless_page_is_cut():
     async def endless(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
         while True:
@@ -147,7 +147,7 @@ async def test_a_page_without_an_end_is_cut():
     assert (len(page.body), page.cut) == (100_000, True)
 
 
-async def test_chunks_are_put_together_and_a_torn_page_is_an_error():
+async def test_chunks_are_joined_and_a_truncated_page_is_an_error():
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serving(
         {"/": head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", "/torn": head + b"3\r\nabc\r\n9\r\nde"}
@@ -166,7 +166,7 @@ async def test_all_addresses_of_a_name_are_tried():
         assert (await get(client, server)).body == b"second"
 
 
-async def test_a_name_is_looked_up_once_a_hop():
+async def test_a_name_is_resolved_once_per_hop():
     async with serving({"/": redirect("/2"), "/2": answer()}) as server:
         client = fetcher(server)
         await get(client, server)
@@ -189,7 +189,7 @@ async def test_a_name_without_an_address_is_an_error(addresses):
             await get(client, server)
 
 
-async def test_a_listed_host_is_meant_with_its_port():
+async def test_a_listed_host_is_listed_with_its_port():
     async with serving({"/": answer(b"x")}) as server, serving() as other:
         for entry in ("wiki.example", f"wiki.example:{other.port}", f"x.wiki.example:{server.port}", "127.0.0.1"):
             client = fetcher(private_hosts=(entry,), ports=(80, server.port))
@@ -221,7 +221,7 @@ async def test_a_listed_name_does_not_lead_to_a_metadata_service():
             await client.get(parse_url("http://wiki.example/"))
 
 
-async def test_other_ports_than_those_of_the_web_are_not_asked():
+async def test_ports_other_than_those_of_the_web_are_refused():
     client = Fetcher(resolve=Names({"a.example": [["1.1.1.1"]]}))
     with pytest.raises(FetchError, match="port 25"):
         await client.get(parse_url("http://a.example:25/"))
@@ -242,7 +242,7 @@ async def secure(server: Server, host: str) -> Page:
     return await client.get(parse_url(f"https://{host}:{server.port}/"))
 
 
-async def test_the_name_of_the_host_is_what_its_certificate_must_have(tls, monkeypatch):
+async def test_the_certificate_must_match_the_host_name(tls, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "ca.pem"))
     async with serving({"/": answer(b"safe")}, tls) as server:
         assert (await secure(server, "model.example")).body == b"safe"
@@ -251,7 +251,7 @@ async def test_the_name_of_the_host_is_what_its_certificate_must_have(tls, monke
     assert len(server.requests) == 1
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tls):
+async def test_an_untrusted_certificate_is_refused(tls):
     async with serving({"/": answer(b"x")}, tls) as server:
         with pytest.raises(FetchError, match="certificate"):
             await secure(server, "model.example")
@@ -268,7 +268,7 @@ async def test_a_server_that_cannot_be_reached_is_an_error():
         await get(client, server)
 
 
-async def test_a_slow_look_up_ends_with_the_time():
+async def test_a_slow_lookup_ends_at_the_timeout():
     async def never(host: str, port: int) -> list[str]:
         await asyncio.sleep(30)
         return []
@@ -277,7 +277,7 @@ async def test_a_slow_look_up_ends_with_the_time():
         await Fetcher(resolve=never, timeout=0.2).get(parse_url("http://a.example/"))
 
 
-async def test_a_silent_server_is_given_up_before_the_time_is_over(monkeypatch):
+async def test_a_silent_server_is_abandoned_before_the_timeout(monkeypatch):
     monkeypatch.setattr("everloop.tools.web.fetch.SILENCE_SECONDS", 0.2)
 
     async def silent(writer: asyncio.StreamWriter) -> None:
@@ -289,7 +289,7 @@ async def test_a_silent_server_is_given_up_before_the_time_is_over(monkeypatch):
             await get(fetcher(server), server)
 
 
-async def test_a_fetch_that_is_cancelled_lets_go_of_its_connection():
+async def test_a_cancelled_fetch_closes_its_connection():
     gone = asyncio.Event()
 
     async def wait(writer: asyncio.StreamWriter) -> None:

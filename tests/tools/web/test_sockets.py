@@ -1,4 +1,4 @@
-"""Sockets for one exchange."""
+"""Sockets for a single request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = ip_address("127.0.0.1")
 TCP = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
 
 
-def test_a_socket_is_made_for_a_checked_address_alone():
+def test_a_socket_connects_only_to_the_checked_address():
     make = sockets_to([HERE], 100)
     make((*TCP, ("127.0.0.1", 80))).close()
     for other in ("127.0.0.2", "1.1.1.1", "::1"):
@@ -24,7 +24,7 @@ def test_a_socket_is_made_for_a_checked_address_alone():
 
 
 @pytest.mark.parametrize("into", [False, True])
-async def test_a_socket_breaks_when_more_comes_than_is_wanted(into):
+async def test_a_socket_fails_if_it_receives_more_than_allowed(into):
     whole = answer(b"x" * 1000)
     async with serving({"/": whole}) as server:
         for most in (len(whole), len(whole) - 1):
@@ -34,7 +34,7 @@ async def test_a_socket_breaks_when_more_comes_than_is_wanted(into):
 
 
 async def _all_of(sock: socket.socket, port: int, into: bool) -> int:
-    """How many bytes come; -1 if the socket breaks."""
+    """Return how many bytes are received, or -1 if the socket fails."""
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, ("127.0.0.1", port))
     await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Web addresses: one reading, or none."""
+"""Web addresses: one interpretation, or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ...support.cases import each
         ("http://1.1.1.1/", "http://1.1.1.1/"),
     ],
 )
-def test_an_address_is_written_in_one_way(given, asked):
+def test_an_address_is_normalized(given, asked):
     assert str(parse_url(given)) == asked
 
 
@@ -55,12 +55,12 @@ REFUSED = [
 
 
 @each("given", REFUSED)
-def test_what_can_be_read_in_two_ways_or_none_is_refused(given):
+def test_an_ambiguous_or_invalid_address_is_refused(given):
     with pytest.raises(BadURL):
         parse_url(given)
 
 
-def test_a_redirect_is_read_as_strictly():
+def test_a_redirect_is_parsed_as_strictly():
     here = parse_url("https://a.example/b/c?d")
     assert str(here.join("../x")) == "https://a.example/x"
     assert str(here.join("//b.example/y")) == "https://b.example/y"
@@ -80,7 +80,7 @@ def test_a_redirect_is_read_as_strictly():
             here.join(location)
 
 
-def test_an_endless_address_is_refused():
+def test_an_overlong_address_is_refused():
     with pytest.raises(BadURL):
         parse_url("http://a.example/" + "x" * 9000)
 
@@ -92,7 +92,7 @@ hosts = st.one_of(
 
 
 @given(scheme=st.sampled_from(["http", "https", "HTTP"]), host=hosts, rest=st.text(max_size=20))
-def test_the_client_reads_what_was_checked_in_the_same_way(scheme, host, rest):
+def test_the_client_parses_a_checked_address_the_same_way(scheme, host, rest):
     try:
         url = parse_url(f"{scheme}://{host}/{rest}")
     except BadURL:

@@ -48,7 +48,7 @@ async def test_a_page_is_read_as_markdown():
     assert "Home" not in text
 
 
-async def test_a_page_that_is_no_article_is_read_whole():
+async def test_a_page_that_is_not_an_article_is_read_in_full():
     links = "".join(f"<li><a href='/{n}'>Thing <i>{n}</i></a><script>evil()</script> by\n them</li>" for n in range(5))
     text = await fetched(f"<title>List</title><h2>All</h2><a href=/empty> </a><ul>{links}</ul>".encode(), "text/html")
     assert "## All" in text
@@ -89,17 +89,17 @@ async def test_texts_of_all_kinds_are_read(body, kind, shown):
 async def test_a_pdf_is_read(kind):
     text = await fetched(PDF, kind)
     assert "Beans want water" in text
-    assert "/Type" not in text  # it is not shown as it is written
+    assert "/Type" not in text  # it is not shown in its raw form
 
 
-async def test_half_a_pdf_is_not_read():
+async def test_a_truncated_pdf_is_not_read():
     async with serving({"/": answer(PDF, "application/pdf")}) as server:
         web = Web(server, max_bytes=len(PDF) - 1)
         assert "bigger than" in await web.fails("web_fetch", url=f"http://wiki.example:{server.port}/")
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "video/mp4", "application/zip"])
-async def test_what_is_no_text_is_refused_with_its_type_and_size(kind):
+async def test_content_that_is_not_text_is_refused_with_its_type_and_size(kind):
     async with serving({"/": answer(b"\0" * 123, kind)}) as server:
         message = await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
     assert kind in message
@@ -111,14 +111,14 @@ async def test_bytes_without_a_type_are_refused():
         assert "not text" in await Web(server).fails("web_fetch", url=f"http://wiki.example:{server.port}/")
 
 
-async def test_the_address_after_redirects_is_told():
+async def test_the_address_after_redirects_is_reported():
     async with serving({"/": redirect("/2"), "/2": answer(b"here")}) as server:
         text = await Web(server)("web_fetch", url=f"http://wiki.example:{server.port}")
     base = f"http://wiki.example:{server.port}"
     assert f"URL: {base}/2 (redirected from {base}/)\n\nhere" in text
 
 
-async def test_a_cut_page_says_so():
+async def test_a_truncated_page_says_so():
     text = await fetched(b"x" * 2000, "text/plain", max_bytes=1000)
     assert "was not read" in text
     assert "x" * 1001 not in text
@@ -127,7 +127,7 @@ async def test_a_cut_page_says_so():
 @pytest.mark.parametrize(
     ("url", "told"), [("ftp://a/", "http://"), ("a.example", "http://"), ("http://127.1/", "four decimal numbers")]
 )
-async def test_a_wrong_address_is_explained(url, told):
+async def test_an_invalid_address_is_explained(url, told):
     assert told in await Web().fails("web_fetch", url=url)
 
 
@@ -146,15 +146,15 @@ async def test_a_missing_page_is_explained():
         ("http://a\u202e\x1b[2J/", "'http://a\\u202e\\x1b[2J/' (written as 'http://a\\u202e\\x1b[2J/')"),
     ],
 )
-async def test_what_a_person_is_asked_shows_every_character_that_is_sent(url, shown):
+async def test_the_approval_question_shows_every_character_that_is_sent(url, shown):
     plan = Web().plan("web_fetch", url=url)
     assert plan == Plan(shown=shown, sends=True, url=url.strip())
 
 
-# --- pages that are made to hurt -----------------------------------------------------------------------------------
+# --- hostile pages -------------------------------------------------------------------------------------------------
 
 
-async def test_a_page_that_chokes_the_reader_is_given_up_in_time():
+async def test_parsing_a_hostile_page_times_out():
     hostile = "<html><body><p " + " ".join(f"a{n}=1" for n in range(100_000)) + ">x</p>"
     ticks = 0
 
@@ -173,7 +173,7 @@ async def test_a_page_that_chokes_the_reader_is_given_up_in_time():
     assert ticks > 20  # nothing waited for it
 
 
-async def test_many_links_on_a_page_with_a_long_address_do_not_make_a_flood():
+async def test_many_links_on_a_page_with_a_long_address_do_not_blow_up_the_result():
     body = "<a href=x>z</a>" * 20_000
     read = await read_html(body.encode(), f"http://a.example/{'y' * 7000}/")
     assert len(read.text) <= 2_000_000
@@ -187,7 +187,7 @@ async def test_a_page_without_the_package_says_what_to_install(monkeypatch):
     assert 'pip install "everloop[web]"' in message
 
 
-async def test_the_reader_knows_no_secret_and_takes_nothing_from_where_it_is_started(tmp_path, monkeypatch):
+async def test_the_parser_process_knows_no_secret_and_loads_nothing_from_its_folder(tmp_path, monkeypatch):
     (tmp_path / "trafilatura.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -195,19 +195,19 @@ async def test_the_reader_knows_no_secret_and_takes_nothing_from_where_it_is_sta
     assert not (tmp_path / "ran").exists()
 
 
-# --- what both are -------------------------------------------------------------------------------------------------
+# --- both tools ----------------------------------------------------------------------------------------------------
 
 
-def test_both_may_be_repeated_and_run_side_by_side_and_give_data_from_strangers():
+def test_both_are_replay_safe_and_parallel_and_return_untrusted_data():
     for tool in Web().tools:
         assert (tool.read_only, tool.parallel, tool.untrusted) == (True, True, True)
 
 
-def test_the_key_is_not_shown_with_the_settings():
+def test_the_key_is_not_in_the_repr_of_the_settings():
     assert "canary" not in repr(WebSettings(brave_api_key="canary"))
 
 
-async def test_making_the_tools_loads_nothing_heavy():
+async def test_creating_the_tools_loads_nothing_heavy():
     code = (
         "import sys; from everloop.tools.web.web import *; web_tools(WebSettings()); "
         "print([m for m in ('aiohttp', 'trafilatura', 'lxml', 'ddgs', 'primp', 'idna') if m in sys.modules])"
@@ -217,7 +217,7 @@ async def test_making_the_tools_loads_nothing_heavy():
     assert out.decode().strip() == "[]"
 
 
-# --- the page about it ---------------------------------------------------------------------------------------------
+# --- the docs ------------------------------------------------------------------------------------------------------
 
 
 def block(language: str) -> str:
@@ -226,7 +226,7 @@ def block(language: str) -> str:
     return found
 
 
-async def test_the_program_of_the_page_does_what_it_says(tmp_path):
+async def test_the_program_in_the_docs_does_what_it_says(tmp_path):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", block("python"),
         cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -236,14 +236,14 @@ async def test_the_program_of_the_page_does_what_it_says(tmp_path):
     assert re.fullmatch(expected, out.decode()), out.decode()
 
 
-def test_the_settings_of_the_page_are_settings(tmp_path):
+def test_the_settings_in_the_docs_exist(tmp_path):
     (tmp_path / "config.toml").write_text(block("toml"))
     config = Config.load(home=tmp_path)
     assert (config.search, config.web_timeout) == ("searxng", 20)
     assert config.private_hosts == ("wiki.example.internal", "127.0.0.1:8000")
 
 
-def test_the_limits_of_the_page_are_the_limits():
+def test_the_limits_in_the_docs_match_the_code():
     page = (DOCS / "web.md").read_text()
     settings = WebSettings()
     assert f"`timeout`, {settings.timeout:g} seconds; {SILENCE_SECONDS:g} seconds of silence" in page

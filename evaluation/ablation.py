@@ -9,10 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small import conversation, decide, examples, prompt, shaping, values
-from everloop.providers.local.small.conversation import Seen, last_request, meant, parted, seen_in, text_of, turn_of
-from everloop.providers.local.small.decide import Decision, Route
+from everloop.providers.local.small import conversation, decide, examples, grammar, prompt, shaping
+from everloop.providers.local.small.conversation import Turn, meant, text_of, turn_of
+from everloop.providers.local.small.examples import names_of, needs_tool
 from everloop.providers.local.small.words import paths_in
+from everloop.tools.seen import Seen
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
 
@@ -21,9 +22,13 @@ def _always(result: Any) -> Callable[..., Any]:
     return lambda *_, **__: result
 
 
-def _by_examples(request: str, seen: Any, recent: bool, needs: str) -> Decision:
+def _by_examples(turn: Turn, offered: Sequence[Any]) -> Turn | None:
     """The route by the examples nearest to the request alone."""
-    return Decision("work" if needs == "call" else "talk")
+    return turn if needs_tool(turn.said, names_of(offered)) else None
+
+
+def _on_no_file(turn: Turn) -> Turn:
+    return replace(turn, file="", corrects=False, goes_on=False)
 
 
 def _every_line(request: str, lines: Iterable[str]) -> list[str]:
@@ -51,20 +56,18 @@ _ROUTES = (
 class _AsksForTheRoute(shaping.SmallShaping):
     """Lets the model itself say whether a request is talk or work: one constrained word, after a few examples."""
 
-    def prepare(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None, certain: bool = True
-    ) -> dict[str, Any] | LLMResponse:
-        _, said = parted(messages)
-        last = last_request(said)
-        if not tools or turn_of(said[last:]).calls:
-            return super().prepare(messages, tools, certain)
+    def prepare(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> dict[str, Any] | LLMResponse:
+        turn = turn_of(messages)
+        if not tools or turn.calls:
+            return super().prepare(messages, tools)
         shown = [{"role": "system", "content": "Say work if it needs files, reminders, memory or commands, else talk."}]
         for request, answer in _ROUTES:
             shown += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
-        files = ", ".join(seen_in(said[:last]).files)
-        before = " / ".join(text_of(one)[:200] for one in said[max(0, last - 2) : last])
-        asked = turn_of(said[last:]).request
-        shown.append({"role": "user", "content": f"(Files: {files or 'none'}. Before: {before or 'nothing'})\n{asked}"})
+        files = ", ".join(turn.before.files)
+        said = turn.conversation[max(0, turn.start - 2) : turn.start]
+        before = " / ".join(text_of(one)[:200] for one in said)
+        facts = f"(Files: {files or 'none'}. Before: {before or 'nothing'})"
+        shown.append({"role": "user", "content": f"{facts}\n{turn.said}"})
         return {
             "messages": shown,
             "stable": len(shown) - 1,
@@ -72,19 +75,17 @@ class _AsksForTheRoute(shaping.SmallShaping):
             "temperature": 0,
             "max_tokens": 4,
             "cache_prompt": True,
-            "_asked": (messages, tools, certain),
+            "_asked": (messages, tools),
         }
 
     def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
         if "_asked" not in request:
             return super().read(answer, request)
-        chosen_route: Route = "talk" if "talk" in str(answer["choices"][0]["message"]["content"]) else "work"
+        talk = "talk" in str(answer["choices"][0]["message"]["content"])
 
-        def chosen(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
-            by_words = decide.decide(request, seen, recent, needs)
-            if chosen_route == "talk" or by_words.route == "work":
-                return replace(by_words, route=chosen_route)
-            return Decision("work", "" if paths_in(request) else meant(request, seen))
+        def chosen(turn: Turn, offered: Sequence[Any]) -> Turn | None:
+            file = "" if paths_in(turn.said) else meant(turn.said, turn.before)
+            return None if talk else decide.decide(turn, offered) or replace(turn, file=file)
 
         with patch.object(shaping, "decide", chosen):
             return super().prepare(*request["_asked"])
@@ -94,7 +95,7 @@ class _AsksForTheRoute(shaping.SmallShaping):
 HELPS: Mapping[str, Sequence[Replaced]] = {
     "route words": [(shaping, "decide", _by_examples)],
     "route words, by the model": [(shaping, "SmallShaping", _AsksForTheRoute)],
-    "meant file": [(shaping, "_resolved", lambda turn, *_: turn)],
+    "meant file": [(shaping, "resolved", _on_no_file)],
     "leak check": [(shaping, "leak", _always("")), (shaping, "invented", _always(False))],
     "leaked text": [(shaping, "leak", _always(""))],
     "invented names": [(shaping, "invented", _always(False))],
@@ -102,21 +103,17 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "claims": [(shaping, "claims_work", _always(False))],
     "certain calls": [(shaping, "first_call", _always(None))],
     "sentences": [(shaping, "report", _always(""))],
-    "quotes": [(shaping, "_begin", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
     "known values": [(shaping, "values_for", _always({}))],
-    "swaps": [(values, "swaps", _always({})), (values, "names_both", _always(False))],
-    "named lines": [(values, "names_key", _always(False)), (values, "alike", _every_line)],
-    "kept beginnings": [(values, "kept", _always(""))],
-    "clock": [(values, "clock", _always(("", ""))), (values, "weekday", _always(""))],
-    "only tool": [(shaping, "only", _always(frozenset()))],
-    "fitting tools": [(shaping, "fits", _always(True))],
-    "call or words": [(shaping, "wanted_next", _always("either"))],
+    "swaps": [(grammar, "swaps", _always({})), (grammar, "names_both", _always(False))],
+    "named lines": [(grammar, "names_key", _always(False)), (grammar, "alike", _every_line)],
+    "kept beginnings": [(grammar, "kept", _always(""))],
+    "clock": [(grammar, "clock", _always(("", ""))), (grammar, "weekday", _always(""))],
+    "only tool": [(decide, "only", _always(frozenset()))],
+    "fitting tools": [(decide, "fits", _always(True))],
+    "call or words": [(decide, "wanted_next", _always("either"))],
     "chosen tools": [(shaping, "choose", _every_tool)],
-    "next step": [(decide, "next_step", _always("either"))],
-    "arithmetic": [(shaping, "arithmetic", _always(""))],
-    "code files": [(shaping, "writes_code", _always(""))],
-    "saved answers": [(decide, "saves_answer", _always(False))],
+    "next step": [(decide, "goes_on", _always("either"))],
     "language of examples": [(examples, "tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }

@@ -36,6 +36,24 @@ NARROW: Mapping[str, Tool] = {
 LOOKING = frozenset(
     {"count_lines", "list_dir", "read_file", "find_files", "grep", "memory_search", "web_search", "web_fetch"}
 )
+WRITING = frozenset({"append", "write_file", "edit_file", "remove_line"})
+COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec", *NARROW)  # always offered
+WEB = frozenset({"web_search", "web_fetch"})
+HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
+# What must have been said for a tool to be offered: nothing is deleted where nothing was said of deleting.
+MEANT_BY: Mapping[str, tuple[str, ...]] = {
+    "append": ("add", "end", "write"),
+    "remove_line": ("delete",),
+    "delete": ("delete",),
+    "move": ("rename", "move"),
+    "copy": ("copy",),
+    "count_lines": ("count",),
+    "cron": ("remind", "every", "when"),
+}
+CALLED_FOR_BY = {"cron": "remind", "remember": "remember", "memory_search": "told"}
+# The one tool for what is clearly to be done with a file, by what was said, in this order.
+CLEARLY = {"rename": "move", "move": "move", "copy": "copy", "add": "append"}
+_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
 _PLAIN = re.compile(r"[^$`\\]*")  # what the shell leaves as it is between double quotes
 _MARKS = re.compile(r"([][\\.*^$/])")  # signs of sed's patterns
 
@@ -55,6 +73,12 @@ def command_of(name: str, arguments: Mapping[str, Any]) -> str:
             return f"rm {place}"
         case _:
             return f"wc -l < {place}"
+
+
+def run_of(path: str) -> str:
+    """The command that runs a script, or "" where it is none."""
+    program = _PROGRAMS.get(path.rpartition(".")[2])
+    return f"{program} {_word(path)}" if program else ""
 
 
 def narrowed(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -98,6 +122,8 @@ def _quoted(text: str) -> str:
 
 _NUMBERED = re.compile(r"^ *\d+\t", re.M)
 _FOUND = re.compile(r"^[^\n:]+:\d+:(.*)$", re.M)  # a line that grep has found
+_ADDED = re.compile(r"Added job [^:]*: .*\. It comes first on (?P<first>.*)\.$", re.S)
+LONGEST_OUTPUT = 400  # characters of what a program has printed that a sentence can hold
 LONGEST_QUOTE = 700  # characters of a result that an answer begins with
 
 
@@ -142,6 +168,22 @@ def quote(tool: str, arguments: Mapping[str, Any], result: str) -> str:
         folders, files, others = entries(result)
         return "" if others else ", ".join([*(f"{name}/" for name in folders), *files])
     return f"{arguments.get('path')}:\n{text}"
+
+
+def outcome(tool: str, arguments: Mapping[str, Any], result: str) -> dict[str, str]:
+    """What a call that went well has done, as values for a sentence about it; none where it takes more than that."""
+    values = {key: str(value).strip() for key, value in arguments.items()}
+    result = result.strip()
+    if tool == "cron":
+        added = _ADDED.search(result)
+        return {**values, "first": added["first"]} if added and values.get("deliver") == "text" else {}
+    if tool in ("count_lines", "exec"):
+        return {**values, "result": result} if 0 < len(result) < LONGEST_OUTPUT and result != "(no output)" else {}
+    if tool == "edit_file" and ("replace_all" in values or "\n" in values.get("new_text", "")):
+        return {}
+    if values.get("to", "").endswith("/"):
+        values["to"] += values["path"].rpartition("/")[2]
+    return values
 
 
 def cut(text: str, limit: int) -> str:

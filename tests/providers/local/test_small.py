@@ -393,9 +393,10 @@ def test_a_long_result_keeps_its_beginning_and_its_end() -> None:
     assert len(told) < 2_000
 
 
-def test_the_answer_to_a_list_begins_with_the_whole_list() -> None:
-    request = asked("what files are here?", *made("list_dir", "ponds/\na b.md  15 B\npike.md  1 kB", path="."))
-    assert '"ponds/, a b.md, pike.md"' in request["grammar"]
+def test_the_answer_to_which_files_there_are_is_the_whole_list() -> None:
+    listed = made("list_dir", "ponds/\na b.md  15 B\npike.md  1 kB", path=".")
+    assert asked("what files are here?", *listed)["certain"].content == "ponds/, a b.md, pike.md"
+    assert "certain" not in asked("are there more than 5 files here?", *listed)
 
 
 def test_the_answer_to_show_me_a_file_is_its_text_and_to_a_question_about_it_is_not() -> None:

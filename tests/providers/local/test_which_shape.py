@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from everloop.messages import assistant_message, tool_message
 from everloop.providers.base import Delta, LLMResponse
 from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.provider import LocalProvider
@@ -149,9 +150,13 @@ async def test_weights_that_are_named_and_not_there_are_one_line(tmp_path: Path)
 async def test_what_is_certain_is_streamed_and_the_model_is_not_asked():
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
-    sum_ = [ASKED[0], {"role": "user", "content": "what is 17 * 23?"}]
-    pieces = [piece async for piece in provider.stream(sum_, [tool("list_dir")])]
-    assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["17 * 23 = 391"]
+    listed = [
+        {"role": "user", "content": "which files are here?"},
+        assistant_message(None, [("c1", "list_dir", {"path": "."})]),
+        tool_message("c1", "list_dir", "nets/\npike.md  1 kB"),
+    ]
+    pieces = [piece async for piece in provider.stream([ASKED[0], *listed], [tool("list_dir")])]
+    assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["nets/, pike.md"]
     assert isinstance(pieces[-1], LLMResponse)
-    assert pieces[-1].content == "17 * 23 = 391"
+    assert pieces[-1].content == "nets/, pike.md"
     assert engine.requests == []

@@ -4,16 +4,28 @@ worked examples."""
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from ....tools.narrow import failed
+from ....tools.narrow import failed, outcome, quote
+from ....tools.seen import is_file
 from .conversation import Turn
 from .examples import all_examples
-from .words import CHANGES, LATIN, in_every_place, is_file, is_question, means, parts_of, paths_in, says, tongue
+from .words import (
+    CHANGES,
+    LATIN,
+    asks_for_the_files,
+    data,
+    in_every_place,
+    is_question,
+    means,
+    parts_of,
+    paths_in,
+    says,
+    shows_all,
+    tongue,
+)
 
 
 def claims_work(answer: str) -> bool:
@@ -76,12 +88,8 @@ def _terms() -> list[tuple[str, re.Pattern[str]]]:
 
 # ---------------------------------------------------------------------------------------------- sentences after calls
 
-_SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
-)
-_ADDED = re.compile(r"Added job [^:]*: (?P<words>.*)\. It comes first on (?P<first>.*)\.$", re.S)
+_SENTENCES: Mapping[str, Mapping[str, str]] = data("sentences")
 _PATH = r"[\w./-]+\.\w{1,5}"
-LONGEST = 400  # characters of what a program has printed
 _TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
 
 
@@ -92,13 +100,13 @@ def imitates(answer: str) -> bool:
 
 @cache
 def _forms() -> re.Pattern[str]:
-    forms = [form for sentences in _SENTENCES.values() for name, form in sentences.items() if name != "unsure"]
-    patterns = [re.sub(r"\\\{(\w+)\\\}", _placeholder, re.escape(form)) for form in forms]
-    return re.compile("|".join([*patterns, rf"{_PATH}:\n(?!```)"]), re.I)
-
-
-def _placeholder(found: re.Match[str]) -> str:
-    return _PATH if found[1] in ("path", "to") else r"[^\n]+?"
+    forms = [
+        re.escape(form) for sentences in _SENTENCES.values() for name, form in sentences.items() if name != "unsure"
+    ]
+    named = [re.sub(r"\\{(?:path|to)\\}", lambda _: _PATH, form) for form in forms]
+    return re.compile(
+        "|".join([*(re.sub(r"\\{\w+\\}", r"[^\\n]+?", form) for form in named), rf"{_PATH}:\n(?!```)"]), re.I
+    )
 
 
 def sentence(name: str, language: str, **values: str) -> str:
@@ -110,28 +118,17 @@ def report(turn: Turn) -> str:
     if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or says(turn.request, "then"):
         return ""
     name, arguments, result = turn.calls[-1]
-    values = {key: str(value).strip() for key, value in arguments.items()}
-    language = tongue(turn.request)
-    if name == "cron":
-        found = _ADDED.search(result.strip())
-        if found is None or arguments.get("deliver") != "text":
-            return ""
-        return sentence("remind", language, message=values.get("message", ""), first=found["first"])
-    if name == "count_lines":
-        return sentence(name, language, **values, result=result.strip()) if turn.file and result.strip() else ""
-    if name == "edit_file" and ("replace_all" in values or "\n" in values.get("new_text", "")):
+    shown = turn.file and means(turn.said, "show", "read") and not is_question(turn.said)
+    if name == "list_dir" and asks_for_the_files(turn.said):
+        return quote(name, arguments, result)
+    if name == "read_file" and (shown or shows_all(turn.request)):
+        return quote(name, arguments, result)
+    if (name == "exec" and not means(turn.request, "run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""
-    if name == "exec":
-        printed = result.strip()
-        ran = turn.file and means(turn.request, "run") and printed != "(no output)"
-        return sentence("run", language, result=printed) if ran and 0 < len(printed) < LONGEST else ""
-    if values.get("to", "").endswith("/"):
-        values["to"] += values["path"].rpartition("/")[2]
-    fits = name in ("append", "remove_line", "move", "copy", "delete", "write_file", "edit_file", "remember")
-    return sentence(name, language, **values) if fits else ""
+    values = outcome(name, arguments, result)
+    return sentence(name, tongue(turn.request), **values) if values and name in _SENTENCES[LATIN] else ""
 
 
 def _tasks(request: str) -> int:
     """How many things are asked for, as far as one can tell."""
-    parts = [part for part in parts_of(request) if means(part, *_TASKS) or is_question(part)]
-    return len(parts)
+    return sum(means(part, *_TASKS) or is_question(part) for part in parts_of(request))

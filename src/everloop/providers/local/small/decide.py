@@ -2,280 +2,210 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
-from ....tools.narrow import NARROW, failed
-from .conversation import Message, Seen, Turn, described, last_request, meant, shares_words, text_of
-from .examples import acts, asks_of_the_past, may_act, needs_tool, next_step
+from ....tools.narrow import CLEARLY, LOOKING, MEANT_BY, NARROW, WRITING, failed, run_of
+from .conversation import Turn, described, meant, shares_words, text_of
+from .examples import Tool, asks_of_the_past, goes_on, may_act, mentions, names_of, needs_tool
 from .grammar import Values, Wanted
 from .words import (
     CHANGES,
-    EMPTY,
     PATTERNS,
     WORK,
     asks_for_a_change,
-    asks_how_many_there_are,
+    asks_for_the_files,
     files_in,
-    folders_in,
     in_every_place,
     is_question,
     means,
     names_a_file,
-    names_an_address,
     orders,
     paths_in,
-    places_in,
     runs_then,
     says,
-    without_files,
+    shows_all,
     word_set,
     words,
 )
 
-Route = Literal["talk", "work"]
 LONG = 240  # characters from which on a request may hold pasted text
 FEW = 9  # words of a request that only adds to the one before
-RECENT = 2  # turns for which the file touched last is what a request is about
+TRIES = 3  # calls of a turn that may fail
 _CHAT = ("hello", "thanks", "bye")
 _TOOLS = tuple(word_set("tools"))
-_WHOLE = ("show", "read", "say", "file", "collection")
-_ASKS = word_set("asks")
-CODE = word_set("code")
+_OWN = word_set("own")
+_CODE = word_set("code")
+_ON_FILES = ("add", "delete", "rename", "move", "copy")  # work that needs a file which is there
+_NO_FILES = ("folder", "create", "told", "before", "remind", "remember")
 
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """`file` is the one that the request is about if it names none; `corrects`: it corrects the last change."""
-
-    route: Route
-    file: str = ""
-    corrects: bool = False
-    goes_on: bool = False
+# ---------------------------------------------------------------------------------------------- talk or work
 
 
 def instruction(request: str) -> str:
     """What the person says about a text that was pasted, without the text: only that decides what is done."""
-    if len(request) < LONG and "\n\n" not in request and not re.search(r"\"[^\"]{60,}\"|“[^”]{60,}”", request):
-        return request
     said = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", request)
     parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", said) if part.strip()]
-    if len(parts) < 2:
-        return said
-    ends = [part for part in (parts[0], parts[-1]) if len(part) < LONG and "\n" not in part.strip()]
+    ends = [part for part in (*parts[:1], *parts[1:][-1:]) if len(part) < LONG and "\n" not in part.strip()]
     return "\n".join(ends) or said
 
 
-def decide(request: str, seen: Seen, recent: bool, needs: str) -> Decision:
-    """The route of a request. `recent` is whether a file was touched in the last turns, `needs` what requests like
-    it needed: call, words or either."""
-    order = instruction(request)
+def decide(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
+    """The turn with the file that it is about, where it names none; None where it is talk."""
+    order, seen = instruction(turn.said), turn.before
+    of_meant = replace(turn, file=meant(order, seen))
     named = files_in(order)
     if named or names_a_file(order):
-        source = means(order, "rename", "move", "copy") and len(named) == 1 and not any(map(seen.has, named))
-        return Decision("work", meant(order, seen) if source else "")
-    found = described(order, seen)
-    if names_an_address(order) or means(order, "remind") or (means(order, "remember") and not found):
-        return Decision("work")
-    if means(order, *_CHAT) and not means(order, *CHANGES, "run") and not found:
-        return Decision("talk")
-    if says(order, "by_command") and not is_question(order):
-        return Decision("work")
+        source = means(order, "rename", "move", "copy") and len(named) == 1 and not seen.has(named[0])
+        return of_meant if source else turn
+    found = described(order, [*seen.files, *seen.touched])
+    if means(order, *_CHAT) and not means(order, *CHANGES, "run", "remember") and not found:
+        return None
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
     if (says(order, "piece") or says(order, "explain")) and not into_file and not found:
-        return Decision("talk")
-    if order != request:  # something was pasted, and that says nothing of what is wanted
-        return Decision("work" if means(order, *CHANGES, "file") else "talk")
-    goes_on = says(order, "goes_on") and len(order.split()) <= FEW
+        return None
     asks = is_question(order)
+    adds = says(order, "goes_on") and len(order.split()) <= FEW and not asks
     if found:
-        return Decision("work", meant(order, seen), goes_on=goes_on and not asks)
-    if means(order, "told", "before") and asks and not recent:
-        return Decision("work")
-    changes = means(order, *CHANGES[2:]) or means(order, "run")
-    if recent and seen.focus and not means(order, "folder", "here"):
+        return replace(of_meant, goes_on=adds)
+    changes = means(order, *CHANGES[2:], "run")
+    if turn.recent and seen.focus and not means(order, "folder", "here"):
         to_file = says(order, "refers_to_file") or means(order, "show", "read", "say", "count", "collection")
         if asks and not to_file and not changes:
-            return Decision("talk")
-        more = goes_on and seen.last == "edit_file"
-        edits = (more or _corrects(order, seen)) and not means(order, "add", "delete", "rename", "move", "copy", "run")
-        if to_file or changes or ((goes_on or edits) and not says(order, "first_person")):
-            return Decision("work", meant(order, seen), edits and not asks, goes_on and not asks)
-        if edits or not means(order, *_TOOLS):
-            return Decision("talk")
-    if means(order, "web") and says(order, "in_general"):
-        return Decision("talk")
-    counts = means(order, "count") and not asks_how_many_there_are(order)
-    if changes or counts or means(order, *_TOOLS):
-        return Decision("work")
-    return Decision("work" if needs == "call" else "talk")
+            return None
+        corrects = (adds and seen.last == "edit_file") or _corrects(order, turn)
+        corrects = corrects and not means(order, *_ON_FILES, "run")
+        if to_file or changes or ((adds or corrects) and not says(order, "first_person")):
+            return replace(of_meant, corrects=corrects and not asks, goes_on=adds)
+        if corrects or not means(order, *_TOOLS):
+            return None
+    counts = means(order, "count") and not _OWN.isdisjoint(words(order))
+    web = says(order, "address") or (means(order, "web") and not says(order, "in_general"))
+    surely = changes or counts or means(order, *_TOOLS) or web or says(order, "by_command")
+    return turn if surely or mentions(offered, order) or needs_tool(order, names_of(offered)) else None
 
 
-def _corrects(order: str, seen: Seen) -> bool:
+def _corrects(order: str, turn: Turn) -> bool:
     """Whether it corrects something in the file touched last: it says so, or says no and names a value."""
+    seen = turn.before
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", order))
     short = seen.last == "edit_file" and len(order.split()) <= 4 and not says(order, "remark")
     says_no = says(order, "corrects") and (value or short or shares_words(order, seen.texts.get(seen.focus, ())))
     return bool(says(order, "surely_corrects") or says_no)
 
 
-def names_something_else(request: str, seen: Seen) -> bool:
-    """Whether a request speaks of something that stands in no file seen so far: it may be another file."""
-    lines = [*seen.touched, *(line for path in seen.touched for line in seen.texts.get(path, ()))]
-    nouns = [found["noun"] for found in PATTERNS["noun"].finditer(request)]
-    return any(
-        not says(f"the {noun}", "refers_to_file") and not means(noun, "end", "line") and not shares_words(noun, lines)
-        for noun in nouns
-    )
-
-
-def shows_all(request: str) -> bool:
-    """Whether the file as a whole is asked for: it is named and nothing else is."""
-    if says(request, "exists"):
-        return False
-    said = PATTERNS["refers_to_file"].sub(" ", without_files(request))
-    rest = [word for word in words(said) if word not in EMPTY and word not in _ASKS and not means(word, *_WHOLE)]
-    return not rest
-
-
-def writes_code(request: str) -> str:
-    """The file of code that is to be written, where the request says what it does and not what stands in it."""
-    files = files_in(request)
-    if len(files) != 1 or files[0].rpartition(".")[2] not in CODE or not means(request, "create", "write"):
-        return ""
-    return files[0] if says(request, "does") and not says(request, "literally") else ""
-
-
-def asks_for_the_files(request: str) -> bool:
-    """Whether it asks which files there are, and for nothing else."""
-    if paths_in(request) or folders_in(request) or places_in(request) or not means(request, "file", "folder", "here"):
-        return False
-    rest = [word for word in words(request) if word not in EMPTY and word not in _ASKS]
-    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)
-
-
-def saves_answer(request: str) -> bool:
-    """Whether what was just said is to be put into a file: `save that as …`."""
-    return len(request) < LONG and says(request, "saves_that")
-
-
-# ---------------------------------------------------------------------------------------------- arithmetic
-
-_SUM = re.compile(
-    r"^[\s¿]*(?:what(?:'s| is)|how much is|calculate|compute|wie viel ist|was ist|cuánto es|combien font)?\s*"
-    r"(?P<sum>[\d\s.+*/()x×÷−-]+?)\s*[=?？]*\s*$",
-    re.I,
-)
-_SIGNS = str.maketrans({"x": "*", "×": "*", "÷": "/", "−": "-"})
-_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.USub: operator.neg,
-}
-
-
-def arithmetic(request: str) -> str:
-    """The answer to a request that is a sum and nothing else, or "": small models compute badly."""
-    found = _SUM.match(request) if len(request) < 100 else None
-    if found is None or not re.search(r"[\d)]\s*[+*/x×÷−-]\s*[\d(]", found["sum"]):
-        return ""
-    try:
-        value = _value(ast.parse(found["sum"].strip().translate(_SIGNS), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, OverflowError, RecursionError):
-        return ""
-    shown = str(int(value)) if value == int(value) else f"{value:.10g}"
-    return f"{' '.join(found['sum'].split())} = {shown}"
-
-
-def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError
+def resolved(turn: Turn) -> Turn:
+    """The turn with the file that a look at the folder has shown to be meant."""
+    if paths_in(turn.said) or "list_dir" not in turn.names:
+        return turn
+    return replace(turn, file=described(turn.said, [*turn.there.files, *turn.there.touched]) or turn.file)
 
 
 # ---------------------------------------------------------------------------------------------- certain steps
 
-_PROGRAMS = {"py": "python3", "sh": "sh", "js": "node"}
-_ON_FILES = ("delete", "rename", "move", "copy", "add")  # work that needs a file which is there
 
-
-def first_call(
-    turn: Turn, names: frozenset[str], before: Seen, there: Seen, answer: str
-) -> tuple[str, dict[str, Any]] | None:
+def first_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]] | None:
     """The call that is certain, whatever the model would say: the look at a file that is to be changed or was asked
-    about, or at the folder, where a file may be meant that was not seen yet; the run of a script; what was just said
-    into a file. `answer` is what was said last, where that was talk."""
-    request = turn.request
-    files = files_in(request)
-    looked = [name for name, _, _ in turn.calls]
-    on_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
-    if not looked and not there.listed and "list_dir" in names and on_file:
-        lost = not files or (turn.file and names_something_else(request.removesuffix(f"({turn.file})"), before))
-        if lost and not means(request, "folder", "create", "told", "before", "remind", "remember"):
+    about, or at the folder, where no file is known that may be meant; the run of a script; what was just said into a
+    file."""
+    request, files = turn.request, files_in(turn.request)
+    if not turn.calls and "list_dir" in names:
+        needs_file = means(request, *_ON_FILES) or (turn.file and is_question(request))
+        lost = needs_file and not turn.there.listed and (not files or (turn.file and _names_something_else(turn)))
+        if asks_for_the_files(request) or (lost and not means(request, *_NO_FILES)):
             return "list_dir", {"path": "."}
-    if not looked and "list_dir" in names and asks_for_the_files(request):
-        return "list_dir", {"path": "."}
-    if not looked and answer and len(files) == 1 and "write_file" in names and saves_answer(request):
-        return "write_file", {"path": files[0], "content": saved_part(answer)}
-    if looked not in ([], ["list_dir"]) or "read_file" not in names or (not turn.file and len(files) != 1):
+    if not turn.calls and "write_file" in names and len(files) == 1 and (text := _saved(turn, files[0])):
+        return "write_file", {"path": files[0], "content": text}
+    if turn.names not in ([], ["list_dir"]) or "read_file" not in names or len(files) != 1:
         return None
-    file = turn.file or files[0]
-    if turn.file and means(request, "run") and "exec" in names and (program := _PROGRAMS.get(file.rpartition(".")[2])):
-        return "exec", {"command": f"{program} {shlex.quote(file)}"}
-    if turn.file and means(request, "count") and "exec" in names:
+    file = files[0]
+    if turn.file and "exec" in names and means(request, "run") and (command := run_of(file)):
+        return "exec", {"command": command}
+    if turn.file and "exec" in names and means(request, "count"):
         return "count_lines", {"path": file}
-    if turn.file and removes(turn, there) == "look":
+    if turn.file and removes(turn) == "look":
         return "read_file", {"path": file}
     changed = turn.corrects or (asks_for_a_change(request) and not in_every_place(request))
-    again = turn.goes_on and before.last == "read_file" and not means(request, *CHANGES)
+    again = turn.goes_on and turn.before.last == "read_file" and not means(request, *CHANGES)
     asked = turn.file and (is_question(request) or again or means(request, "show", "read"))
-    asked = asked or (shows_all(request) and not looked)
-    if (changed or asked) and not means(request, "run", "add", "delete", "rename", "move", "copy"):
+    asked = asked or (shows_all(request) and not turn.calls)
+    if (changed or asked) and not means(request, "run", *_ON_FILES):
         return "read_file", {"path": file}
     return None
 
 
-def last_words(conversation: Sequence[Message], request: str) -> str:
-    """What was said last, if no call was made for it; for a file of code, the last answer that has code."""
-    answers = [message for message in conversation if message.get("role") == "assistant"]
-    files = paths_in(request)
-    if files and files[0].rpartition(".")[2] in CODE:
-        return next((text for one in reversed(answers) if "```" in (text := text_of(one))), "")
-    called = any(message.get("tool_calls") for message in conversation[last_request(conversation) :])
-    return text_of(answers[-1]) if answers and not called else ""
+def _saved(turn: Turn, file: str) -> str:
+    """What was just said, where that is to be put into a file: the words of an answer without calls, or its code."""
+    if len(turn.said) > LONG or not says(turn.said, "saves_that"):
+        return ""
+    talk = [(message.get("role"), text_of(message)) for message in turn.conversation[: turn.start]]
+    answers = [text for (asked, _), (said, text) in pairwise(talk) if (asked, said) == ("user", "assistant")]
+    if file.rpartition(".")[2] in _CODE:
+        blocks = [found for answer in answers for found in re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)]
+        return blocks[-1] if blocks else ""
+    return f"{answers[-1].strip()}\n" if [role for role, _ in talk[-2:]] == ["user", "assistant"] else ""
 
 
-def saved_part(answer: str) -> str:
-    """What of an answer is put into a file: its code where it has some, else all of it."""
-    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)
-    return "\n".join(blocks) if blocks else f"{answer.strip()}\n"
+def _names_something_else(turn: Turn) -> bool:
+    """Whether a request speaks of something that stands in no file seen so far: it may be another file."""
+    lines = [*turn.before.touched, *(line for text in turn.before.texts.values() for line in text)]
+    nouns = [found["noun"] for found in PATTERNS["noun"].finditer(turn.said)]
+    known = [
+        means(one, "end", "line") or says(f"the {one}", "refers_to_file") or shares_words(one, lines) for one in nouns
+    ]
+    return not all(known)
+
+
+def removes(turn: Turn) -> str:
+    """What is to be removed from or with the file that is meant: `remove_line`, `delete` for the file itself, or `look`
+    where that cannot be known before it was read."""
+    if not means(turn.said, "delete"):
+        return ""
+    if says(turn.said, "file_itself") or described(turn.said, [turn.file]):
+        return "delete"
+    if shares_words(turn.said, turn.there.texts.get(turn.file, ())):
+        return "remove_line"
+    return "delete" if says(turn.said, "points") or turn.file in turn.there.texts else "look"
 
 
 # ---------------------------------------------------------------------------------------------- the next step
 
-# What must have been said for a narrow tool to be offered: nothing is deleted where nothing was said of deleting.
-_MEANT = {
-    "append": ("add", "end", "write"),
-    "remove_line": ("delete",),
-    "delete": ("delete",),
-    "move": ("rename", "move"),
-    "copy": ("copy",),
-    "count_lines": ("count",),
-}
-_WRITES = frozenset({"append", "write_file", "edit_file", "remove_line"})
-TRIES = 3  # calls of a turn that may fail
+
+def next_step(turn: Turn, chosen: Sequence[Tool], offered: Sequence[Tool], values: Values) -> tuple[Wanted, list[Tool]]:
+    """Whether a call, words or either should come next, and the tools that can be called."""
+    names, broken = names_of(chosen), any(failed(result) for _, _, result in turn.calls)
+    clear = only(turn) & names
+    if clear and not broken:
+        return "call", [tool for tool in chosen if tool.get("name") in clear]
+    if broken:
+        chosen = offered  # what it needs may be among the others
+    wanted = wanted_next(turn, names_of(chosen))
+    if turn.calls and turn.names[-1] == "read_file" and (turn.file or shows_all(turn.request)):
+        wanted = "words"
+    guessed = not paths_in(turn.request)  # nothing is deleted or moved by a guess at what is meant
+    return wanted, [
+        tool
+        for tool in chosen
+        if fits(str(tool.get("name")), turn, wanted, names, values) and not (guessed and tool.get("name") in NARROW)
+    ]
+
+
+def only(turn: Turn) -> frozenset[str]:
+    """The tools of which one must come next, where what is to be done with the file that is meant is clear."""
+    if not turn.file or not LOOKING.issuperset(turn.names):
+        return frozenset()
+    if turn.corrects or (means(turn.said, "change") and not means(turn.said, "add", "delete", "rename", "run")):
+        return frozenset({"edit_file"} if turn.calls else {"read_file"})
+    if means(turn.said, "delete"):
+        return frozenset({removes(turn)})
+    clear = next((tool for meaning, tool in CLEARLY.items() if means(turn.said, meaning)), "")
+    if not clear and turn.goes_on and turn.there.last in WRITING and not turn.calls:
+        clear = "append"
+    return frozenset({clear} if clear else ())
 
 
 def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
@@ -283,86 +213,55 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     if not names:
         return "words"
     if not turn.calls:  # a request that names a file is not answered before something was looked at or done
-        if is_question(turn.request) and asks_of_the_past(turn.request, names):
-            return "call"
-        return "call" if names_a_file(turn.request) else needs_tool(turn.request, names)
+        past = is_question(turn.request) and asks_of_the_past(turn.request, names)
+        return "call" if past or names_a_file(turn.request) or needs_tool(turn.request, names) else "either"
     failures = [failed(result) for _, _, result in turn.calls]
-    made = [name for name, _, _ in turn.calls]
-    changed = any(acts(name) and not wrong for name, wrong in zip(made, failures, strict=True))
-    to_change = "edit_file" in made or ("edit_file" in names and (turn.corrects or asks_for_a_change(turn.request)))
-    if made[-1] == "read_file" and to_change and not changed and not failures[-1] and sum(failures) < TRIES:
-        return "call"  # it was read in order to be changed
+    done = [name for name, wrong in zip(turn.names, failures, strict=True) if not wrong]
+    if sum(failures) < TRIES and LOOKING.issuperset(done):
+        if done[-1:] == turn.names[-1:] == ["read_file"] and _changes(turn, names):
+            return "call"  # it was read in order to be changed
+        if not any(failures) and _left(turn):
+            return "call"
     if _to_run(turn, names):
         return "call"
     if failures[-1]:
-        if sum(failures) == 1 and _mendable(*turn.calls[-1]):
-            return "call"
-        return "either" if sum(failures) < TRIES else "words"
-    return (
-        "call"
-        if _left(turn)
-        else next_step(turn.request, names, [name for name, _, result in turn.calls if not failed(result)])
-    )
+        again = sum(failures) == 1 and _mendable(*turn.calls[-1])
+        return "call" if again else "either" if sum(failures) < TRIES else "words"
+    return goes_on(turn.request, names, done)
 
 
-def removes(turn: Turn, there: Seen) -> str:
-    """What is to be removed from or with the file that is meant: `remove_line`, `delete` for the file itself, `look`
-    where that cannot be known before it was read, or ""."""
-    said = turn.request.removesuffix(f"({turn.file})")
-    if not turn.file or not means(said, "delete"):
-        return ""
-    if says(said, "file_itself") or described(said, Seen({turn.file: None})):
-        return "delete"
-    if shares_words(said, there.texts.get(turn.file, ())):
-        return "remove_line"
-    return "delete" if says(said, "points") or turn.file in there.texts else "look"
+def _changes(turn: Turn, names: frozenset[str]) -> bool:
+    return "edit_file" in turn.names or ("edit_file" in names and (turn.corrects or asks_for_a_change(turn.request)))
 
 
-def only(turn: Turn, there: Seen) -> frozenset[str]:
-    """The tools of which one must come next, where what is to be done with the file that is meant is clear."""
-    if not turn.file or any(acts(name) for name, _, _ in turn.calls):
-        return frozenset()
-    said = turn.request.removesuffix(f"({turn.file})")
-    if turn.corrects or (means(said, "change") and not means(said, "add", "delete", "rename", "run")):
-        return frozenset({"edit_file"} if turn.calls else {"read_file"})
-    if means(said, "delete"):
-        return frozenset({removes(turn, there)})
-    for meaning, tool in (("rename", "move"), ("move", "move"), ("copy", "copy"), ("add", "append")):
-        if means(said, meaning):
-            return frozenset({tool})
-    return frozenset({"append"} if turn.goes_on and there.last in _WRITES and not turn.calls else ())
-
-
-def fits(tool: str, turn: Turn, wanted: Wanted, shown_for: frozenset[str], values: Values) -> bool:
-    """Whether a tool can be the next one, once there were calls."""
+def fits(tool: str, turn: Turn, wanted: Wanted, names: frozenset[str], values: Values) -> bool:
+    """Whether a tool can be the next one."""
     if not turn.calls:
-        return _first(tool, turn, shown_for, bool(values.get("read_file")))
+        return _first(tool, turn, names, bool(values.get("read_file")))
     if tool == "list_dir" and any(name == "read_file" and not failed(result) for name, _, result in turn.calls):
         return False  # what was looked into needs no list of what there is
     ordered = turn.corrects or asks_for_a_change(turn.request)
-    if not (ordered or may_act(turn.request, shown_for)):  # what was read may say what to do, but it is no order
-        return not acts(tool)
+    if not (ordered or may_act(turn.request, names)):  # what was read may say what to do, but it is no order
+        return tool in LOOKING
     if wanted != "call":
         return True
-    if _to_run(turn, shown_for):
+    if _to_run(turn, names):
         return tool == "exec"
-    if failed(turn.calls[-1][2]):
-        return tool == "read_file" or turn.calls[-1][0] != "edit_file"  # what is not in a file is looked for in it
-    if ordered:
-        return tool == "edit_file" or (acts(tool) and "edit_file" not in shown_for)
-    return acts(tool) and tool != "edit_file"
+    if ordered and "edit_file" in names:
+        return tool == ("read_file" if failed(turn.calls[-1][2]) else "edit_file")  # what is not there is looked for
+    return tool not in LOOKING and (ordered or tool != "edit_file")
 
 
 def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     """Whether a tool can be the first one. A file is read before it is changed, or what small models believe to be in
     it is not; where nothing was said of work, no command and no new file can be meant."""
     request = turn.request
-    if tool in NARROW:
-        two = tool == "move" and len(files_in(request)) == 2
-        return two or means(request, *_MEANT[tool]) or (tool == "append" and turn.goes_on)
     named = files_in(request)
-    if only := asks_of_the_past(request, offered):
-        return tool == only
+    if tool in NARROW:
+        two = tool == "move" and len(named) == 2
+        return two or means(request, *MEANT_BY[tool]) or (tool == "append" and turn.goes_on)
+    if past := asks_of_the_past(request, offered):
+        return tool == past
     if tool == "edit_file" and "read_file" in offered:
         return files and in_every_place(request)
     if tool == "read_file" and not files:
@@ -370,7 +269,7 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
     if tool in ("list_dir", "grep") and means(request, "count"):
         return not named
     if tool == "cron":
-        return means(request, "remind", "every") or means(request, "when")
+        return means(request, *MEANT_BY[tool])
     if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
         return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
     if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
@@ -383,8 +282,7 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
 def _to_run(turn: Turn, names: frozenset[str]) -> bool:
     """Whether what was just written is still to be run."""
     name, _, result = turn.calls[-1]
-    written = name in ("write_file", "edit_file") and not failed(result)
-    return "exec" in names and written and runs_then(turn.request)
+    return "exec" in names and name in ("write_file", "edit_file") and not failed(result) and runs_then(turn.request)
 
 
 def _asks(request: str) -> bool:
@@ -399,11 +297,7 @@ def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:
 
 
 def _left(turn: Turn) -> bool:
-    """Whether something is still to be changed: a file that was named is in no call, and nothing was changed yet."""
+    """Whether something is still to be changed: a file that was named is in no call."""
     touched = json.dumps([arguments for _, arguments, _ in turn.calls], ensure_ascii=False)
-    return (
-        0 < len(turn.calls) < TRIES
-        and not any(acts(name) or failed(result) for name, _, result in turn.calls)
-        and means(turn.request, *CHANGES)
-        and any(path not in touched for path in paths_in(turn.request))
-    )
+    named = any(path not in touched for path in paths_in(turn.request))
+    return named and len(turn.calls) < TRIES and means(turn.request, *CHANGES)

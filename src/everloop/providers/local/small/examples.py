@@ -7,25 +7,25 @@ short and says only what a result said. `FIXED` stand in every prompt; of `NEARE
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from ....tools.narrow import LOOKING, NARROW, quote
+from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB
+from ....tools.seen import Call
 from .words import (
     CHANGES,
     LATIN,
     WORK,
+    data,
     features,
     is_question,
     means,
-    names_an_address,
     orders,
     paths_in,
+    says,
     script,
     tongue,
     words,
@@ -33,18 +33,9 @@ from .words import (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A call and what it gave."""
-
-    tool: str
-    arguments: dict[str, Any]
-    result: str
-
-
-@dataclass(frozen=True, slots=True)
 class Example:
     request: str
-    steps: tuple[Step, ...]
+    steps: tuple[Call, ...]  # with their results
     answer: str
 
     @property
@@ -53,11 +44,11 @@ class Example:
 
 
 def _example(item: dict[str, Any]) -> Example:
-    steps = tuple(Step(step.pop("tool"), step, step.pop("result")) for step in item.get("steps", ()))
+    steps = tuple(Call(step.pop("tool"), step, step.pop("result")) for step in item.get("steps", ()))
     return Example(item["request"], steps, item["answer"])
 
 
-_DATA = tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
+_DATA = data("examples")
 PROMPTS: Mapping[str, str] = _DATA["prompts"]
 FIXED: tuple[Example, ...] = tuple(map(_example, _DATA["fixed"]))
 CLIENT: tuple[Example, ...] = tuple(map(_example, _DATA["client"]))
@@ -70,20 +61,13 @@ def all_examples() -> Iterator[Example]:
 
 # ---------------------------------------------------------------------------------------------- those like a request
 
-COMMON = ("list_dir", "read_file", "write_file", "edit_file", "grep", "find_files", "exec", *NARROW)
-WEB = frozenset({"web_search", "web_fetch"})
-HARD = frozenset({"spawn", "message", "process"})  # beyond a small model, unless it is told their names
 SHOWN = 2  # examples near the request
 LOOKED_AT = 6  # examples whose tools are offered too
 OWN_LANGUAGE = 0.15  # how much nearer an example is that is in the request's language
 SURE = 0.3  # how like an example a request must be to be treated as it
 KNOWN = frozenset(name for example in (*FIXED, *NEAREST) for name in example.tools)
 MOST = 16  # tools offered
-_SURELY = tuple(
-    one for one in WORK if one not in ("create", "write", "web")
-)  # a poem needs no file, and weather no search
-_MEANT_BY = {"remind": "cron", "remember": "remember", "told": "memory_search"}
-_LOOKED_UP = ("show", "read", "before", "told", "every")
+_SURELY = tuple(set(WORK) - {"create", "write", "web"})  # a poem needs no file, and weather no search
 
 Weights = dict[str, float]
 Tool = Mapping[str, Any]
@@ -93,83 +77,59 @@ def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
     """The examples most like the request whose tools are all offered, the nearest first. A small model answers in the
     language that it has just seen, so they are in the request's, or else in English."""
     language = tongue(request)
-    ranked = [
-        (score + (OWN_LANGUAGE if tongue(example.request) == language else 0.0), example)
-        for score, example in _ranked(request, offered, len(NEAREST))
-        if tongue(example.request) in (language, LATIN)
-    ]
-    if script(request) != LATIN:
-        ranked = [pair for pair in ranked if tongue(pair[1].request) == language] or ranked
-    return [example for _, example in sorted(ranked, key=lambda pair: -pair[0])[:count]]
+    near = [(tongue(example.request), score, example) for score, example in ranked(request, offered, len(NEAREST))]
+    own = [(score + OWN_LANGUAGE, example) for spoken, score, example in near if spoken == language]
+    if script(request) == LATIN or not own:
+        own += [(score, example) for spoken, score, example in near if spoken == LATIN != language]
+    return [example for _, example in sorted(own, key=lambda pair: -pair[0])[:count]]
 
 
-def needs_tool(request: str, offered: frozenset[str]) -> Literal["call", "words", "either"]:
-    """Whether the requests most like this one were done with a tool, all of them or none."""
-    ranked = _ranked(request, offered, LOOKED_AT)
-    total = sum(score for score, _ in ranked)
-    if not ranked or ranked[0][0] < SURE:
-        return "either"
-    share = sum(score for score, example in ranked if example.steps) / total
-    if share >= 0.8:
-        surely = means(request, *(WORK if is_question(request) else _SURELY), *_LOOKED_UP)
-        return "call" if surely else "either"
-    return "words" if share <= 0.2 and not means(request, *WORK) else "either"
+def _share(request: str, offered: frozenset[str], of: Callable[[Example], bool]) -> float | None:
+    """How many of the examples like a request are so, weighed by their likeness; None where none is like it."""
+    near = ranked(request, offered, LOOKED_AT)
+    if not near or near[0][0] < SURE:
+        return None
+    return sum(score for score, example in near if of(example)) / sum(score for score, _ in near)
+
+
+def needs_tool(request: str, offered: frozenset[str]) -> bool:
+    """Whether the requests most like this one were done with a tool, and it has a word of such work."""
+    share = _share(request, offered, lambda example: bool(example.steps))
+    work = WORK if is_question(request) else _SURELY
+    return share is not None and share >= 0.8 and means(request, *work, "show", "read", "before", "told", "every")
 
 
 def asks_of_the_past(request: str, offered: frozenset[str]) -> str:
     """The tool that looks through earlier conversations, where only that can know: it was told, and no file named."""
-    meant = means(request, "before", "told") and not means(request, *CHANGES, "show", "remind", "file", "folder")
-    if not meant or paths_in(request):
-        return ""
-    near = [example.tools for _, example in _ranked(request, offered, 3)]
-    return "memory_search" if {"memory_search"} in near else ""
+    other = paths_in(request) or means(request, *CHANGES, "show", "remind", "file", "folder")
+    near = [example.tools for _, example in ranked(request, offered, 3)]
+    return "memory_search" if {"memory_search"} in near and means(request, "before", "told") and not other else ""
 
 
-def next_step(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["call", "words", "either"]:
+def goes_on(request: str, offered: frozenset[str], made: Sequence[str]) -> Literal["words", "either"]:
     """Whether the requests most like this one went on with another call after those that were made."""
-    ranked = _ranked(request, offered, LOOKED_AT)
-    if not ranked or ranked[0][0] < SURE:
-        return "either"
-    acts = sum(name not in LOOKING for name in made)
-    total = sum(score for score, _ in ranked)
-    share = sum(score for score, example in ranked if _acts(example) > acts) / total
-    return "either" if share > 0.15 else "words"
+    changes = sum(name not in LOOKING for name in made)
+    share = _share(request, offered, lambda example: _acts(example) > changes)
+    return "either" if share is None or share > 0.15 else "words"
 
 
 def may_act(request: str, offered: frozenset[str]) -> bool:
     """Whether a request asks for more than a look, by its words or because most of those like it did."""
     if means(orders(request), *CHANGES, "remember", "remind") or means(request, "run", "command"):
         return True
-    ranked = _ranked(request, offered, LOOKED_AT)
-    if is_question(request) and not (ranked and _acts(ranked[0][1])):
-        return False
-    return sum(score for score, example in ranked if _acts(example)) > sum(score for score, _ in ranked) / 2
+    share = _share(request, offered, lambda example: _acts(example) > 0)
+    return not is_question(request) and share is not None and share > 0.5
 
 
-def shows(request: str, offered: frozenset[str], tool: str) -> bool:
-    """Whether a result of a tool is the answer itself: it was for most of the requests like this one."""
-    if tool == "list_dir":
-        return True
-    alike = [(score, example) for score, example in _ranked(request, offered, LOOKED_AT) if tool in example.tools]
-    quoted = sum(score for score, example in alike if len(example.steps) == 1 and _quotes(example))
-    return bool(alike) and quoted > sum(score for score, _ in alike) / 2
-
-
-def _quotes(example: Example) -> bool:
-    step = example.steps[0]
-    return example.answer == quote(step.tool, step.arguments, step.result)
-
-
-def acts(tool: str) -> bool:
-    """Whether a tool may change something, and does not only look."""
-    return tool not in LOOKING
+def names_of(tools: Iterable[Tool]) -> frozenset[str]:
+    return frozenset(str(tool.get("name")) for tool in tools)
 
 
 def _acts(example: Example) -> int:
-    return sum(step.tool not in LOOKING for step in example.steps)
+    return sum(tool not in LOOKING for tool, _, _ in example.steps)
 
 
-def _ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
+def ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
     bank, weights = _bank()
     wanted = _weigh(features(request), weights)
     scored = [
@@ -181,18 +141,15 @@ def _ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[flo
 def choose(tools: Sequence[Tool], request: str, used: Iterable[str] = ()) -> list[Tool]:
     """The tools to offer for a request, in their own order: the common ones, those of similar examples, those that
     the turn has used, and those whose own words are in the request."""
-    if not (means(request, "web") or names_an_address(request)):
+    if not (means(request, "web") or says(request, "address")):
         tools = [tool for tool in tools if tool.get("name") not in WEB]
-    names = frozenset(str(tool.get("name")) for tool in tools)
+    names = names_of(tools)
     wanted = {*used, *(name for name in COMMON if name in names)}
     for example in nearest(request, names, LOOKED_AT):
         wanted |= example.tools
-    wanted |= {tool for meaning, tool in _MEANT_BY.items() if tool in names and means(request, meaning)}
-    room = MOST - len(wanted)
-    if room > 0:
-        others = [tool for tool in tools if tool.get("name") not in wanted]
-        scored = [(score, str(tool["name"])) for tool in others if (score := _mentioned(tool, request)) > 0]
-        wanted |= {name for _, name in sorted(scored, reverse=True)[:room]}
+    wanted |= {tool for tool, meaning in CALLED_FOR_BY.items() if tool in names and means(request, meaning)}
+    others = sorted(((_mentioned(tool, request), str(tool.get("name"))) for tool in tools), reverse=True)
+    wanted |= {name for score, name in others[: max(0, MOST - len(wanted))] if score}
     return [tool for tool in tools if tool.get("name") in wanted]
 
 

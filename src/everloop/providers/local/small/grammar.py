@@ -1,56 +1,61 @@
-"""The grammar that a small model's answer is held to: one call of an offered tool, or words for the person."""
+"""What a small model's answer is held to: words for the person, or one call of an offered tool, in a grammar.
+
+Small models garble names and lines when they are free to, so a call can name only what was named or shown.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from ....tools.narrow import NARROW, failed, lines_of, quote
+from ....tools.seen import is_file
+from .conversation import Turn, text_of
 from .examples import all_examples
+from .words import (
+    BEHIND,
+    PATTERNS,
+    alike,
+    clock,
+    data,
+    folders_in,
+    in_every_place,
+    kept,
+    key_of,
+    means,
+    names_key,
+    paths_in,
+    says,
+    spans,
+    tokens,
+    weekday,
+    word_set,
+)
 
 Wanted = Literal["either", "call", "words"]
 _Shape = tuple[tuple[str, str | None], ...]
-Values = Mapping[str, Mapping[str, Sequence[str]]]  # by tool and argument, all that it can be
+# By tool and argument, all that it can be, or a rule of the grammar; `must` are arguments that the call must have.
+# Under `words`, what an answer in words begins with.
+Values = Mapping[str, Mapping[str, str | Sequence[str]]]
 
-_BASE = r"""
-text ::= [^{<\[\]}\n\t ] ([^\n] | "\n")*
-string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))* "\""
-filled ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex))+ "\""
-glob ::= "\"" [^"\\$^|()\x00-\x1F]+ "\""
-rest ::= ([^"\\\x00-\x1F] | "\\" ["\\/])*
-hex ::= [0-9a-fA-F]
-field ::= [0-9*] [0-9*,/-]*
-integer ::= "-"? [0-9] [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]? [0-9]?
-number ::= integer ("." [0-9] [0-9]? [0-9]? [0-9]?)?
-boolean ::= "true" | "false"
-value ::= string | number | boolean | "null" | array | object
-array ::= "[" (value (", " value)*)? "]"
-object ::= "{" (string ": " value (", " string ": " value)*)? "}"
-"""
-# A time as the scheduler reads it: small models write `now + 1 minute`, or `1:00` for a minute.
-_MOMENT = (
-    r""""\"" ("in " [1-9] [0-9]? [0-9]? " " ("minute" | "hour" | "day" | "week") "s"?"""
-    r""" | ("today " | "tomorrow ") [0-9] [0-9]? ":" [0-9] [0-9]"""
-    r''' | "2" [0-9] [0-9] [0-9] "-" [0-9] [0-9] "-" [0-9] [0-9] "T" [0-9] [0-9] ":" [0-9] [0-9]) "\""'''
-)
+_BASE, _MOMENT = data("grammar")["base"], data("grammar")["moment"]
+_RULES: Values = {"find_files": {"pattern": "glob"}, "cron": {"at": _MOMENT}}
 _FIXED = frozenset({"action", "deliver", "replace_all"})  # what the other arguments depend on
-_KINDS = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "string"}
-_GLOB: Mapping[str, Any] = {"rule": "glob"}  # a name with stars, which small models take for a regular expression
+_KINDS = ("integer", "number", "boolean", "string")
 # These say what or where: empty, they say nothing.
 _FILLED = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
 )
 
 
-def grammar(
-    tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", values: Values | None = None, begin: str = ""
-) -> str:
-    """The GBNF grammar of an answer; with no tools it can only be words.
-
-    `values` are, by tool and argument, all that can be given, where not anything can; words `begin` with a text.
-    """
+def grammar(tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", values: Values | None = None) -> str:
+    """The GBNF grammar of an answer; with no tools it can only be words."""
+    base, begin = _BASE, (values or {}).get("words", {}).get("begin")
+    if isinstance(begin, str):
+        base = _BASE.replace("words ::= text", f'words ::= {_literal(begin)} ("\\n" text)?')
     calls = [_call(number, tool, (values or {}).get(str(tool.get("name")), {})) for number, tool in enumerate(tools)]
-    base = f'words ::= {_literal(begin)} ("\\n" text)?{_BASE}' if begin else f"words ::= text{_BASE}"
     if not calls or wanted == "words":
         return f"root ::= words\n{base}"
     root = "call" if wanted == "call" else "call | words"
@@ -64,99 +69,51 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"tool": name, **arguments}, ensure_ascii=False)
 
 
-def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, Sequence[str]]) -> str:
-    name = str(tool.get("name", ""))
-    schema = tool.get("parameters") or {}
-    properties: Mapping[str, Any] = schema.get("properties") or {}
+def _call(number: int, tool: Mapping[str, Any], values: Mapping[str, str | Sequence[str]]) -> str:
+    name, schema = str(tool.get("name", "")), tool.get("parameters") or {}
+    rules = {key: _rule(key, kind) for key, kind in (schema.get("properties") or {}).items()}
+    rules |= {key: _rule(key, value) for key, value in {**_RULES.get(name, {}), **values}.items() if key in rules}
     must = {*values.get("must", ())}
-    known = [
-        shape
-        for shape in _SHAPES.get(name, ())
-        if must <= {key for key, _ in shape} and all(key in properties for key, _ in shape)
+    shapes = [shape for shape in _SHAPES.get(name, ()) if must <= dict(shape).keys() <= rules.keys()]
+    if isinstance(values.get("old_text"), str):  # the rule of what is replaced has what replaces it
+        edit = f"{_pair('path', rules['path'])} {_pair('old_text', rules['old_text'])}"
+        return f"call{number} ::= {_literal(json.dumps(name))} {edit}"
+    forms = [
+        " ".join(_pair(key, _literal(json.dumps(fixed)) if fixed else rules[key]) for key, fixed in shape)
+        for shape in shapes
     ]
-    given: dict[str, Any] = {key: {"enum": list(choices)} for key, choices in values.items() if key in properties}
-    if (lines := values.get("old_text")) and {"old_text", "new_text"} <= given.keys():
-        return _edit(number, name, given["path"], lines, values)
-    if named := values.get("named"):
-        given["old_text"] = {"enum": list(named)}
-        if said := values.get("said"):
-            given["new_text"] = {"enum": list(said)}
-    if fields := values.get("fields"):
-        given["cron"] = {"fields": fields}
-    if name == "find_files":
-        given["pattern"] = _GLOB
-    if name == "cron":
-        given["at"] = {"rule": _MOMENT}
-    properties = {**properties, **given}
-    forms = [_form(shape, properties) for shape in known] or [_any_form(properties, schema.get("required") or ())]
-    return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(forms)})"
-
-
-def _edit(
-    number: int, name: str, path: Mapping[str, Any], lines: Sequence[str], values: Mapping[str, Sequence[str]]
-) -> str:
-    """A call that puts one line in the place of another, which it begins like, wherever that stands."""
-    pairs = " | ".join(
-        f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} "
-        f"{_new_line(line, beginning, values)}"
-        for line, beginning in zip(lines, values["new_text"], strict=True)
-    )
-    place = _pair("path", _rule("path", path))
-    return f"call{number} ::= {_literal(json.dumps(name))} {place} {_pair('old_text', f'({pairs})')}"
-
-
-def _new_line(line: str, beginning: str, values: Mapping[str, Sequence[str]]) -> str:
-    """The line with other words of the request in it, where it is known which are to be replaced, or one like it."""
-    places = [place.split("\0")[1:] for place in values.get("swaps", ()) if place.split("\0")[0] == line]
-    if not places or not values.get("said"):
-        end = line[-1] if line.endswith((",", ";")) else ""
-        return f"{_part(beginning, start=True)} rest {_part(end, end=True)}"
-    said = " | ".join(_part(words) for words in values["said"])
-    forms = [f"{_part(before, start=True)} ({said}) {_part(after, end=True)}" for before, after in places]
-    return f"({' | '.join(forms)})"
-
-
-def _part(text: str, start: bool = False, end: bool = False) -> str:
-    """A piece of a JSON string."""
-    inner = json.dumps(text, ensure_ascii=False)[1:-1]
-    return _literal(f"{chr(34) if start else ''}{inner}{chr(34) if end else ''}")
-
-
-def _form(shape: Sequence[tuple[str, str | None]], properties: Mapping[str, Any]) -> str:
-    parts = [_pair(key, _literal(json.dumps(fixed)) if fixed else _rule(key, properties[key])) for key, fixed in shape]
-    return " ".join(parts) or '""'
-
-
-def _any_form(properties: Mapping[str, Any], required: Sequence[str]) -> str:
-    """What is required, and then what else is known, in the schema's order."""
-    must = [_pair(key, _rule(key, properties[key])) for key in properties if key in required]
-    may = [f"({_pair(key, _rule(key, properties[key]))})?" for key in properties if key not in required]
-    return " ".join(must + may) or '""'
+    if not shapes:  # what is required, and then what else is known, in the schema's order
+        required = schema.get("required") or ()
+        parts = [_pair(key, rule) for key, rule in rules.items() if key in required]
+        forms = [" ".join([*parts, *(f"({_pair(key, rule)})?" for key, rule in rules.items() if key not in required)])]
+    return f"call{number} ::= {_literal(json.dumps(name))} ({' | '.join(form or _literal('') for form in forms)})"
 
 
 def _pair(key: str, rule: str) -> str:
     return f"{_literal(f', {json.dumps(key)}: ')} {rule}"
 
 
-def _rule(key: str, schema: Mapping[str, Any]) -> str:
-    if fields := schema.get("fields"):  # of a time: those that were named, the others free
-        parts = (_literal(field) if field else "field" for field in fields)
-        return " ".join([_literal('"'), ' " " '.join(parts), _literal('"')])
-    if rule := schema.get("rule"):
-        return str(rule)
-    choices = schema.get("enum")
+def _rule(key: str, kind: Any) -> str:
+    """The rule of an argument: one that is given, one of several values, or whatever its schema lets it be."""
+    if isinstance(kind, str):
+        return kind
+    choices = kind.get("enum") if isinstance(kind, Mapping) else kind
     if isinstance(choices, list) and choices:
         return f"({' | '.join(_literal(json.dumps(choice, ensure_ascii=False)) for choice in choices)})"
-    kind = schema.get("type")
-    if kind == "string" and key in _FILLED:
-        return "filled"
-    return _KINDS.get(kind, "value") if isinstance(kind, str) else "value"
+    type_ = kind.get("type") if isinstance(kind, Mapping) else None
+    return "filled" if type_ == "string" and key in _FILLED else type_ if type_ in _KINDS else "value"
 
 
 def _literal(text: str) -> str:
     """A text as a literal of the grammar."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+def _part(text: str, start: bool = False, end: bool = False) -> str:
+    """A piece of a JSON string."""
+    inner = json.dumps(text, ensure_ascii=False)[1:-1]
+    return _literal('"' * start + inner + '"' * end)
 
 
 def _shapes() -> dict[str, list[_Shape]]:
@@ -171,3 +128,155 @@ def _shapes() -> dict[str, list[_Shape]]:
 
 
 _SHAPES = _shapes()
+
+
+# ---------------------------------------------------------------------------------------------- values of a call
+
+RECENT = 8  # messages whose files are known
+MOST_PATHS = 40
+MOST_LINES = 30  # that an edit can choose from
+
+
+def values_for(turn: Turn) -> dict[str, dict[str, Any]]:
+    """What a call can name: a file that was named or that a result has shown, a line of what was read.
+
+    Small models garble names and lines when they are free to. After a call that failed they are.
+    """
+    there = turn.there
+    if turn.calls and failed(turn.calls[-1][2]):
+        name, arguments, _ = turn.calls[-1]
+        return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
+    seen = [path for _, _, result in turn.calls for path in paths_in(result)][:MOST_PATHS]
+    named = paths_in(turn.request)
+    said = [path for message in turn.conversation[-RECENT:] for path in paths_in(text_of(message))]
+    known = [*reversed(there.touched), *there.files]
+    files = list(dict.fromkeys([*named, *seen] or [*known, *said][:MOST_PATHS]))
+    beside = folders_in(turn.request)
+    folders = [path for path in [*files, *tokens(turn.request)[:MOST_PATHS]] if not is_file(path)]
+    values: dict[str, dict[str, Any]] = {"read_file": {"path": files}, "list_dir": {"path": [".", *folders]}}
+    sure = [path for path in named if is_file(path)]
+    values["grep"] = {"path": [".", *files, *folders_in(turn.request, inside=False)], "must": ["path"] if sure else []}
+    values["write_file"] = {"path": _new_files(turn, sure, beside)}
+    values["edit_file"] = {"path": files, **_edits(turn, files)}
+    values |= _narrow(turn, sure, beside)
+    if turn.file and values["write_file"]["path"] == [turn.file]:
+        values["write_file"] = {"path": [turn.file]}
+    for given in values.values():
+        given["path"] = list(dict.fromkeys(given["path"]))
+    if turn.names[-1:] == ["list_dir"]:  # of a list, small models leave files out
+        values["words"] = {"begin": quote(*turn.calls[-1])}
+    any_day = "*" if (day := weekday(turn.request)) else ""
+    if any(fields := [*clock(turn.request), any_day, any_day, day]):  # those that were named, the others free
+        parts = ' " " '.join(_literal(field) if field else "field" for field in fields)
+        # What comes again and again at a time of day is by the calendar, and not once.
+        must = ["cron"] if fields[0] and means(turn.request, "every") else []
+        values["cron"] = {"cron": " ".join([_literal('"'), parts, _literal('"')]), "must": must}
+    return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
+
+
+def _new_files(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """What a file can be called that is written: as it was named, but not like one that was only to be read."""
+    read = {str(arguments.get("path")) for name, arguments, _ in turn.calls if name == "read_file"}
+    names = [path for path in named if path not in read] or list(named)
+    return [*names, *(f"{folder}/{name}" for folder in folders for name in names if "/" not in name)]
+
+
+def _narrow(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the narrow tools can name: files that are known, and of the others those that the request names."""
+    there = turn.there
+    known = [path for path in named if there.has(path)]
+    rest = [path for path in named if path not in known]
+    files = [turn.file] if turn.file else known or list(named) or [*reversed(there.touched), *there.files]
+    lines = [line for path in files for line in there.texts.get(path, ())]
+    runs = [run for run in spans(turn.request) if not is_file(run)]
+    text = [run for run in runs if any(run in line for line in lines)] if lines else runs
+    places = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in there.folders[-1:] if not rest]
+    to = places or [path for path in (rest or named) if path != turn.file]
+    if len(named) > 1 and not places and not turn.file:
+        files, to = [named[0]], list(named[1:])
+    given = {tool: {"path": list(files)} for tool in NARROW}
+    given["remove_line"]["text"] = text or lines[:MOST_LINES]
+    given["move"]["to"] = given["copy"]["to"] = to
+    if not turn.file:
+        given["append"]["path"] = list(named) or files
+    return given
+
+
+def _edits(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
+    """What an edit can replace: a line of what was read or found, or words that the person has named."""
+    lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
+    if not files:
+        return {}
+    every = in_every_place(turn.request)
+    named = spans(turn.request, "\n".join(lines))
+    if lines and not (every and named):
+        places = swaps(turn.request, lines)
+        old = alike(turn.request, places or lines)[:MOST_LINES]
+        old = [line for line in old if names_key(turn.request, line)] or old
+        if turn.corrects and not places and turn.there.last_edit in lines and len(old) == len(set(lines)):
+            old = [turn.there.last_edit]  # no line was spoken of, so it is the one that was changed last
+        changes = [(line, *place) for line in old for place in places.get(line, ())]
+        said = new_words(turn.request, [line[len(one) : len(line) - len(two)] for line, one, two in changes])
+        pairs = " | ".join(_edit(line, places.get(line, ()), said, kept(turn.request, line)) for line in old)
+        return {"old_text": f"({pairs})"}
+    said = new_words(turn.request, named if lines else ()) if named and names_both(turn.request) else []
+    return {"old_text": named, "new_text": said, "must": ["replace_all"] if every else []}
+
+
+def _edit(line: str, places: Iterable[tuple[str, str]], said: Sequence[str], beginning: str) -> str:
+    """A line and what replaces it: the line with other words of the request in it, where it is known which are to be
+    replaced, or one that begins like it."""
+    parts = " | ".join(map(_part, said))
+    forms = [f"{_part(before, start=True)} ({parts}) {_part(after, end=True)}" for before, after in places if said]
+    end = line[-1] if line.endswith((",", ";")) else ""
+    new = f"({' | '.join(forms)})" if forms else f"{_part(beginning, start=True)} rest {_part(end, end=True)}"
+    return f"{_literal(json.dumps(line, ensure_ascii=False) + ', ' + json.dumps('new_text') + ': ')} {new}"
+
+
+# ---------------------------------------------------------------------------------------------- edits
+
+_BEFORE, _AFTER = PATTERNS["before_old"].pattern, PATTERNS["after_old"].pattern
+_JOINS = word_set("joins")
+_WITHIN = re.compile(r"[.,;!?]\s")  # the end of a sentence, or of a part of one
+_STOPS = ".,:;!?\"'“”«»()"
+
+
+def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """By line, what stands before and after the words that are to be replaced in it; empty where none were named."""
+    found = list(dict.fromkeys(lines))
+    named = spans(request, "\n".join(found))
+    surely: dict[str, list[tuple[str, str]]] = {}
+    perhaps: dict[str, list[tuple[str, str]]] = {}
+    for old in named:
+        places = surely if _is_old(request, old) else perhaps
+        for line in found:
+            if old in line and (around := _around(line, old, len(key_of(line)))):
+                places.setdefault(line, []).extend(around)
+    unsure = says(request, "both") and not any(names_key(request, line) for line in found)
+    return surely or (perhaps if unsure else {})
+
+
+def names_both(request: str) -> bool:
+    """Whether the words that are to be there are named as well as those that are."""
+    return says(request, "pair")
+
+
+def new_words(request: str, old: Sequence[str]) -> list[str]:
+    """What can be put in their place: words of the request without those that are replaced."""
+    said = dict.fromkeys(run.strip(_STOPS) for run in spans(request))
+    right = [run for run in said if run and not _WITHIN.search(run) and not any(_stands(one, run) for one in old)]
+    return [run for run in right if not _JOINS & {run.lower().split()[0], run.lower().split()[-1]}]
+
+
+def _is_old(request: str, words: str) -> bool:
+    escaped = re.escape(words)
+    return re.search(rf"{_BEFORE}{escaped}{BEHIND}|(?<!\w){escaped}{_AFTER}", request, re.I) is not None
+
+
+def _around(line: str, old: str, start: int) -> list[tuple[str, str]]:
+    found = re.compile(rf"(?<!\w){re.escape(old)}{BEHIND}").finditer(line, start)
+    return [(line[: one.start()], line[one.end() :]) for one in found]
+
+
+def _stands(words: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(words)}{BEHIND}", text) is not None

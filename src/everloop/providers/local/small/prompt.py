@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ....tools.narrow import cut, short_result
-from .conversation import Message, Seen, calls_of, text_of, texts_of, without_clock
+from ....tools.seen import Seen
+from .conversation import Message, calls_of, text_of, without_clock
 from .examples import CLIENT, FIXED, PROMPTS, Example
 from .grammar import call_text
 
@@ -47,9 +48,9 @@ def client_prefix(system: str, tools: Iterable[Mapping[str, Any]]) -> list[Messa
 
 def example_messages(example: Example) -> list[Message]:
     shown: list[Message] = [{"role": "user", "content": example.request}]
-    for step in example.steps:
-        shown.append({"role": "assistant", "content": call_text(step.tool, step.arguments)})
-        shown.append({"role": "user", "content": _result(short_result(step.tool, step.result, RESULT_LIMIT))})
+    for tool, arguments, result in example.steps:
+        shown.append({"role": "assistant", "content": call_text(tool, arguments)})
+        shown.append({"role": "user", "content": _result(short_result(tool, result, RESULT_LIMIT))})
     return [*shown, {"role": "assistant", "content": example.answer}]
 
 
@@ -84,7 +85,10 @@ def notes(system: str, there: Seen) -> list[Message]:
 
 def talk(system: str, conversation: Sequence[Message], there: Seen) -> list[Message]:
     """The messages of a request that is talk: no tools and no examples, only what was said and what is known."""
-    about = "\n\n".join(part for part in (surroundings(system), texts_of(there.touched[-2:], there, 600)) if part)
+    files = [
+        f"{path} says now:\n" + "\n".join(there.texts[path]) for path in there.touched[-2:] if there.texts.get(path)
+    ]
+    about = "\n\n".join(part for part in (surroundings(system), *(text[:600] for text in files)) if part)
     shown: list[Message] = [{"role": "system", "content": f"{PROMPTS['talk']}\n\n{about}".strip()}]
     said = [message for message in conversation if message.get("role") in ("user", "assistant") and text_of(message)]
     limits = [OLD_LIMIT if at < len(said) - RECENT else RESULT_LIMIT for at in range(len(said))]
@@ -95,9 +99,9 @@ def talk(system: str, conversation: Sequence[Message], there: Seen) -> list[Mess
     return shown
 
 
-def told(conversation: Sequence[Message], limit: int) -> list[Message]:
+def told(conversation: Sequence[Message], limit: int, request: str = "") -> list[Message]:
     """Messages in the shapes that the examples have: calls as their JSON, results as what a person would paste. The
-    last ones are longer than `limit`."""
+    last ones are longer than `limit`. The first is told as `request`, where that is given."""
     shown: list[Message] = []
     whole, short = len(conversation) - RECENT, limit
     for at, message in enumerate(conversation):
@@ -111,7 +115,7 @@ def told(conversation: Sequence[Message], limit: int) -> list[Message]:
             for name, arguments in calls_of(message):
                 shown.append({"role": "assistant", "content": call_text(name, arguments)})
         elif text:
-            shown.append({"role": "user", "content": without_clock(text)})
+            shown.append({"role": "user", "content": request if request and not at else without_clock(text)})
     return shown
 
 

@@ -9,39 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from ....tools.narrow import NARROW, command_of, failed, quote, short_result
+from ....tools.narrow import LOOKING, NARROW, command_of, failed, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
 from .answers import claims_work, imitates, invented, leak, report, sentence
-from .conversation import Message, Seen, Turn, described, last_request, meant, parted, seen_in, text_of, turn_of
-from .decide import RECENT as RECENT_TURNS
-from .decide import (
-    Decision,
-    arithmetic,
-    decide,
-    first_call,
-    fits,
-    last_words,
-    only,
-    saved_part,
-    shows_all,
-    wanted_next,
-    writes_code,
-)
-from .examples import KNOWN, SHOWN, acts, choose, introduce, mentions, nearest, needs_tool, shows
-from .grammar import Values, Wanted, grammar
+from .conversation import Message, Turn, meant, text_of, turn_of
+from .decide import decide, first_call, next_step, resolved
+from .examples import KNOWN, SHOWN, Tool, choose, introduce, names_of, nearest
+from .grammar import Values, Wanted, grammar, values_for
 from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
-from .values import values_for
-from .words import paths_in, tongue
+from .words import tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
-ANSWER_TOKENS = 600
 PROMPT_TOKENS = 1_500  # of the examples and notes before a conversation
+_ASKED: Mapping[str, Any] = {"temperature": 0, "max_tokens": 600, "cache_prompt": True}
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -50,146 +35,55 @@ def shaping_for(setting: str, size: int) -> SmallShaping | None:
     return SmallShaping() if small else None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request with all that it is judged by. `certain` is whether an answer that needs no model may be given."""
-
-    system: str
-    conversation: Sequence[Message]
-    last: int  # where the turn that is being worked on begins
-    turn: Turn
-    offered: Sequence[Mapping[str, Any]]
-    certain: bool
-
-    @cached_property
-    def before(self) -> Seen:
-        """What was seen of the workspace before this turn."""
-        return seen_in(self.conversation[: self.last])
-
-    @cached_property
-    def there(self) -> Seen:
-        return seen_in(self.conversation)
-
-
 class SmallShaping:
     """Shapes requests for a small model. It keeps nothing: the same conversation, the same bytes."""
 
     prompt_tokens = PROMPT_TOKENS
+    certain = True  # whether an answer that needs no model may be given
 
     def for_json(self, form: Mapping[str, Any]) -> SmallJson:
         return SmallJson(form)
 
-    def prepare(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = True
-    ) -> dict[str, Any] | LLMResponse:
-        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change. With
-        `certain`, the answer itself where it needs no model: a result, or a sum. A look that must come first always."""
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
+        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change. Or the
+        answer itself where it is certain without the model: a look that must come first, or what a call has done."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
         if "exec" in names_of(offered):
             offered += NARROW.values()
-        system, conversation = parted(messages)
-        last = last_request(conversation)
-        turn = turn_of(conversation[last:])
-        asked = Asked(system, conversation, last, turn, offered, certain)
-        if not offered:
-            result = arithmetic(turn.request) if certain else ""
-            return LLMResponse(result) if result else self._request(asked)
-        if not KNOWN & names_of(offered):
-            return self._with_client_tools(asked)
-        decision = _decision(asked)
-        if decision.route == "work" or turn.calls:
-            return self._work(asked, decision)
-        talk = _talk(asked)
-        if isinstance(talk, dict):
-            talk["_work"] = partial(self._work, asked, Decision("work", meant(turn.request, asked.before)))
-        return talk
+        turn = turn_of(messages)
+        if offered and not KNOWN & names_of(offered):  # a client's own: no example shows them
+            stable = client_prefix(turn.system, offered)
+            own = told(turn.conversation, RESULT_LIMIT)
+            return _held(turn, [*stable, *own], len(stable), offered, "either", {}, [stable[0], *own])
+        decided = decide(turn, offered) if offered else turn
+        if decided is None and not turn.calls:
+            shown = joined(talk(turn.system, turn.conversation, turn.there))
+            return {**_ASKED, "messages": shown, "stable": 0, "_wanted": "words", "_turn": turn, "_talk": offered}
+        return self._work(decided or turn, offered)
 
-    def _work(self, asked: Asked, decision: Decision) -> dict[str, Any] | LLMResponse:
-        """The step of a turn that may need tools, on the file that the decision names."""
-        turn, names = _resolved(asked.turn, decision, asked.there), names_of(asked.offered)
-        answer = last_words(asked.conversation[: asked.last], turn.request)
-        if first := first_call(turn, names, asked.before, asked.there, answer):
-            return _made(*first)
-        if asked.certain and not turn.calls and "write_file" in names and (file := writes_code(turn.request)):
-            return _code(asked, file)
-        return self._request(replace(asked, turn=turn))
-
-    def _request(self, asked: Asked) -> dict[str, Any] | LLMResponse:
-        """The request for the model with tools, worked examples and a grammar."""
-        system, conversation, last, turn = asked.system, asked.conversation, asked.last, asked.turn
-        offered, before, there, certain = asked.offered, asked.before, asked.there, asked.certain
-        chosen: Sequence[Mapping[str, Any]] = choose(offered, turn.request, [name for name, _, _ in turn.calls])
+    def _work(self, turn: Turn, offered: Sequence[Tool]) -> dict[str, Any] | LLMResponse:
+        """A step of a turn that may need tools: a call that is certain, or a request with examples and a grammar."""
+        turn, names = resolved(turn), names_of(offered)
+        if names and (first := first_call(turn, names)):
+            return LLMResponse(None, [_call_of(*first)], finish_reason="tool_calls")
+        chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
-        if any(failed(result) for _, _, result in turn.calls):
-            chosen = offered  # what it needs may be among the others
-        wanted = wanted_next(turn, names_of(chosen))
-        whole = shows_all(turn.request)
-        if turn.calls and turn.calls[-1][0] == "read_file" and (turn.file or whole) and not only(turn, there):
-            wanted = "words"
-            if certain and whole and (text := quote(*turn.calls[-1])):
-                return LLMResponse(text)
-        if certain and wanted != "call" and not only(turn, there) and (done := report(turn)):
+        values = values_for(turn)
+        wanted, possible = next_step(turn, chosen, offered, values)
+        if self.certain and wanted != "call" and (done := report(turn)):
             return LLMResponse(done)
-        values = values_for(turn, conversation, there)
-        clear = only(turn, there) & shown_for
-        if clear and not any(failed(result) for _, _, result in turn.calls):
-            wanted, chosen = "call", [tool for tool in chosen if tool.get("name") in clear]
-        else:
-            chosen = [tool for tool in chosen if fits(str(tool.get("name")), turn, wanted, shown_for, values)]
-        if not turn.file and not paths_in(turn.request):  # nothing is deleted or moved by a guess at what is meant
-            chosen = [tool for tool in chosen if tool.get("name") not in NARROW]
-        names = names_of(chosen)
-        stable = prefix(names_of(offered))
-        begin = _begin(turn, names)
-        near = nearest(turn.request, shown_for, SHOWN) if names else []
-        current = told(conversation[last:], RESULT_LIMIT)
-        if turn.file and current:
-            current[0] = {"role": "user", "content": turn.request}
+        near = nearest(turn.request, shown_for, SHOWN) if possible else []
+        stable = prefix(names)
         own = [
-            *notes(system, before),
-            *told(conversation[:last], OLD_LIMIT),
+            *notes(turn.system, turn.before),
+            *told(turn.conversation[: turn.start], OLD_LIMIT),
             *([{"role": "user", "content": introduced}] if introduced else []),
-            *current,
+            *told(turn.conversation[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
         ]
         # Examples stand before the conversation: behind it, "the list" and "it" would mean theirs.
         shown = [*stable, *(message for example in reversed(near) for message in example_messages(example)), *own]
-        return self._held(asked, shown, len(stable), chosen, wanted, values, begin, [*stable[:1], *own])
-
-    def _held(
-        self,
-        asked: Asked,
-        shown: Sequence[Message],
-        stable: int,
-        tools: Sequence[Mapping[str, Any]],
-        wanted: Wanted,
-        values: Values,
-        begin: str,
-        bare: Sequence[Message],
-    ) -> dict[str, Any]:
-        """The request whose answer is held to a grammar. `bare` are its messages without examples."""
-        said = [text_of(one) for one in asked.conversation if one.get("role") != "assistant"]
-        return {
-            "messages": joined(shown),
-            "stable": stable,
-            "grammar": grammar(tools, wanted, values, begin),
-            "temperature": 0,
-            "max_tokens": ANSWER_TOKENS,
-            "cache_prompt": True,
-            "_wanted": wanted,
-            "_turn": asked.turn,
-            "_tools": tools,
-            "_values": values,
-            "_begin": begin,
-            "_bare": joined(bare),
-            "_known": [asked.system, *said, *asked.there.files],
-        }
-
-    def _with_client_tools(self, asked: Asked) -> dict[str, Any]:
-        """The request where all tools are a client's own: no example shows them, so each of them is described."""
-        stable = client_prefix(asked.system, asked.offered)
-        own = told(asked.conversation, RESULT_LIMIT)
-        return self._held(asked, [*stable, *own], len(stable), asked.offered, "either", {}, "", [stable[0], *own])
+        return _held(turn, shown, len(stable), possible, wanted, values, [*stable[:1], *own])
 
     def visible(self, text: str) -> str:
         """Words are for the person, a call is not."""
@@ -200,15 +94,11 @@ class SmallShaping:
 
         Asked again once only: a model that insists is believed, for the person sees the calls.
         """
-        usage = read_usage(answer.get("usage"))
+        usage, turn = read_usage(answer.get("usage")), request["_turn"]
         text, reason = _text_of_answer(answer)
-        if "_code" in request and reason == "stop":
-            saved = ToolCallRequest(_new_id(), "write_file", {"path": request["_code"], "content": saved_part(text)})
-            return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if "_talk" in request:
-            if "_work" in request and imitates(text):  # talk can have done nothing
-                done: LLMResponse | dict[str, Any] = request["_work"]()
-                return done
+            if imitates(text):  # talk can have done nothing
+                return self._work(replace(turn, file=meant(turn.said, turn.before)), request["_talk"])
             return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _call(text)
         written = [text] if call is None else [json.dumps(call.arguments, ensure_ascii=False)]
@@ -219,10 +109,36 @@ class SmallShaping:
             # Nothing of an example may reach the person or a file. Asked without examples, it can be from none.
             return {**request, "messages": request["_bare"], "_bared": True, "_again": True}
         if made_up:
-            return LLMResponse(sentence("unsure", tongue(request["_turn"].request)), usage=usage)
+            return LLMResponse(sentence("unsure", tongue(turn.said)), usage=usage)
         if call is not None:
-            return LLMResponse(None, [_widened(call)], finish_reason="tool_calls", usage=usage)
+            call = _call_of(call.name, call.arguments, call.error)
+            return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
         return LLMResponse(text, finish_reason=reason, usage=usage)
+
+
+def _held(
+    turn: Turn,
+    shown: Sequence[Message],
+    stable: int,
+    tools: Sequence[Tool],
+    wanted: Wanted,
+    values: Values,
+    bare: Sequence[Message],
+) -> dict[str, Any]:
+    """The request whose answer is held to a grammar. `bare` are its messages without examples."""
+    said = [text_of(one) for one in turn.conversation if one.get("role") != "assistant"]
+    return {
+        **_ASKED,
+        "messages": joined(shown),
+        "stable": stable,
+        "grammar": grammar(tools, wanted, values),
+        "_wanted": wanted,
+        "_turn": turn,
+        "_tools": tools,
+        "_values": values,
+        "_bare": joined(bare),
+        "_known": [turn.system, *said, *turn.there.files],
+    }
 
 
 def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
@@ -232,76 +148,11 @@ def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
     return text, str(choice.get("finish_reason") or "stop")
 
 
-def _decision(asked: Asked) -> Decision:
-    conversation, request = asked.conversation[: asked.last], asked.turn.request
-    starts = [at for at, message in enumerate(conversation) if message.get("role") == "user"]
-    lately = seen_in(conversation[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 :])
-    needs = "call" if mentions(asked.offered, request) else needs_tool(request, names_of(asked.offered))
-    return decide(request, asked.before, bool(lately.touched), needs)
-
-
-def _talk(asked: Asked) -> dict[str, Any] | LLMResponse:
-    """The request for the plain model: its own template, no grammar, no tools and no examples."""
-    if asked.certain and (result := arithmetic(asked.turn.request)):
-        return LLMResponse(result)
-    return _plainly(joined(talk(asked.system, asked.conversation, asked.there)))
-
-
-def _plainly(messages: list[Message]) -> dict[str, Any]:
-    return {
-        "messages": messages,
-        "stable": 0,
-        "temperature": 0,
-        "max_tokens": ANSWER_TOKENS,
-        "cache_prompt": True,
-        "_wanted": "words",
-        "_talk": True,
-    }
-
-
-def _code(asked: Asked, file: str) -> dict[str, Any]:
-    """The request for the code of a file: the plain model writes it with its line breaks, and it is saved as it is."""
-    shown = joined(talk(asked.system, asked.conversation, asked.there))
-    wish = f"{shown[-1]['content']}\n\nAnswer with the code of {file} alone, in one fenced block."
-    shown[-1] = {"role": "user", "content": wish}
-    return {**_plainly(shown), "_code": file}
-
-
-def _resolved(turn: Turn, decision: Decision, there: Seen) -> Turn:
-    """The turn with the file that is meant behind its request. After a look at the folder, what that has shown."""
-    file = decision.file
-    if not paths_in(turn.request) and any(name == "list_dir" for name, _, _ in turn.calls):
-        file = described(turn.request, there) or file
-    if not file:
-        return turn
-    request = f"{turn.request} ({file})"
-    return Turn(request, turn.calls, file, decision.corrects, decision.goes_on)
-
-
-def _made(name: str, arguments: dict[str, Any]) -> LLMResponse:
-    call = _widened(ToolCallRequest(_new_id(), name, arguments))
-    return LLMResponse(None, [call], finish_reason="tool_calls")
-
-
-def _new_id() -> str:
-    return f"call_{uuid4().hex[:12]}"
-
-
-def _widened(call: ToolCallRequest) -> ToolCallRequest:
-    """A call of a narrow tool as the command that it stands for."""
-    if call.name not in NARROW:
-        return call
-    return replace(call, name="exec", arguments={"command": command_of(call.name, call.arguments)})
-
-
-def _begin(turn: Turn, names: frozenset[str]) -> str:
-    """What words must begin with: the last result, where that is what was asked for."""
-    if not turn.calls:
-        return ""
-    name, arguments, result = turn.calls[-1]
-    if name not in ("list_dir", "read_file") or not shows(turn.request, names, name):
-        return ""
-    return quote(name, arguments, result)
+def _call_of(name: str, arguments: dict[str, Any], error: str | None = None) -> ToolCallRequest:
+    """A call; one of a narrow tool as the command that it stands for."""
+    if name in NARROW:
+        name, arguments = "exec", {"command": command_of(name, arguments)}
+    return ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments, error)
 
 
 def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -310,7 +161,7 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
     if call is not None:
         made = [(name, arguments) for name, arguments, _ in turn.calls]
         return _again(request, "words") if (call.name, call.arguments) in made else None
-    done = any(acts(name) and not failed(result) for name, _, result in turn.calls)
+    done = any(name not in LOOKING and not failed(result) for name, _, result in turn.calls)
     if done or not request["_tools"] or not claims_work(text):
         return None
     if turn.calls and failed(turn.calls[-1][2]):
@@ -320,25 +171,20 @@ def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -
 
 
 def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str, Any]:
-    made = grammar(request["_tools"], wanted, request["_values"], request["_begin"])
+    made = grammar(request["_tools"], wanted, request["_values"])
     return {**request, "messages": [*request["messages"], *said], "grammar": made, "_again": True}
-
-
-def names_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset(str(tool.get("name")) for tool in tools)
 
 
 def _call(text: str) -> ToolCallRequest | None:
     """The call that an answer is, if it is one."""
     if not text.startswith("{"):
         return None
-    id = _new_id()
     try:
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
         name, arguments = str(pairs[0][1]), {key: _plain(value) for key, value in pairs[1:]}
     except (ValueError, TypeError, IndexError, AttributeError):
-        return ToolCallRequest(id, "unknown", {}, error="the call was cut off: make it shorter")
-    return ToolCallRequest(id, name, arguments)
+        return ToolCallRequest("", "unknown", {}, error="the call was cut off: make it shorter")
+    return ToolCallRequest("", name, arguments)
 
 
 def _plain(value: Any) -> Any:
@@ -356,14 +202,14 @@ def _plain(value: Any) -> Any:
 class SmallJson(SmallShaping):
     """Shapes one request whose answer has a form of the caller's. Calls come first; the answer is held to the form."""
 
+    certain = False
+
     def __init__(self, form: Mapping[str, Any]) -> None:
         self._form = form
         self._answers = False
 
-    def prepare(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, certain: bool = False
-    ) -> dict[str, Any] | LLMResponse:
-        request = super().prepare(messages, tools, certain)
+    def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
+        request = super().prepare(messages, tools)
         return self._answer(request) if isinstance(request, dict) and request["_wanted"] == "words" else request
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-_DATA: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+from ....tools.seen import is_file
+
+
+def data(name: str) -> Mapping[str, Any]:
+    """What a file of data beside this one says."""
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+_DATA = data("words")
 MEANINGS: Mapping[str, str] = _DATA["meanings"]
-TONGUES: Mapping[str, str] = _DATA["tongues"]
-DAYS: Sequence[str] = _DATA["days"]["names"]
-
-
 PATTERNS: Mapping[str, re.Pattern[str]] = {name: re.compile(text, re.I) for name, text in _DATA["patterns"].items()}
 
 
@@ -28,19 +32,13 @@ def word_set(name: str) -> frozenset[str]:
     return frozenset(_DATA["words"][name].split())
 
 
-def _table() -> tuple[dict[str, str], list[tuple[str, str]]]:
-    exact, beginnings = {}, []
-    for meaning, words in MEANINGS.items():
-        for word in words.split():
-            if word.endswith("-"):
-                beginnings.append((word[:-1], f"§{meaning}"))
-            else:
-                exact[word] = f"§{meaning}"
-    return exact, sorted(beginnings, key=lambda pair: -len(pair[0]))
-
-
 EMPTY = word_set("empty")
-_EXACT, _BEGINNINGS = _table()
+_BY_WORD = {word: f"§{meaning}" for meaning, said in MEANINGS.items() for word in said.split()}
+# A stroke behind a word: whatever begins with it; the longest beginning counts.
+_BEGINNINGS = sorted(
+    ((word[:-1], one) for word, one in _BY_WORD.items() if word[-1] == "-"), key=lambda pair: -len(pair[0])
+)
+_SCRIPTS: Mapping[str, str] = _DATA["scripts"]
 _SAID_TOGETHER = [(re.compile(rf"(?<!\w)(?:{runs})\b"), f" §{meaning} ") for meaning, runs in _DATA["phrases"].items()]
 MEANT = frozenset(f"§{meaning}" for meaning in (*MEANINGS, *_DATA["phrases"]))
 
@@ -56,40 +54,31 @@ def together(text: str) -> str:
 @lru_cache(maxsize=4096)
 def meanings_of(word: str) -> list[str]:
     """What a word means, or itself; a run of letters without spaces between words may mean several things."""
-    if word.startswith("§"):
-        return [word]
-    if word in _EXACT:
-        return [_EXACT[word]]
-    if word[0] > "\u3000" and word[0] < "\uac00":
-        found = [meaning for beginning, meaning in _BEGINNINGS if beginning in word]
-        return found or [word]
-    for beginning, meaning in _BEGINNINGS:
-        if word.startswith(beginning):
-            return [meaning]
-    return [word]
+    if word in _BY_WORD or word[0] == "§":
+        return [_BY_WORD.get(word, word)]
+    unspaced = "\u3000" < word[0] < "\uac00"
+    found = [one for begin, one in _BEGINNINGS if (begin in word if unspaced else word.startswith(begin))]
+    return (found if unspaced else found[:1]) or [word]
 
 
 # ---------------------------------------------------------------------------------------------- languages
 
 LATIN = "§latin"
 
-_TONGUE_WORDS = {tongue: frozenset(words.split()) for tongue, words in TONGUES.items()}
-_CLOCK = re.compile(
-    r"(?<![\d:.])(?:(?P<hour>\d{1,2}):(?P<minute>\d{2})(?![\d:])"
-    r"|(?P<full>\d{1,2}) ?(?:[ap]\.?m\b|uhr\b(?! *\d)|o'clock|heures?\b(?! *\d)))",
-    re.I,
-)
+_TONGUE_WORDS = {str(tongue): frozenset(words.split()) for tongue, words in _DATA["tongues"].items()}
 
 
 def weekday(text: str) -> str:
     """The one day of the week that is named, as cron writes it, or nothing."""
-    named = [str(number) for number, names in enumerate(DAYS) if re.search(names, text, re.I)]
+    named = [str(number) for number, names in enumerate(_DATA["days"]["names"]) if re.search(names, text, re.I)]
     return named[0] if len(named) == 1 else ""
 
 
 def clock(text: str) -> tuple[str, str]:
     """The minute and the hour of the one time of day that is named for sure, as cron writes them, or nothing."""
-    named = {(int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in _CLOCK.finditer(text)}
+    named = {
+        (int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in PATTERNS["clock"].finditer(text)
+    }
     if len(named) != 1:
         return "", ""
     hour, minute = named.pop()
@@ -101,14 +90,8 @@ def clock(text: str) -> tuple[str, str]:
 
 
 def script(text: str) -> str:
-    """Which letters it is written in: examples in the same ones come first."""
-    if any("\uac00" <= letter <= "\ud7a3" for letter in text):
-        return "§korean"
-    if any("\u3040" <= letter <= "\u30ff" for letter in text):
-        return "§japanese"
-    if any("\u4e00" <= letter <= "\u9fff" for letter in text):
-        return "§chinese"
-    return LATIN
+    """Which letters it is written in."""
+    return next((name for name, letters in _SCRIPTS.items() if re.search(letters, text)), LATIN)
 
 
 @lru_cache(maxsize=1024)  # that of each example is asked for again and again
@@ -123,7 +106,7 @@ def tongue(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- names and words
 
-_ADDRESS = re.compile(r"https?://\S+")
+_ADDRESS = PATTERNS["address"]
 BEHIND = r"(?!\w|[.,:]\d)"  # what ends a word or a number: 273 does not stand in 273.15
 LONGEST = 600  # characters of a request whose runs of words are looked at
 LOOKED_THROUGH = 20_000  # characters of a text whose names of files are known
@@ -133,28 +116,17 @@ _FILE = re.compile(
     rf"(?:[{_NAME}.-]+/)*[{_NAME}-]*(?:\.[{_NAME}-]+)*\.[A-Za-z][A-Za-z0-9_]{{0,4}}(?![A-Za-z0-9_])"
     rf"|[{_NAME}.-]+/(?:[{_NAME}.-]+/?)*"
 )
-_ZONE = re.compile(
-    r"\b(?:Etc|Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Europe|Indian|Pacific)(?:/[A-Z][\w+-]*){1,2}(?![\w./])"
-)
 _KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _SURE = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w/$|/.*/|^\.{1,2}/|/.*\.\w+$", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
-# Where letters of another kind begin: words of two languages that no space parts.
-_LETTERS = re.compile(
-    r"(?<=[A-Za-z0-9])(?=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3])|(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3])(?=[A-Za-z0-9])"
-)
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")
 
-_INSIDE = frozenset({"in", "into", "inside", "under", "within", "unter", "en", "dans", "sous"})
+_INSIDE = word_set("inside")
 
 # What asks for a change, and what asks for any work at all.
 CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
 WORK = (*CHANGES, "folder", "file", "find", "run", "command", "remember", "remind", "web")
-
-
-def names_an_address(text: str) -> bool:
-    return _ADDRESS.search(text) is not None
 
 
 def names_a_file(text: str) -> bool:
@@ -203,7 +175,7 @@ def _meant(text: str) -> frozenset[str]:
 
 def paths_in(text: str, whole: bool = False) -> list[str]:
     """The names of files and folders that stand in a text; `whole` with the stroke at a folder's end."""
-    text = _ZONE.sub(" ", _ADDRESS.sub(" ", _ENDLESS.sub(" ", text[:LOOKED_THROUGH])))
+    text = PATTERNS["zone"].sub(" ", _ADDRESS.sub(" ", _ENDLESS.sub(" ", text[:LOOKED_THROUGH])))
     # An ending right behind letters of another kind is that of a name which we cannot tell from its neighbours.
     found = [one[0] for one in _FILE.finditer(text) if not (one[0][0] == "." and text[: one.start()][-1:].isalpha())]
     if whole:
@@ -245,7 +217,7 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
     `within`, only those that stand there."""
     found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
     for part in _FILE.split(_ADDRESS.sub(" ", text)) if len(text) <= LONGEST else ():
-        said = _LETTERS.sub(" ", part).split()
+        said = PATTERNS["letters"].sub(" ", part).split()
         for start in range(len(said)):
             for end in range(start + 1, min(start + most, len(said)) + 1):
                 run = " ".join(said[start:end])
@@ -254,28 +226,14 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
     return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}{BEHIND}", within)] if within else runs
 
 
-def folders_in(text: str) -> list[str]:
-    """The names that stand beside a word for a folder."""
+def folders_in(text: str, inside: bool = True) -> list[str]:
+    """The names that stand beside a word for a folder, and with `inside` those behind "in": they may be folders."""
     said = tokens(text)
-    beside = [
-        near
-        for at, word in enumerate(said)
-        if means(word, "folder")
-        for near in said[max(0, at - 2) : at] + said[at + 1 : at + 3]
-    ]
-    return [name for name in dict.fromkeys(beside) if name.lower() not in EMPTY and not means(name, *MEANINGS)]
-
-
-def places_in(text: str) -> list[str]:
-    """The names that follow a word for "inside": they may be folders, though nothing says so."""
-    said = tokens(text)
-    inside = [name for word, name in pairwise(said) if word.lower() in _INSIDE and not is_file(name)]
-    return [name for name in inside if name.lower() not in EMPTY and not means(name, *MEANINGS)]
-
-
-def is_file(path: str) -> bool:
-    """Whether a name is a file's: it has an ending, as folders have none."""
-    return re.search(r"\.[A-Za-z]\w{0,4}$", path, re.ASCII) is not None
+    near = [said[max(0, at - 2) : at] + said[at + 1 : at + 3] for at, word in enumerate(said) if means(word, "folder")]
+    if inside:
+        near.append([name for word, name in pairwise(said) if word.lower() in _INSIDE and not is_file(name)])
+    found = dict.fromkeys(name for names in near for name in names)
+    return [name for name in found if name.lower() not in EMPTY and not means(name, *MEANINGS)]
 
 
 def files_in(text: str) -> list[str]:
@@ -295,7 +253,8 @@ def without_files(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- kinds of requests
 
-_OWN = word_set("own")
+_ASKS = word_set("asks")
+_WHOLE = ("show", "read", "say", "file", "collection")
 
 
 def is_question(text: str) -> bool:
@@ -327,12 +286,22 @@ def asks_for_a_change(text: str) -> bool:
     return means(text, "change") or (bool(says(text, "should")) and not means(text, "create", "write"))
 
 
-def asks_how_many_there_are(text: str) -> bool:
-    """Whether a number is asked for that stands in no file of the person's, as far as one can tell."""
-    here = means(text, *WORK, "before", "told", "show", "here", "read", "say", "mention", "line", "every")
-    return means(text, "count") and not here and not _OWN & {*words(text)} and not paths_in(text)
-
-
 def in_every_place(text: str) -> bool:
     """Whether what is to be changed may stand in several places."""
     return says(without_files(text), "every")
+
+
+def shows_all(text: str) -> bool:
+    """Whether the file as a whole is asked for: it is named and nothing else is."""
+    if says(text, "exists"):
+        return False
+    said = words(PATTERNS["refers_to_file"].sub(" ", without_files(text)))
+    return all(word in EMPTY or word in _ASKS or means(word, *_WHOLE) for word in said)
+
+
+def asks_for_the_files(text: str) -> bool:
+    """Whether it asks which files there are, and for nothing else."""
+    if paths_in(text) or folders_in(text) or not means(text, "file", "folder", "here"):
+        return False
+    rest = [word for word in words(text) if word not in EMPTY and word not in _ASKS]
+    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)

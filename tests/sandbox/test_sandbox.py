@@ -368,6 +368,13 @@ async def test_no_setuid_file_can_be_created(folder, backend):
     assert not any(path.stat().st_mode & 0o6000 for path in folder.iterdir())
 
 
+async def test_the_mode_of_a_device_cannot_be_changed(folder):
+    mode = Path("/dev/null").stat().st_mode
+    said = await run("landlock", await look(folder), f"chmod {mode & 0o777:o} /dev/null && echo changed")
+    assert "changed" not in said
+    assert Path("/dev/null").stat().st_mode == mode
+
+
 # --- control groups ------------------------------------------------------------------------------------------------
 
 

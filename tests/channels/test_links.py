@@ -247,6 +247,33 @@ async def test_a_group_shares_no_session_even_where_a_direct_chat_became_one(
         assert (await said_in(store, "link:apart:hook:anna"))[-1] == "Anna: still here"
 
 
+async def test_a_session_of_those_who_were_kept_apart_is_closed_to_a_group_when_it_is_shared(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await linked(network, ANNA, BERT)
+        code = CODE.search(await tells(network, CARL, "/link", chat=ANNA))
+        assert code is not None
+        await tells(network, DORA, f"/link {code[0]}")
+        await tells(network, DORA, "a secret of Dora and Carl")
+        await tells(network, ANNA, "now it is a group", chat=ANNA, group=True, mentioned=True)
+        assert await said_in(store, "link:apart:hook:anna") == ["a secret of Dora and Carl"]
+
+
+async def test_an_account_cannot_fill_the_store_with_sessions_that_it_has_shared(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        for number in range(links.MOST_SESSIONS + 1):
+            code = CODE.search(await tells(network, ANNA, "/link", chat=f"room {number}"))
+            assert code is not None
+            said = await tells(network, BERT, f"/link {code[0]}")
+            await tells(network, BERT, "/unlink")
+        assert said == links.TOO_MANY_SESSIONS
+        assert len((await LinkStore(store, "me").read()).shared) == links.MOST_SESSIONS
+        await linked(network, BERT, ANNA)
+
+
 async def test_words_that_only_begin_like_the_command_are_a_message(network: HookNetwork, tmp_path: Path) -> None:
     says = Says("ok")
     async with running(network.settings, tmp_path, says):
@@ -294,6 +321,8 @@ async def test_people_who_are_answered_because_everyone_is_link_nothing(network:
         code = await code_of(network, ANNA)
         assert await tells(network, EVE, "/link") == links.NOT_KNOWN
         assert await tells(network, EVE, f"/link {code}") == links.NOT_KNOWN
+        assert await tells(network, EVE, "/link AAAAAAAA", chat="t", thread="t1") == links.NOT_KNOWN
+        assert (await LinkStore(store, "me").read()).guesses == ()  # all people of a network would fill the store
         assert await shared(store) == []
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everloop.channels.links import LinkStore, Sender, join, offer
+from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, everloop, start
 
@@ -143,6 +146,22 @@ async def test_channels_shows_who_shares_a_session_and_ends_it(
     finally:
         worker.kill()
         await worker.wait()
+
+
+async def test_the_command_that_channels_shows_for_a_person_can_be_pasted_whatever_their_id_is(
+    telegram: FakeTelegram, tmp_path: Path
+) -> None:
+    run = settings(tmp_path / "own", telegram)
+    store = SQLiteStore(tmp_path / "own" / "everloop.db")
+    asks, joins = (Sender(f"telegram:{id}", "", id, f"telegram:{id}", id) for id in ("7", "$(touch x)!"))
+    links = LinkStore(store, "me")
+    await links.change(lambda kept: offer(kept, asks, "AAAAAAAA", time.time()))
+    await links.change(lambda kept: join(kept, "AAAAAAAA", joins, time.time(), busy=False))
+    await store.close()
+    done = await everloop("channels", **run)
+    assert "everloop channels unlink telegram '$(touch x)!'\n" in done.out
+    done = await everloop("channels", "unlink", "telegram", "$(touch x)!", **run)
+    assert done.status == 0
 
 
 async def test_wrong_settings_stop_the_start_in_one_line_without_the_secret(

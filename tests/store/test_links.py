@@ -5,7 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 
-from everloop.channels.links import NO_CODE, LinkCode, LinkStore, Sender, join, leave, offer
+from everloop.bus import InboundMessage
+from everloop.channels.access import Access, Pairings
+from everloop.channels.base import Can, Received
+from everloop.channels.links import (
+    ALONE,
+    BUSY,
+    NO_CODE,
+    ChatLinks,
+    LinkCode,
+    LinkStore,
+    Sender,
+    command_in,
+    join,
+    leave,
+    offer,
+)
+from everloop.config import ChannelConfig
+
+from .steps import finish
 
 
 def sender(name: str, message: str = "") -> Sender:
@@ -53,3 +71,30 @@ async def test_what_owners_link_at_once_is_all_kept(opened):
     await asyncio.gather(*(offered(one, f"p{n}", f"AAAAAAA{n + 2}") for n, one in enumerate(workers)))
     kept = [{one.account for one in (await workers[n].read()).codes} for n in (0, 2)]
     assert kept == [{"hook:p0", "hook:p1"}, {"hook:p2", "hook:p3"}]
+
+
+async def test_the_commands_work_in_both_stores_and_wait_for_an_open_turn(store, me):
+    config = ChannelConfig(name="hook", allow=("anna", "bert"))
+    access = Access(config, Can(), Pairings(store, "hook"))
+    chats = ChatLinks(store, config, Can(), access, {})
+
+    async def told(who: str, text: str, id: str) -> str:
+        command = command_in(text)
+        assert command is not None
+        return (await chats.answer(command, Received(chat=who, sender=who, text=text), who, id)).text
+
+    async def session_of(who: str) -> str | None:
+        return await chats.session_of(Received(chat=who, sender=who, text="hi"), f"hook:{who}")
+
+    code = (await told("anna", "/link", "m1")).partition("/link ")[2][:8]
+    work = InboundMessage("hook", "bert", "bert", "work", id="hook:m2").addressed()
+    await store.accept(work)
+    assert await told("bert", f"/link {code}", "m3") == BUSY  # it waits
+    claim = await store.begin("me", "hook:bert", me)
+    assert await told("bert", f"/link {code}", "m4") == BUSY  # its turn is open
+    await finish(store, claim)
+    assert await session_of("bert") is None
+    assert (await told("bert", f"/link {code}", "m5")).startswith("This chat shares")
+    assert await session_of("bert") == "hook:anna"
+    assert await told("anna", "/unlink", "m6") == ALONE
+    assert await session_of("bert") is None

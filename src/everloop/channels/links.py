@@ -23,6 +23,7 @@ from .base import Can, Received
 
 T = TypeVar("T")
 MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
+MOST_SESSIONS = 20  # that an account has shared, and which are remembered
 LinkCommand = Literal["link", "unlink"]
 
 DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
@@ -34,6 +35,7 @@ UNLINK_FIRST = "This chat shares a session with another chat already. Send /unli
 BUSY = "I am still working on something in this chat. Send the code again when that has ended, or after /stop."
 NO_CODE = "That is no valid code. A code is valid for an hour and can be used once: /link in your other chat gives one."
 TOO_MANY = "Those were too many wrong codes. No code is taken from you for an hour."
+TOO_MANY_SESSIONS = "That account has shared so many sessions that it can share no other one."
 ALONE = "This chat shares its session with no other chat."
 ONLY_SETTINGS = "Only the chats that the settings link, under [channels.link], share this session."
 
@@ -125,8 +127,11 @@ class Links(msgspec.Struct, frozen=True):
         """
         if direct and (shared := self.of(account)) is not None:
             return shared.session
-        closed = any(one.session == own and not (direct and one.home == account) for one in self.shared)
-        return f"{LINK}:apart:{own}" if closed else None
+        closed = {one.session for one in self.shared if not (direct and one.home == account)}
+        session = own
+        while session in closed:
+            session = f"{LINK}:apart:{session}"
+        return session if session != own else None
 
 
 def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
@@ -156,6 +161,8 @@ def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> 
     if busy:
         return links, BUSY
     known = next((one for one in links.shared if one.session == code.session), None)
+    if known is None and sum(one.home == code.account for one in links.shared) >= MOST_SESSIONS:
+        return links, TOO_MANY_SESSIONS
     before = known.members if known is not None else (Member(code.account, code.name, code.at),)
     made = SharedSession(code.session, (*before, Member(joins.account, joins.name, now, code, joins.message)))
     codes = tuple(one for one in links.codes if one is not code and one.account != joins.account)
@@ -272,12 +279,12 @@ class ChatLinks:
         """Run a command; `id` is the same whenever it is repeated."""
         own, typed, now = f"{self._name}:{chat_id}", "".join(message.text.split()[1:]), time.time()
         account = self._account_of(message)
+        if await self._access.known_as(message.sender) is None:
+            return Reply(NOT_KNOWN)
         if not self._is_direct(message):
             if typed and command == "link":
                 await self._links.change(lambda links: revoke(links, typed, account, now))
             return Reply(DIRECT_ONLY)
-        if await self._access.known_as(message.sender) is None:
-            return Reply(NOT_KNOWN)
         session, by_settings = await self.session_of(message, own) or own, self._person_of(message) is not None
         sender = Sender(account, one_line(message.name, 60), chat_id, session, id)
         if command == "unlink":
@@ -287,7 +294,7 @@ class ChatLinks:
             made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
             return Reply(
                 f"Your link code is {made.code}. Send me “/link {made.code}” from your other chat within an hour, and "
-                "from then on both chats share this session. Give it to nobody: who uses it can read this session."
+                "from then on both chats share this session. Keep it to yourself: who uses it can read this session."
             )
         if by_settings:
             return Reply(BY_SETTINGS)

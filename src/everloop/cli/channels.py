@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -131,7 +132,7 @@ def _shown(facts: dict[str, Any]) -> list[str]:
         others = ", ".join(one["with"])
         lines.append(
             f"  {one['sender']} shares the session {one['session']} with {others}: "
-            f"everloop channels unlink {facts['name']} {one['sender']}"
+            f"everloop channels unlink {facts['name']} {shlex.quote(one['sender'])}"
         )
     if facts["encryption"] is not None:
         lines += _encryption_shown(facts["name"], facts["encryption"])

@@ -96,8 +96,8 @@ async def old_worker(code: Path, dsn: str) -> AsyncIterator[Old]:
 
 async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres, empty, release_before, tmp_path):
     """The old one makes the tables, this one upgrades them under it; then a new server, a new worker and the old one
-    share the work. Neither takes a turn of the other that lasts longer than a lease. What the old one left is finished by
-    the new one."""
+    share the work. Neither takes a turn of the other that lasts longer than a lease, and what the old one has not ended
+    is ended by the new one."""
     name = empty.partition("@/")[2].partition("?")[0]
     settings = {"EVERLOOP_STORE": empty, "EVERLOOP_MODEL": "tools-0x1"}
     (tmp_path / "config.toml").write_text(f"[server]\nturns = false\n[worker]\nlease_seconds = {previous.LEASE}\n")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,7 @@ class Load:
     waits: list[float]  # seconds from each message on disk to its first model request
     worker_cpu: float  # seconds of all workers
     counted: Counted | None = None  # of PostgreSQL
+    ends: list[float] = field(default_factory=list)  # seconds from each message on disk to the end of its turn
 
     def cost(self, seconds: float) -> str:
         """What one turn has of so many seconds."""
@@ -137,7 +138,15 @@ class Load:
 
     def wait(self, part: float) -> float:
         """Milliseconds that so large a part of the messages waited at most."""
-        return sorted(self.waits)[int(part * (len(self.waits) - 1))] * 1e3
+        return part_of(self.waits, part)
+
+    def end(self, part: float) -> float:
+        """Milliseconds after which so large a part of the turns had ended."""
+        return part_of(self.ends, part)
+
+
+def part_of(seconds: list[float], part: float) -> float:
+    return sorted(seconds)[int(part * (len(seconds) - 1))] * 1e3
 
 
 async def feed(
@@ -184,11 +193,11 @@ class Ground:
         at = await feed(self.store, marks, sessions or turns, owners, rate)
         await self.all_done()
         spent = sum(one.cpu() for one in self.workers) - cpu
-        took = await self._took(marks)
+        took, ends = await self._took(marks)
         first = await self._first_requests()
         after = await self._counted()
         costs = after - before if after is not None and before is not None else None
-        return Load(turns, turns / took, [first[mark] - at[mark] for mark in marks], spent, costs)
+        return Load(turns, turns / took, [first[mark] - at[mark] for mark in marks], spent, costs, ends)
 
     async def _counted(self) -> Counted | None:
         return None if self.server is None else await asyncio.to_thread(counted, self.server)
@@ -201,11 +210,11 @@ class Ground:
                 raise SystemExit(f"{left} turns have not ended after {LOAD_SECONDS:.0f} seconds")
             await asyncio.sleep(0.05)
 
-    async def _took(self, marks: list[str]) -> float:
-        """Seconds from the first message to the end of the last turn, by the store's clock."""
+    async def _took(self, marks: list[str]) -> tuple[float, list[float]]:
+        """Seconds from the first message to the end of the last turn, and for each of them, by the store's clock."""
         prefix = marks[0].partition("m")[0] + "m"
-        query = f"SELECT max(ended_at) - min(at) FROM inbox WHERE message_id LIKE '{prefix}%'"
-        return float((await self.ask(query))[0][0])
+        rows = await self.ask(f"SELECT at, ended_at FROM inbox WHERE message_id LIKE '{prefix}%'")
+        return max(end for _, end in rows) - min(at for at, _ in rows), [end - at for at, end in rows]
 
     async def _first_requests(self) -> dict[str, float]:
         return {mark: times[0] for mark, times in (await self.requests()).items()}

@@ -313,6 +313,8 @@ def measure(server: str, rounds: int, only: str) -> list[Figure]:
         ("workers_notify", lambda: many(rounds, "notify")),
         ("workers_pool", lambda: many(rounds, "pooled")),
         ("workers_pool_turns", lambda: many(rounds, "pooled_turns")),
+        ("workers_pool_paced", lambda: many(rounds, "pooled_pace", False)),
+        ("workers_pool_turn", lambda: many(rounds, "pooled_pace", True)),
         ("channel_memory", lambda: chats(1, "memory")),
         ("channel_cpu", lambda: chats(1, "processor")),
         ("channel_message", lambda: chats(rounds, "message")),

@@ -13,13 +13,15 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.awaited import awaited_cpu
 from benchmarks.cluster import Ground, Load, ground
-from benchmarks.database import counted, least_cpu, memory_of, postgres, statements
+from benchmarks.database import counted, least_cpu, memory_of, postgres, statements, times_of
 from benchmarks.notices import notices
 from benchmarks.pool import POOL_SIZE, pool, server_connections
 from benchmarks.streaming import streamed, streaming
@@ -346,19 +348,60 @@ async def pooled(rounds: int) -> Row:
     return Row(what, f"{ours}", f"{base}", ours, 132, "")
 
 
-async def pooled_turns(rounds: int) -> Row:
-    """Turns a second through a pooler against direct connections: alternating, the median of the ratios."""
+@dataclass(slots=True)
+class Pooled:
+    """The same loads direct and through a pooler, in turn."""
+
+    pairs: list[tuple[Load, Load]]
+    pooler_cpu: float  # seconds of CPU a turn
+
+    def medians(self, of: Callable[[Load], float]) -> tuple[float, float]:
+        base, ours = (statistics.median(map(of, loads)) for loads in zip(*self.pairs, strict=True))
+        return base, ours
+
+    def ratio(self, of: Callable[[Load], float]) -> float:
+        """The median of the ratios of the pairs, through the pooler to direct."""
+        return statistics.median(of(through) / of(direct) for direct, through in self.pairs)
+
+
+async def pool_loads(pairs: int, turns: int, part: float = 0.0) -> Pooled:
+    """As many turns as can be; or with `part`, messages that come at this part of that rate."""
+    found = []
     with postgres() as server, pgbouncer(server.folder, POOL_SIZE) as pooler:
         async with ground(server, 4) as direct, ground(server, 4, pool=pooler.dsn) as through:
             for field in (direct, through):
                 await field.load(50)
-            pairs = [
-                ((await direct.load(200)).per_second, (await through.load(200)).per_second)
-                for _ in range(2 * rounds + 1)
-            ]
-    base, ours = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-    ratio = statistics.median(one / other for one, other in pairs)
-    return Row("turns a second through PgBouncer (against direct)", f"{ours:.0f}/s", f"{base:.0f}/s", ratio, 1.05)
+            most = [(await direct.load(200)).per_second for _ in range(3)] if part else []
+            rate = part * statistics.median(most) if most else 0.0
+            spent = 0.0
+            for number in range(pairs):
+                before = sum(times_of(pooler.pid)[:2])
+                order = (direct, through) if number % 2 else (through, direct)
+                loads = [await field.load(turns, rate=rate) for field in order]
+                found.append((loads[0], loads[1]) if number % 2 else (loads[1], loads[0]))
+                spent += sum(times_of(pooler.pid)[:2]) - before
+    return Pooled(found, spent / pairs / turns)
+
+
+async def pooled_turns(rounds: int) -> Row:
+    """Turns a second through a pooler against direct connections, with all cores at work."""
+    done = await pool_loads(2 * rounds + 1, 200)
+    base, ours = done.medians(lambda load: load.per_second)
+    ratio = 1 / done.ratio(lambda load: load.per_second)
+    what = f"turns a second through PgBouncer on cores that are full (it takes {done.pooler_cpu * 1e3:.2f} ms a turn)"
+    return Row(what, f"{ours:.0f}/s", f"{base:.0f}/s", ratio, 1.05)
+
+
+async def pooled_pace(rounds: int, of_turn: bool) -> Row:
+    """At half of the rate that these cores can do without a pooler: turns a second, or how long one takes."""
+    done = await pool_loads(rounds, 300, 0.5)
+    if of_turn:
+        (base, ours), late = done.medians(lambda load: load.end(0.5)), done.medians(lambda load: load.end(0.95))
+        what = f"a turn through PgBouncer at half of that rate, p50 (p95: {late[1]:.0f} against {late[0]:.0f} ms)"
+        return Row(what, f"{ours:.1f} ms", f"{base:.1f} ms", done.ratio(lambda load: load.end(0.5)), 1.05)
+    base, ours = done.medians(lambda load: load.per_second)
+    what = f"turns a second through PgBouncer at half of that rate (it takes {done.pooler_cpu * 1e3:.2f} ms a turn)"
+    return Row(what, f"{ours:.0f}/s", f"{base:.0f}/s", 1 / done.ratio(lambda load: load.per_second), 1.05)
 
 
 PARTS = {

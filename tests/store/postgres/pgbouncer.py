@@ -57,6 +57,11 @@ class PgBouncer:
             assert time.monotonic() < give_up
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once, as a crash would."""
         assert self._process is not None

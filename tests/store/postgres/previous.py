@@ -21,6 +21,7 @@ from pathlib import Path
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "store-of-the-release-before.tar.xz"
 ENTRY = "everloop.store.postgres.store, everloop.actions"
 STALL = "stall"  # a message whose turn is begun and never ended
+LEASE = 3.0  # seconds
 
 
 def unpack(folder: Path) -> None:
@@ -63,7 +64,7 @@ async def work(dsn: str) -> None:
     from everloop.store.postgres.schema import MIGRATIONS
     from everloop.store.postgres.store import PostgresStore
 
-    store, worker, woken = PostgresStore(dsn), new_worker(), asyncio.Event()
+    store, worker, woken = PostgresStore(dsn, lease_seconds=LEASE), new_worker(), asyncio.Event()
     peer = store.peer(worker, lambda notice: woken.set(), takes_work=True)
     await peer.join()
     print(f"ready {len(MIGRATIONS)}", flush=True)

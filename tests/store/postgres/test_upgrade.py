@@ -28,6 +28,7 @@ from everloop.store.history_check import check_history
 from everloop.store.postgres import schema
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
+from everloop.testing.replies import Reply
 from tests.engine.test_anything import plans
 from tests.engine.world import Plan, ToolPlan, live_through
 from tests.server.serving import Client, process, text_of, worker
@@ -95,10 +96,11 @@ async def old_worker(code: Path, dsn: str) -> AsyncIterator[Old]:
 
 async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres, empty, release_before, tmp_path):
     """The old one makes the tables, this one upgrades them under it; then a new server, a new worker and the old one
-    share the work, and what the old one left unfinished is finished by the new one."""
+    share the work. Neither takes a turn of the other that lasts longer than a lease, and what the old one has not ended
+    is ended by the new one."""
     name = empty.partition("@/")[2].partition("?")[0]
     settings = {"EVERLOOP_STORE": empty, "EVERLOOP_MODEL": "tools-0x1"}
-    (tmp_path / "config.toml").write_text("[server]\nturns = false\n")
+    (tmp_path / "config.toml").write_text(f"[server]\nturns = false\n[worker]\nlease_seconds = {previous.LEASE}\n")
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, old_worker(release_before, empty) as old:
         assert old.said[0] == f"ready {schema.NEEDED}"
         columns = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'everloop_schema'"
@@ -125,12 +127,23 @@ async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres,
 
             async with asyncio.timeout(120):
                 await asyncio.gather(*(talk(f"s{n}") for n in range(4)))
+                slow = Reply("slowly", delay=previous.LEASE + 1.5)
+                while True:  # until the new one takes it
+                    fake.replies.append(slow)
+                    number += 1
+                    answer = text_of(await client.ask(f"mark:{number}", {"X-Session": f"slow{number}"}))
+                    if slow not in fake.replies:
+                        break
+                    fake.replies.remove(slow)
+                assert answer == "slowly"
                 # A turn that the old one has begun goes on in the new one, when the old one is dead.
                 stalled = asyncio.create_task(client.ask(previous.STALL, {"X-Session": "stalled"}))
                 while "stalls" not in old.said:
                     await asyncio.sleep(0.02)
                     if stalled.done() and "stalls" not in old.said:  # the new one took it: once more
                         stalled = asyncio.create_task(client.ask(previous.STALL, {"X-Session": "stalled"}))
+                await asyncio.sleep(previous.LEASE + 1.5)
+                assert not stalled.done()
                 old.process.kill()
                 assert text_of(await stalled) == f"old:{previous.STALL}"
                 async with old_worker(release_before, empty):  # one that is started only now works, too

@@ -223,7 +223,12 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
                 run = " ".join(said[start:end])
                 found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
     runs = [run for run in found if set(words(run)) - EMPTY]
-    return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}{BEHIND}", within)] if within else runs
+    return [run for run in runs if whole(run).search(within)] if within else runs
+
+
+def whole(words: str) -> re.Pattern[str]:
+    """Where words stand as such, and are no part of longer ones."""
+    return re.compile(rf"(?<!\w){re.escape(words)}{BEHIND}")
 
 
 def folders_in(text: str, inside: bool = True) -> list[str]:

@@ -68,7 +68,7 @@ class SmallShaping:
         turn, names = resolved(turn), names_of(offered)
         if names and (first := first_call(turn, names)):
             return LLMResponse(None, [_call_of(*first)], finish_reason="tool_calls")
-        chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
+        chosen = choose(offered, turn.request, turn.names)
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
         values = values_for(turn)

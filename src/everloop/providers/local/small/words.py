@@ -306,7 +306,6 @@ def shows_all(text: str) -> bool:
 
 def asks_for_the_files(text: str) -> bool:
     """Whether it asks which files there are, and for nothing else."""
-    if paths_in(text) or folders_in(text) or not means(text, "file", "folder", "here"):
-        return False
     rest = [word for word in words(text) if word not in EMPTY and word not in _ASKS]
-    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)
+    here = means(text, "file", "folder", "here") and len(rest) <= 3
+    return here and all(means(word, "file", "folder", "here", "show") for word in rest)

@@ -118,10 +118,7 @@ def report(turn: Turn) -> str:
     if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or says(turn.request, "then"):
         return ""
     name, arguments, result = turn.calls[-1]
-    shown = turn.file and means(turn.said, "show", "read") and not is_question(turn.said)
-    if name == "list_dir" and asks_for_the_files(turn.said):
-        return quote(name, arguments, result)
-    if name == "read_file" and (shown or shows_all(turn.request)):
+    if (name == "read_file" and shows_all(turn.request)) or (name == "list_dir" and asks_for_the_files(turn.said)):
         return quote(name, arguments, result)
     if (name == "exec" and not means(turn.request, "run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""

@@ -218,7 +218,8 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
     failures = [failed(result) for _, _, result in turn.calls]
     done = [name for name, wrong in zip(turn.names, failures, strict=True) if not wrong]
     if sum(failures) < TRIES and LOOKING.issuperset(done):
-        if done[-1:] == turn.names[-1:] == ["read_file"] and _changes(turn, names):
+        ordered = "edit_file" in names and (turn.corrects or asks_for_a_change(turn.request))
+        if done[-1:] == turn.names[-1:] == ["read_file"] and ("edit_file" in turn.names or ordered):
             return "call"  # it was read in order to be changed
         if not any(failures) and _left(turn):
             return "call"
@@ -228,10 +229,6 @@ def wanted_next(turn: Turn, names: frozenset[str]) -> Wanted:
         again = sum(failures) == 1 and _mendable(*turn.calls[-1])
         return "call" if again else "either" if sum(failures) < TRIES else "words"
     return goes_on(turn.request, names, done)
-
-
-def _changes(turn: Turn, names: frozenset[str]) -> bool:
-    return "edit_file" in turn.names or ("edit_file" in names and (turn.corrects or asks_for_a_change(turn.request)))
 
 
 def fits(tool: str, turn: Turn, wanted: Wanted, names: frozenset[str], values: Values) -> bool:
@@ -272,7 +269,8 @@ def _first(tool: str, turn: Turn, offered: frozenset[str], files: bool) -> bool:
         return means(request, *MEANT_BY[tool])
     if tool == "write_file" and means(request, "add", "end"):  # it would take the place of what is there
         return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
-    if tool == "write_file" and (means(request, "count", "delete") or asks_for_a_change(request) or _asks(request)):
+    asks = is_question(request) and not means(orders(request), *WORK)
+    if tool == "write_file" and (asks or means(request, "count", "delete") or asks_for_a_change(request)):
         return means(request, "create", "write", "file")
     if tool in ("exec", "write_file"):
         return names_a_file(request) or means(request, *WORK, "show") or says(request, "machine")
@@ -283,11 +281,6 @@ def _to_run(turn: Turn, names: frozenset[str]) -> bool:
     """Whether what was just written is still to be run."""
     name, _, result = turn.calls[-1]
     return "exec" in names and name in ("write_file", "edit_file") and not failed(result) and runs_then(turn.request)
-
-
-def _asks(request: str) -> bool:
-    """Whether it asks, and orders nothing."""
-    return is_question(request) and not means(orders(request), *WORK)
 
 
 def _mendable(name: str, _: Mapping[str, Any], result: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB
+from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB, quote
 from ....tools.seen import Call
 from .words import (
     CHANGES,
@@ -121,6 +121,13 @@ def may_act(request: str, offered: frozenset[str]) -> bool:
     return not is_question(request) and share is not None and share > 0.5
 
 
+def shows(request: str, offered: frozenset[str], tool: str) -> bool:
+    """Whether a result is the answer itself: a list is, and a file where it was for most of the requests like this."""
+    near = [(score, example) for score, example in ranked(request, offered, LOOKED_AT) if tool in example.tools]
+    quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote(*one.steps[0]))
+    return tool == "list_dir" or (tool == "read_file" and quoted > sum(score for score, _ in near) / 2)
+
+
 def names_of(tools: Iterable[Tool]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in tools)
 
@@ -133,7 +140,9 @@ def ranked(request: str, offered: frozenset[str], count: int) -> list[tuple[floa
     bank, weights = _bank()
     wanted = _weigh(features(request), weights)
     scored = [
-        (_likeness(wanted, found), -number) for number, (example, found) in enumerate(bank) if example.tools <= offered
+        (sum(weight * found[name] for name, weight in wanted.items() if name in found), -number)
+        for number, (example, found) in enumerate(bank)
+        if example.tools <= offered
     ]
     return [(score, bank[-number][0]) for score, number in sorted(scored, reverse=True)[:count] if score > 0]
 
@@ -188,10 +197,6 @@ def _weigh(found: Weights, weights: Weights) -> Weights:
     weighed = {name: strength * weights.get(name, unknown) for name, strength in found.items()}
     length = math.sqrt(sum(weight * weight for weight in weighed.values())) or 1.0
     return {name: weight / length for name, weight in weighed.items()}
-
-
-def _likeness(one: Weights, other: Weights) -> float:
-    return sum(weight * other[name] for name, weight in one.items() if name in other)
 
 
 @cache

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ....tools.narrow import NARROW, failed, lines_of, quote
+from ....tools.narrow import NARROW, failed, lines_of
 from ....tools.seen import is_file
 from .conversation import Turn, text_of
 from .examples import all_examples
@@ -31,6 +31,7 @@ from .words import (
     spans,
     tokens,
     weekday,
+    whole,
     word_set,
 )
 
@@ -53,8 +54,8 @@ _FILLED = frozenset(
 def grammar(tools: Iterable[Mapping[str, Any]], wanted: Wanted = "either", values: Values | None = None) -> str:
     """The GBNF grammar of an answer; with no tools it can only be words."""
     base, begin = _BASE, (values or {}).get("words", {}).get("begin")
-    if isinstance(begin, str):
-        base = _BASE.replace("words ::= text", f'words ::= {_literal(begin)} ("\\n" text)?')
+    if begin:
+        base = _BASE.replace("words ::= text", f'words ::= {_literal(str(begin))} ("\\n" text)?')
     calls = [_call(number, tool, (values or {}).get(str(tool.get("name")), {})) for number, tool in enumerate(tools)]
     if not calls or wanted == "words":
         return f"root ::= words\n{base}"
@@ -159,12 +160,8 @@ def values_for(turn: Turn) -> dict[str, dict[str, Any]]:
     values["write_file"] = {"path": _new_files(turn, sure, beside)}
     values["edit_file"] = {"path": files, **_edits(turn, files)}
     values |= _narrow(turn, sure, beside)
-    if turn.file and values["write_file"]["path"] == [turn.file]:
-        values["write_file"] = {"path": [turn.file]}
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
-    if turn.names[-1:] == ["list_dir"]:  # of a list, small models leave files out
-        values["words"] = {"begin": quote(*turn.calls[-1])}
     any_day = "*" if (day := weekday(turn.request)) else ""
     if any(fields := [*clock(turn.request), any_day, any_day, day]):  # those that were named, the others free
         parts = ' " " '.join(_literal(field) if field else "field" for field in fields)
@@ -248,9 +245,11 @@ def swaps(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]
     surely: dict[str, list[tuple[str, str]]] = {}
     perhaps: dict[str, list[tuple[str, str]]] = {}
     for old in named:
-        places = surely if _is_old(request, old) else perhaps
+        said = re.search(rf"{_BEFORE}{re.escape(old)}{BEHIND}|(?<!\w){re.escape(old)}{_AFTER}", request, re.I)
+        places = surely if said else perhaps
         for line in found:
-            if old in line and (around := _around(line, old, len(key_of(line)))):
+            around = [(line[: one.start()], line[one.end() :]) for one in whole(old).finditer(line, len(key_of(line)))]
+            if around:
                 places.setdefault(line, []).extend(around)
     unsure = says(request, "both") and not any(names_key(request, line) for line in found)
     return surely or (perhaps if unsure else {})
@@ -264,19 +263,5 @@ def names_both(request: str) -> bool:
 def new_words(request: str, old: Sequence[str]) -> list[str]:
     """What can be put in their place: words of the request without those that are replaced."""
     said = dict.fromkeys(run.strip(_STOPS) for run in spans(request))
-    right = [run for run in said if run and not _WITHIN.search(run) and not any(_stands(one, run) for one in old)]
+    right = [run for run in said if run and not _WITHIN.search(run) and not any(whole(one).search(run) for one in old)]
     return [run for run in right if not _JOINS & {run.lower().split()[0], run.lower().split()[-1]}]
-
-
-def _is_old(request: str, words: str) -> bool:
-    escaped = re.escape(words)
-    return re.search(rf"{_BEFORE}{escaped}{BEHIND}|(?<!\w){escaped}{_AFTER}", request, re.I) is not None
-
-
-def _around(line: str, old: str, start: int) -> list[tuple[str, str]]:
-    found = re.compile(rf"(?<!\w){re.escape(old)}{BEHIND}").finditer(line, start)
-    return [(line[: one.start()], line[one.end() :]) for one in found]
-
-
-def _stands(words: str, text: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(words)}{BEHIND}", text) is not None

@@ -8,24 +8,26 @@ The prompt begins with what never changes; the examples nearest to the request a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from ....tools.narrow import LOOKING, NARROW, command_of, failed, short_result
+from ....tools.narrow import LOOKING, NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
 from .answers import claims_work, imitates, invented, leak, report, sentence
 from .conversation import Message, Turn, meant, text_of, turn_of
 from .decide import decide, first_call, next_step, resolved
-from .examples import KNOWN, SHOWN, Tool, choose, introduce, names_of, nearest
+from .examples import KNOWN, SHOWN, Tool, choose, introduce, names_of, nearest, shows
 from .grammar import Values, Wanted, grammar, values_for
 from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
 from .words import tongue
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
 PROMPT_TOKENS = 1_500  # of the examples and notes before a conversation
+_NAMED = re.compile(r'\{\s*"\w+"\s*:\s*("(?:[^"\\]|\\.)*")\s*,?')
 _ASKED: Mapping[str, Any] = {"temperature": 0, "max_tokens": 600, "cache_prompt": True}
 
 
@@ -66,13 +68,15 @@ class SmallShaping:
         turn, names = resolved(turn), names_of(offered)
         if names and (first := first_call(turn, names)):
             return LLMResponse(None, [_call_of(*first)], finish_reason="tool_calls")
-        chosen = choose(offered, turn.request, [name for name, _, _ in turn.calls])
+        chosen = choose(offered, turn.request, turn.names)
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
         values = values_for(turn)
         wanted, possible = next_step(turn, chosen, offered, values)
         if self.certain and wanted != "call" and (done := report(turn)):
             return LLMResponse(done)
+        if turn.calls and shows(turn.request, names_of(possible), turn.names[-1]):
+            values["words"] = {"begin": quote(*turn.calls[-1])}
         near = nearest(turn.request, shown_for, SHOWN) if possible else []
         stable = prefix(names)
         own = [
@@ -176,24 +180,17 @@ def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str,
 
 
 def _call(text: str) -> ToolCallRequest | None:
-    """The call that an answer is, if it is one."""
+    """The call that an answer is, if it is one. One of its arguments may be called tool, too."""
     if not text.startswith("{"):
         return None
     try:
-        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
-        name, arguments = str(pairs[0][1]), {key: _plain(value) for key, value in pairs[1:]}
-    except (ValueError, TypeError, IndexError, AttributeError):
+        named = _NAMED.match(text)
+        name, arguments = (json.loads(named[1]), json.loads(f"{{{text[named.end() :]}")) if named else ("", None)
+    except ValueError:
+        arguments = None
+    if arguments is None:
         return ToolCallRequest("", "unknown", {}, error="the call was cut off: make it shorter")
     return ToolCallRequest("", name, arguments)
-
-
-def _plain(value: Any) -> Any:
-    """Pairs back to objects, at any depth."""
-    if isinstance(value, list):
-        if value and all(isinstance(item, tuple) for item in value):
-            return {key: _plain(item) for key, item in value}
-        return [_plain(item) for item in value]
-    return value
 
 
 # ---------------------------------------------------------------------------------------------- answers in JSON

@@ -223,7 +223,12 @@ def spans(text: str, within: str = "", most: int = 5) -> list[str]:
                 run = " ".join(said[start:end])
                 found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
     runs = [run for run in found if set(words(run)) - EMPTY]
-    return [run for run in runs if re.search(rf"(?<!\w){re.escape(run)}{BEHIND}", within)] if within else runs
+    return [run for run in runs if whole(run).search(within)] if within else runs
+
+
+def whole(words: str) -> re.Pattern[str]:
+    """Where words stand as such, and are no part of longer ones."""
+    return re.compile(rf"(?<!\w){re.escape(words)}{BEHIND}")
 
 
 def folders_in(text: str, inside: bool = True) -> list[str]:
@@ -301,7 +306,6 @@ def shows_all(text: str) -> bool:
 
 def asks_for_the_files(text: str) -> bool:
     """Whether it asks which files there are, and for nothing else."""
-    if paths_in(text) or folders_in(text) or not means(text, "file", "folder", "here"):
-        return False
     rest = [word for word in words(text) if word not in EMPTY and word not in _ASKS]
-    return len(rest) <= 3 and all(means(word, "file", "folder", "here", "show") for word in rest)
+    here = means(text, "file", "folder", "here") and len(rest) <= 3
+    return here and all(means(word, "file", "folder", "here", "show") for word in rest)

@@ -159,7 +159,8 @@ class Modes:
 
     def __init__(self, sandbox: dict[str, Any]) -> None:
         self._names = _ASKED[os.uname().machine]
-        self._writable = [path for path, rights in sandbox["rules"] if rights & _WRITE_FILE and path[:5] != "/dev/"]
+        writable = [path for path, rights in sandbox["rules"] if rights & _WRITE_FILE]
+        self._writable = [path for path in writable if os.path.dirname(path) != "/dev"]  # not the devices
 
     def answer(self, listener: int) -> bool:
         """Answer one notification; return False when no process is left to send any."""

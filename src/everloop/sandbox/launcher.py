@@ -16,7 +16,6 @@ import os
 import resource
 import select
 import signal
-import stat
 import struct
 import sys
 import time
@@ -152,13 +151,6 @@ def become(task: dict[str, Any], questions: _socket.socket) -> NoReturn:
 # ------------------------------------------------------------------------------------------------ chmod and utimensat
 
 
-def is_device(path: str) -> bool:
-    try:
-        return stat.S_ISCHR(os.stat(path).st_mode)
-    except OSError:
-        return False
-
-
 class Modes:
     """Perform chmod and utimensat for the command, on writable paths only: Landlock does not cover these calls.
 
@@ -167,8 +159,8 @@ class Modes:
 
     def __init__(self, sandbox: dict[str, Any]) -> None:
         self._names = _ASKED[os.uname().machine]
-        # A device may be written to, but its mode belongs to the system.
-        self._writable = [path for path, rights in sandbox["rules"] if rights & _WRITE_FILE and not is_device(path)]
+        writable = [path for path, rights in sandbox["rules"] if rights & _WRITE_FILE]
+        self._writable = [path for path in writable if os.path.dirname(path) != "/dev"]  # not the devices
 
     def answer(self, listener: int) -> bool:
         """Answer one notification; return False when no process is left to send any."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from everloop.tools.base import Output
 from everloop.tools.shell.shell import ShellSettings
 
+from ...support.in_memory import MEMORY
 from .desks import Desk
 
 
@@ -44,6 +48,16 @@ async def test_files_can_be_created_changed_and_given_modes(desk, folder):
     assert await desk("printf '#!/bin/sh\\necho ran' > run; chmod +x run; ./run") == "ran"
     await desk("python3 -c \"import os; os.chmod('run', 0o644); os.fchmod(os.open('a/e', 0), 0o600)\"")
     assert [(folder / name).stat().st_mode & 0o777 for name in ("run", "a/e")] == [0o644, 0o600]
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="there is no such folder")
+@pytest.mark.platform("only Linux has this folder")
+async def test_a_workspace_below_dev_is_changed_and_a_device_is_not():
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        desk = Desk(Path(folder), ShellSettings(mode="landlock"))
+        assert await desk("touch -d 2001-01-01 a && chmod 700 a && stat -c %a,%Y a") == "700,978307200"
+        assert "Operation not permitted" in await desk("chmod 666 /dev/null")
+        await desk.close()
 
 
 async def test_ordinary_programs_work(desk):

@@ -52,6 +52,23 @@ def test_an_agent_loads_only_what_every_agent_needs():
     }
 
 
+CHAT = "import everloop.runtime.agent, everloop.providers.openai, everloop.store.sqlite, everloop.cli.terminal, sys\n"
+
+
+def test_a_chat_starts_without_a_library_for_mail_or_http():
+    loaded = set(run_python(f"{CHAT}print(*sys.modules)").split())
+    assert not loaded & {"email", "http.client", "urllib.request"}
+
+
+def test_few_classes_are_compiled_when_a_chat_starts():
+    """A dataclass takes thirty times as long to define as a struct."""
+    code = """
+ours = [vars(module).values() for name, module in list(sys.modules.items()) if name.startswith("everloop")]
+print(len({one for values in ours for one in values if isinstance(one, type) and "__dataclass_fields__" in vars(one)}))
+"""
+    assert int(run_python(CHAT + code)) < 60
+
+
 def test_importing_the_package_takes_under_three_milliseconds():
     code = "import time; start = time.process_time(); import everloop; print((time.process_time() - start) * 1000)"
     assert min(float(run_python(code)) for _ in range(5)) < 3

@@ -37,6 +37,7 @@ from .actions import (
 )
 from .errors import BudgetReached
 from .log import (
+    UNTIMED,
     Call,
     CallEnded,
     CallsAsked,
@@ -254,10 +255,10 @@ class Turn:
 
         Descriptions of external tools are in no entry, so the log must record the fact: the tools may be gone later.
         """
-        seconds = round(time.monotonic() - self.asked_at, 4)
-        first = round(self.first_at - self.asked_at, 4) if self.first_at else 0.0
+        seconds = round(time.monotonic() - self.asked_at, 4) or UNTIMED
+        first = round(self.first_at - self.asked_at, 4) if self.first_at else UNTIMED
         # An answer that arrived in one piece at the end was not streamed.
-        first = first if seconds - first > 0.001 else 0.0
+        first = first if seconds - first > 0.001 else UNTIMED
         outside = self.conversation.described_outside
         flushed, worker = self.stamp()
         return replace(
@@ -276,7 +277,7 @@ class Turn:
 
         That entry is written anyway, so this costs no extra write.
         """
-        told, self.flushed, self._resumed_by = (round(self.flushed, 4), self._resumed_by), 0.0, ""
+        told, self.flushed, self._resumed_by = (round(self.flushed, 4) or UNTIMED, self._resumed_by), 0.0, ""
         return told
 
     def steered(self) -> Sequence[UserSaid]:
@@ -500,7 +501,7 @@ async def _run_call(turn: Turn, toolbox: Toolbox, call: Call) -> CallEnded:
     turn.running[call.id] = time.monotonic()
     progress = partial(_progress, turn, call.id)
     result = await toolbox.run(call, progress, call.id in turn.approved)
-    seconds = round(time.monotonic() - turn.running.pop(call.id), 4)
+    seconds = round(time.monotonic() - turn.running.pop(call.id), 4) or UNTIMED
     repeats = failed_before([*turn.entries, *turn.outcome], call) if result.status in FAILED else 0
     content = clean(result.content)
     flushed, worker = turn.stamp()

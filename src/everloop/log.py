@@ -38,6 +38,9 @@ Reason = Literal[
 ]
 
 
+UNTIMED = 0.0  # a field with a number is only left out of the JSON if it is this very object
+
+
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call as recorded in the log; its id is unique within the session."""
 
@@ -112,11 +115,11 @@ class ModelAnswered(msgspec.Struct, frozen=True, omit_defaults=True, tag="answer
     finish_reason: str = "stop"
     usage: dict[str, int] = {}
     model: str = ""
-    seconds: float = 0.0  # duration of the model call, including retries
-    first_token: float = 0.0  # seconds to the first token, if it was streamed to a subscriber
+    seconds: float = UNTIMED  # duration of the model call, including retries
+    first_token: float = UNTIMED  # seconds to the first token, if it was streamed to a subscriber
     untrusted: bool = False  # the model saw tools with external descriptions
     logprobs: tuple[dict[str, Any], ...] = ()  # per token, if the API client asked for them
-    flushed: float = 0.0  # seconds that the turn spent on flushes since the previous step
+    flushed: float = UNTIMED  # seconds that the turn spent on flushes since the previous step
     worker: str = ""  # the worker that resumed the turn here, after a crash, a handoff or an answer to a parked turn
     prompt: str = ""  # hash of the system prompt, if the store has it
     tools: str = ""  # hash of the tools, likewise
@@ -167,12 +170,12 @@ class CallEnded(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     name: str
     content: str
     status: Status = "ok"
-    seconds: float = 0.0
+    seconds: float = UNTIMED
     untrusted: bool = False  # contains external content
     images: tuple[str, ...] = ()  # data URLs of the result's images
     repeats: int = 0  # previous consecutive failures of the same call, with nothing new in between
     own_files: bool = False  # untrusted only because of files that the agent did not write
-    flushed: float = 0.0  # as in `ModelAnswered`
+    flushed: float = UNTIMED  # as in `ModelAnswered`
     worker: str = ""
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus, events
+from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus, events, tool
 from everloop.log import CallEnded, ModelAnswered, decode_entry, encode_entry
 from everloop.providers.base import Delta
 from everloop.replay import replay
@@ -139,3 +141,22 @@ async def test_an_entry_records_how_long_the_turn_waited_for_the_disk(tmp_path):
     last = [entry for entry in log if isinstance(entry, ModelAnswered)][-1]
     assert last.flushed == 0.0  # a result needs no flush
     assert (await replay(log)).same
+
+
+async def test_times_of_nothing_take_no_room_in_the_log(tmp_path: Path) -> None:
+    """A step that was not streamed and waited for no flush has two such times."""
+
+    @tool(read_only=True)
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    provider = ScriptedProvider([call("look"), "done"])
+    path = tmp_path / "a.db"
+    async with AgentLoop(MessageBus(), provider, workspace=tmp_path, store=SQLiteStore(path)) as agent:
+        agent.tools.register(look)
+        assert await agent.process_direct("hi") == "done"
+    with sqlite3.connect(path) as db:
+        rows = [data for (data,) in db.execute("SELECT data FROM entry WHERE kind IN ('answer', 'result')")]
+    assert len(rows) == 3
+    assert not [data for data in rows if re.search(r":0\.0[,}]", data)]

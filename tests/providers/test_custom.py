@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 
 from everloop import AgentLoop, LLMProvider, LLMResponse, MessageBus
-from everloop.providers.base import ProviderError
+from everloop.providers.base import ProviderError, count_of, counts
 from everloop.providers.litellm import LiteLLMProvider
 
 
@@ -61,3 +62,18 @@ async def test_litellm_needs_no_model_before_a_call_and_then_says_so(tmp_path, m
         await provider.chat(asked)
     with pytest.raises(ProviderError, match="no model is set"):
         await anext(provider.stream(asked))
+
+
+@pytest.mark.parametrize(
+    "usage", [None, "many", {}, {"prompt_tokens": -1}, {"prompt_tokens": 2.5}, {"prompt_tokens": True}]
+)
+def test_a_count_that_cannot_be_one_is_none(usage: Any) -> None:
+    response = LLMResponse("hi", usage=usage)
+    assert counts(response) == {}
+    assert count_of(response, "prompt_tokens") == 0
+
+
+def test_one_count_is_the_same_as_among_all() -> None:
+    response = LLMResponse("hi", usage={"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 1 << 60})
+    assert counts(response) == {"prompt_tokens": 7, "completion_tokens": 0}
+    assert [count_of(response, name) for name in response.usage] == [7, 0, 0]

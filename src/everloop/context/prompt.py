@@ -149,7 +149,8 @@ class ContextBuilder:
 
         A command of the agent may have put anything there: a link to a file out of its reach, a pipe, an endless file.
         """
-        if not self.trusted or not os.path.lexists(f"{self.workspace}/{path}"):
+        # asked first, because most of these files are missing, and an error that says so costs several times as much
+        if not self.trusted or not os.access(f"{self.workspace}/{path}", os.F_OK):
             return ""
         try:
             with reach.open(path) as opened:

@@ -105,6 +105,13 @@ def counts(response: LLMResponse) -> dict[str, int]:
     return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MOST_TOKENS}
 
 
+def count_of(response: LLMResponse, name: str) -> int:
+    """One of the token counts of an answer; 0 if it is missing or not plausible."""
+    usage: Any = getattr(response, "usage", None)
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < MOST_TOKENS else 0
+
+
 @dataclass(slots=True, frozen=True)
 class Delta:
     """A part of an answer as it arrives, to be shown only: the LLMResponse at the end is what counts."""

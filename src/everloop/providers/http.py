@@ -19,10 +19,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import httptools
 import msgspec
@@ -942,10 +940,16 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         if value := headers.get("retry-after-ms"):
             seconds = float(value) / 1000
         elif value := headers.get("retry-after"):
-            seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - time.time()
+            seconds = float(value) if value[:1].isdigit() else _date(value) - time.time()
     except (ValueError, OverflowError):
         return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _date(text: str) -> float:
+    from email.utils import parsedate_to_datetime  # its package is large, and few servers send dates
+
+    return parsedate_to_datetime(text).timestamp()
 
 
 def endpoint_of(base_url: str, path: str) -> Origin:
@@ -967,7 +971,11 @@ def proxy_for(origin: Origin) -> str | None:
         public = ipaddress.ip_address(host).is_global
     except ValueError:
         public = "." in host and not host.endswith((".localhost", ".local", ".internal", ".lan"))
-    if not public or proxy_bypass_environment(host):
+    if not public or not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
+
+    if proxy_bypass_environment(host):
         return None
     proxies = getproxies_environment()
     proxy: str = proxies.get(origin.scheme) or proxies.get("all") or ""

@@ -28,6 +28,7 @@ from ..providers.base import (
     LLMResponse,
     ProviderError,
     StreamingProvider,
+    count_of,
     counts,
     extra_of,
     option_keywords,
@@ -161,11 +162,10 @@ class TurnModelCall(ModelCall):
             images.end()
         if free is not None and isinstance(content := getattr(response, "content", None), str):
             response = dataclasses.replace(response, content=plain_images(content, free))
-        usage = counts(response)
         if limited:
             estimate = tokens + len(response.content or "") // 4
-            self._budgets.spend(self._claim, response.model or self._measure.model, usage, estimate)
-        if counted := usage.get("prompt_tokens"):
+            self._budgets.spend(self._claim, response.model or self._measure.model, counts(response), estimate)
+        if counted := count_of(response, "prompt_tokens"):
             self._measure.learn(response.model, conversation, counted)
         if isinstance(response, LLMResponse):  # a custom provider may return anything
             response.model = response.model or self._model or self._measure.model

@@ -1,8 +1,8 @@
-"""A small MCP server over stdio, without an SDK: it offers what it is told to, and writes down what it is sent.
+"""A small MCP server over stdio, without an SDK: it offers the tools it is given, and records what it receives.
 
 python mcp_server.py LISTING CALLS
 
-LISTING is a JSON file with `tools`, and under `results` what each of them says.
+LISTING is a JSON file with `tools`, and the result of each under `results`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that obeys whoever speaks last, and what there is to be gained from it."""
+"""A model that obeys the latest instruction from any source, and the secret it may leak."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from everloop import LLMProvider
 from everloop.providers.base import LLMResponse, ToolCallRequest
 
 _ORDER = re.compile(r"(CALL|SAY) (\w+) (?=\{)")
-_SHORT = re.compile(r"call-([a-z]+)", re.IGNORECASE)  # where there is no room for more, as in the name of a host
+_SHORT = re.compile(r"call-([a-z]+)", re.IGNORECASE)  # for places with little room, such as a host name
 _SECRET = re.compile(r"secret-[0-9a-f]{24}")
 _ids = itertools.count(1)
 
 
 class ObeyingProvider(LLMProvider):
-    """Does what any text tells it to do, each thing once: `CALL name {arguments}` is a call, `SAY answer {"text": …}`
+    """Follows each instruction in any text once: `CALL name {arguments}` is a call, `SAY answer {"text": …}`
     an answer.
 
-    Orders may stand in results, in messages, in the prompt and in the descriptions of tools. SECRET in an order is
-    what it knows of the person. A call from `script` comes first: the innocent work that brings an order into sight.
+    Instructions may be in results, in messages, in the prompt and in tool descriptions. SECRET in one stands for
+    what the model knows about the user. Calls from `script` come first: the innocent work that exposes the model to an
+    instruction.
     """
 
     default_model = "obeying"
 
     def __init__(self, short: dict[str, str] | None = None) -> None:
         self.script: list[ToolCallRequest] = []
-        self.obeyed: list[str] = []  # in the order in which that was
+        self.obeyed: list[str] = []  # in call order
         self.seen = ""
         self._short = short or {}  # orders by their short names
 
@@ -42,7 +43,7 @@ class ObeyingProvider(LLMProvider):
         shown = [_text(message) for message in messages if message["role"] != "assistant"]
         self.seen += "\n".join(shown)
         orders = self._orders([*shown, *_strings(tools)])
-        if tools is None:  # it is asked for a summary
+        if tools is None:  # a summary is requested
             return LLMResponse("They said: " + " ".join(orders))
         if self.script:
             return LLMResponse(None, [self.script.pop(0)], "tool_calls")
@@ -63,7 +64,7 @@ class ObeyingProvider(LLMProvider):
         return found[0] if found else "nothing"
 
     def _orders(self, texts: Sequence[str]) -> list[str]:
-        """All orders in these texts, also in those that are quoted as JSON."""
+        """All instructions in these texts, including those quoted as JSON."""
         found: dict[str, None] = {}
         for text in (part for one in texts for part in _parts(one)):
             for order in _ORDER.finditer(text):
@@ -79,7 +80,7 @@ class ObeyingProvider(LLMProvider):
 
 
 def _parts(text: str) -> list[str]:
-    """A text, and if it is JSON the texts in it."""
+    """A text, and if it is JSON, the texts in it."""
     try:
         return [text, *_strings(json.loads(text))]
     except ValueError:

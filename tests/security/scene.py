@@ -1,7 +1,7 @@
-"""The scene of an attack: a whole agent whose model obeys the attacker, and canaries that must not sing.
+"""The scene of an attack: a complete agent whose model obeys the attacker, and canaries that must not leak.
 
-The model makes the calls it is told to make, one a round, and then answers. What the attacker has gained is what the
-model was shown (`Attack.seen`) and what changed outside; tests look there and never at the wording of a message.
+The model makes the calls it is given, one per round, and then answers. The attacker's gain is what the model was
+shown (`Attack.seen`) and what changed outside; tests check that, and never the wording of a message.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Step = ToolCallRequest | list[ToolCallRequest] | Callable[[list[dict[str, Any]],
 
 
 def canary(what: str = "canary") -> str:
-    """A secret that stands nowhere else."""
+    """A secret that occurs nowhere else."""
     return f"{what}-{secrets.token_hex(12)}"
 
 
 def running(text: str) -> list[str]:
-    """The processes that have this text in their arguments."""
+    """The processes with this text in their arguments."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
@@ -48,11 +48,11 @@ def settings(*servers: Server, **more: Any) -> Config:
 
 @dataclass
 class Attack:
-    """What an attacked turn left behind."""
+    """The outcome of an attacked turn."""
 
     answer: str
     results: list[str] = field(default_factory=list)  # of the calls, as the model saw them
-    seen: str = ""  # all that the model was ever sent, as JSON
+    seen: str = ""  # everything the model was ever sent, as JSON
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Scene:
 
     root: Path
     options: dict[str, Any] = field(default_factory=dict)  # for AgentLoop
-    tools: Iterable[Tool] = ()  # in place of built-in ones of the same name, or besides them
+    tools: Iterable[Tool] = ()  # in addition to the built-in ones, or replacing those of the same name
 
     def __post_init__(self) -> None:
         self.workspace = self.root / "workspace"
@@ -74,7 +74,7 @@ class Scene:
     async def run(
         self, *calls: Step, say: str = "do it", session: str = "direct", attended: bool = False, **options: Any
     ) -> Attack:
-        """Let the model make these calls, one after another, through the whole loop."""
+        """Let the model make these calls one after another through the whole loop."""
         model = ScriptedProvider([*calls, "done"])
         settings = {"restrict_to_workspace": True, "store": self.root / "store.db", **self.options, **options}
         async with AgentLoop(MessageBus(), model, self.workspace, **settings) as agent:

@@ -1,6 +1,6 @@
-"""Files that make, an editor, a shell or a build server run by themselves: a page plants nothing there.
+"""Files that make, an editor, a shell or a build server execute automatically: a page cannot plant anything there.
 
-The attacker has got a page into the conversation; the model obeys it. What counts is the text of the files.
+The attacker has a page in the conversation, and the model obeys it. The tests check the contents of the files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def obeyed(scene: Scene, evil, address):
-    """Lets the model read the attacker's page and then make these calls."""
+    """Let the model read the attacker's page and then make these calls."""
 
     async def run(*calls, **config) -> Attack:
         fetched = call("web_fetch", url=f"{address}/page")
@@ -52,7 +52,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", *person, *arguments], cwd=folder, capture_output=True, text=True, timeout=30).stdout
 
 
-def test_every_such_file_has_a_reason_and_others_have_none():
+def test_every_auto_executed_file_is_recognised_with_a_reason_and_others_are_not():
     assert all(steers(path) for path in PATHS)
     assert not any(steers(path) for path in HARMLESS)
     assert steers("Makefile") == "make runs it"
@@ -77,7 +77,7 @@ async def test_the_file_tools_do_not_write_them_after_untrusted_content(scene, o
     assert {file.read_text() for file in files} == {"mine"}
 
 
-async def test_nor_through_a_link(scene, obeyed):
+async def test_the_file_tools_do_not_write_them_through_a_link(scene, obeyed):
     (scene.workspace / "Makefile").write_text("mine")
     (scene.workspace / "notes.txt").symlink_to("Makefile")
     (scene.workspace / ".vscode").mkdir()
@@ -113,7 +113,7 @@ PLANTED = [path for path in PLANTED if path != "node_modules/.bin/jest" and "SKI
 
 
 def evil_anywhere(workspace: Path, paths: list[str]) -> list[str]:
-    """Those of the paths that hold the attacker's text now, whatever they lead through."""
+    """Return the paths that now contain the attacker's text, through any links."""
     return [path for path in paths if (workspace / path).is_file() and "evil" in (workspace / path).read_text()]
 
 
@@ -136,7 +136,7 @@ async def test_a_command_leaves_none_behind_after_untrusted_content(scene, obeye
         "echo evil > {path}; touch -r other {path}", "echo evil > {path}; exit 1",
     ],
 )  # fmt: skip
-async def test_a_command_changes_none_that_is_there(scene, obeyed, backend, command):
+async def test_a_command_changes_no_existing_one(scene, obeyed, backend, command):
     paths = ["Makefile", "sub/pyproject.toml"]
     for path in paths:
         (scene.workspace / path).parent.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ async def test_a_command_changes_none_that_is_there(scene, obeyed, backend, comm
         assert (scene.workspace / path).stat().st_mode & 0o777 == 0o755
 
 
-async def test_nor_through_links_that_the_person_or_the_command_made(scene, obeyed, backend):
+async def test_a_command_changes_none_through_links(scene, obeyed, backend):
     (scene.workspace / "build.txt").write_text("mine\n")
     (scene.workspace / "Makefile").symlink_to("build.txt")
     await obeyed(
@@ -164,8 +164,8 @@ async def test_nor_through_links_that_the_person_or_the_command_made(scene, obey
     assert (scene.workspace / "Makefile").read_text() == "mine\n"
 
 
-async def test_nor_by_way_of_git(scene, obeyed):
-    """What a command puts into the history itself is not taken from there either."""
+async def test_a_command_plants_none_by_way_of_git(scene, obeyed):
+    """Content that a command itself committed is not restored from the history either."""
     (scene.workspace / "Makefile").write_text("mine\n")
     git(scene.workspace, "init", "-q", "-b", "main")
     git(scene.workspace, "add", ".")
@@ -179,7 +179,7 @@ async def test_nor_by_way_of_git(scene, obeyed):
     assert (scene.workspace / "Makefile").read_text() == "mine\n"
 
 
-async def test_nor_by_one_that_was_started_before_the_page_was_read(scene, evil, address):
+async def test_a_command_started_before_the_page_was_read_plants_none(scene, evil, address):
     await scene.run(
         call("exec", command="bash", background=True),
         call("web_fetch", url=f"{address}/page"),
@@ -203,7 +203,7 @@ async def test_nor_by_one_that_was_started_before_the_page_was_read(scene, evil,
         "echo x > skills/x/SKILL.md",
     ],
 )  # fmt: skip
-async def test_a_person_is_asked_before_a_command_that_says_it_writes_one(scene, evil, address, command):
+async def test_a_command_that_declares_writing_one_needs_approval(scene, evil, address, command):
     (scene.workspace / "sub").mkdir()
     for name in ("notes.txt", "sub/notes.txt"):
         (scene.workspace / name).write_text("x\n")
@@ -225,7 +225,7 @@ async def test_a_person_is_asked_before_a_command_that_says_it_writes_one(scene,
         "echo '{}' > package-lock.json; touch seen", "diff Makefile notes.txt | tee seen", "mv notes.txt seen",
     ],
 )  # fmt: skip
-async def test_nor_is_asked_for_what_only_reads_them(scene, evil, address, command):
+async def test_a_command_that_only_reads_them_needs_no_approval(scene, evil, address, command):
     (scene.workspace / "sub").mkdir()
     (scene.workspace / "notes.txt").write_text("x\n")
     (scene.workspace / "Makefile").write_text("all:\n\techo x\n")
@@ -235,7 +235,7 @@ async def test_nor_is_asked_for_what_only_reads_them(scene, evil, address, comma
     assert not list(scene.workspace.rglob("*.untrusted-*"))
 
 
-# ------------------------------------------------------------------------------------------------ it stays pleasant
+# ------------------------------------------------------------------------------------------------ ordinary work
 
 
 async def test_the_usual_tools_work_after_untrusted_content(scene, obeyed):
@@ -298,7 +298,7 @@ async def test_scripts_of_a_package_are_not_changed_along_with_its_dependencies(
     assert json.loads((scene.workspace / "package.json").read_text()) == old
 
 
-async def test_what_a_person_allowed_the_file_tools_to_write_stays(scene, obeyed):
+async def test_files_written_with_approval_are_kept(scene, obeyed):
     allowed = (Rule(do="allow", tool="write_file", tainted=True),)
     await obeyed(
         call("exec", command="sleep 60", background=True),

@@ -1,4 +1,4 @@
-"""`agent.tools.execute` outside of any turn: the agent's workspace, restriction, sandbox and policy hold there too."""
+"""`agent.tools.execute` outside of any turn: the agent's workspace, restriction, sandbox and policy still apply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def agent(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return made
 
 
-async def test_paths_are_the_workspaces(agent: Any, scene: Scene) -> None:
+async def test_paths_are_relative_to_the_workspace(agent: Any, scene: Scene) -> None:
     async with agent() as loop:
         await loop.tools.execute("write_file", {"path": "kept.txt", "content": "kept"})
         assert "kept" in await loop.tools.execute("read_file", {"path": "kept.txt"})
@@ -118,8 +118,8 @@ async def test_a_call_without_a_plan_does_not_run(agent: Any, scene: Scene) -> N
     assert not (scene.outside / "gone").exists()
 
 
-async def test_a_tool_that_calls_another_is_no_way_around(agent: Any, scene: Scene) -> None:
-    """The approval of a call is no approval of the calls that it makes."""
+async def test_a_tool_cannot_bypass_the_policy_by_calling_another(agent: Any, scene: Scene) -> None:
+    """Approving a call does not approve the calls that it makes."""
     rules = Rule(do="ask", tool="outer"), Rule(do="deny", command="touch")
     async with agent(*rules, steps=[call("outer"), "done"]) as loop:
 

@@ -1,6 +1,6 @@
-"""Attacks by paths on every file tool. What counts is the canary, never what a message says.
+"""Path attacks on every file tool. The tests check the canary, never the wording of a message.
 
-Each attack goes through the whole loop, where a policy stands before the tools, and to the tools alone.
+Each attack goes through the whole loop with its policy, and then directly to the tools.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FOLDER: dict[str, dict[str, Any]] = {"list_dir": {}, "find_files": {"pattern": "
 
 
 class Outside:
-    """The folder beside the workspace: what it holds must neither be seen nor change."""
+    """The folder next to the workspace, whose contents must be neither read nor changed."""
 
     def __init__(self, scene: Scene, folder: Path | None = None) -> None:
         self.folder = folder or scene.outside
@@ -69,14 +69,14 @@ def outside(scene: Scene) -> Outside:
 
 
 async def results_of(scene: Scene, calls: list[Any], **options: Any) -> list[str]:
-    """What the calls of one round give, through the whole loop."""
+    """Return the results of one round of calls through the whole loop."""
     attack = await scene.run(calls, **options)
     assert len(attack.results) >= len(calls)  # the session's earlier ones come first
     return attack.results[-len(calls) :]
 
 
 async def attack(scene: Scene, name: str, paths: Iterable[str], more: dict[str, Any]) -> str:
-    """All that the model is shown when it tries a tool on each path: by the whole loop, then by the tools alone."""
+    """Return everything the model sees when it tries a tool on each path, through the loop and then directly."""
     tried = list(paths)
     assert len(tried) >= 1
     through_the_loop = await results_of(scene, [call(name, path=path, **more) for path in tried])
@@ -107,7 +107,7 @@ async def test_an_attack_that_succeeds_is_noticed(scene, outside, operation):
 
 
 def spellings(scene: Scene) -> list[str]:
-    """Ways to say the folder outside."""
+    """Ways to spell the path of the outside folder."""
     there, here, up = str(scene.outside), str(scene.workspace), "../outside"
     relative = os.path.relpath(there, os.environ["HOME"])
     return [
@@ -136,7 +136,7 @@ async def test_path_traversal_in_every_spelling(scene, outside, operation):
     outside.check(await attack(scene, name, paths, more))
 
 
-async def test_an_open_descriptor_is_no_way_out(scene, outside, operation):
+async def test_an_open_descriptor_gives_no_way_out(scene, outside, operation):
     name, more, leaf = operation
     folder, file = os.open(outside.folder, os.O_RDONLY), os.open(outside.folder / "secret.txt", os.O_RDWR)
     try:
@@ -150,7 +150,7 @@ async def test_an_open_descriptor_is_no_way_out(scene, outside, operation):
         os.close(file)
 
 
-async def test_a_folder_whose_name_begins_like_the_workspaces_is_outside(scene, operation):
+async def test_a_folder_whose_name_starts_like_the_workspace_is_outside(scene, operation):
     name, more, leaf = operation
     evil = Outside(scene, scene.root / "workspace-evil")
     (scene.workspace / "link").symlink_to(evil.folder)
@@ -162,7 +162,7 @@ async def test_a_folder_whose_name_begins_like_the_workspaces_is_outside(scene, 
 
 
 def links(scene: Scene) -> Iterator[str]:
-    """Links in the workspace to the folder outside, by every way; each path is that of the folder."""
+    """All kinds of links in the workspace to the outside folder; each path leads to that folder."""
     there, here = str(scene.outside), scene.workspace
     (here / "deep/er").mkdir(parents=True)
     for name, target in {
@@ -225,7 +225,7 @@ print(swaps)
 
 @contextmanager
 def swapping(workspace: Path) -> Iterator[Callable[[], int]]:
-    """Another process swaps folders and links as fast as it can; the function ends it and tells how often it did."""
+    """Swap folders and links in another process as fast as possible; the function ends it and returns the count."""
     process = subprocess.Popen([sys.executable, "-I", "-c", SWAP, workspace], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
 
@@ -234,7 +234,7 @@ def swapping(workspace: Path) -> Iterator[Callable[[], int]]:
         return int(process.communicate(timeout=60)[0])
 
     try:
-        process.stdout.readline()  # it has begun
+        process.stdout.readline()  # it has started
         yield count
     finally:
         process.kill()
@@ -243,7 +243,7 @@ def swapping(workspace: Path) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("engine", ["ripgrep", "python"])
-async def test_links_that_are_swapped_all_the_time_leak_nothing(scene, outside, engine, monkeypatch):
+async def test_constantly_swapped_links_leak_nothing(scene, outside, engine, monkeypatch):
     """A folder trades places with a link to the outside, a link with a link, and a folder inside a walked tree."""
     if engine == "python":
         monkeypatch.setenv("PATH", str(scene.root))
@@ -261,7 +261,7 @@ async def test_links_that_are_swapped_all_the_time_leak_nothing(scene, outside, 
     (workspace / "tree/out").symlink_to(outside.folder)
     attempts = worked = refused = 0
     with swapping(workspace) as count:
-        # As many as show something, however long a busy machine takes for them.
+        # Enough rounds to be conclusive, however long a busy machine takes.
         while not (attempts > 200 and worked > 10 and refused > 10):
             steps = [step for number in range(8) for step in _steps(number, attempts)]
             results = await results_of(scene, steps, store=scene.root / f"{attempts}.db")
@@ -274,7 +274,7 @@ async def test_links_that_are_swapped_all_the_time_leak_nothing(scene, outside, 
 
 
 async def test_thousands_of_opens_during_swaps_leak_nothing(scene, outside):
-    """The same race without model and loop between the opens, so that there are many more of them."""
+    """The same race without a model and a loop between the opens, which allows many more of them."""
     (scene.workspace / "swap").mkdir()
     (scene.workspace / "inside").mkdir()
     (scene.workspace / "link").symlink_to("../outside")
@@ -322,7 +322,7 @@ def _steps(number: int, attempt: int) -> Iterator[Any]:
 
 
 def peak() -> int:
-    """The most memory this process has had since the mark was set back, in kilobytes."""
+    """The peak memory of this process since the last reset, in kilobytes."""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
@@ -344,7 +344,7 @@ async def test_pipes_devices_and_huge_files_are_refused_quickly_with_flat_memory
     paths += ["device"] if os.geteuid() == 0 else []
     calls = {**FILE, "list_dir": {}, "find_files": {"pattern": "*"}}
     del calls["write_file"]
-    Path("/proc/self/clear_refs").write_text("5")  # set the mark back
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     start, low = time.monotonic(), peak()
     for name, more in calls.items():
         for result in await results_of(scene, [call(name, path=path, **more) for path in paths]):
@@ -353,7 +353,7 @@ async def test_pipes_devices_and_huge_files_are_refused_quickly_with_flat_memory
         await scene.run(call(name, path=".", **more))
     writes = [call("write_file", path=path, content=MARK) for path in paths if "huge" not in path]
     assert all(result.startswith('{"status":"error"') for result in await results_of(scene, writes))
-    assert time.monotonic() - start < 40  # of ten gigabytes, and of no end
+    assert time.monotonic() - start < 40  # of ten gigabytes, and endless
     assert peak() - low < 50_000, "memory grew with the size of a file"
     assert before == sorted(
         (each.name, each.lstat().st_mode, each.lstat().st_size) for each in scene.workspace.iterdir()
@@ -421,9 +421,10 @@ async def test_a_writer_that_is_killed_a_hundred_times_never_leaves_a_partial_fi
     assert process.returncode == 0
     found = json.loads(out)
     assert found["partial"] == []
-    assert found["replaced"] > KILLS // 2, "it was hardly ever killed while it wrote"
-    # A draft has a name for an instant before it is in place. With one from the start about half would be left.
-    assert len(found["left"]) < KILLS // 5, "what has no name yet goes with its writer"
+    assert found["replaced"] > KILLS // 2, "it was hardly ever killed during a write"
+    # A temporary file has a name only for an instant before the rename. If it had one from the start, about half would
+    # be left over.
+    assert len(found["left"]) < KILLS // 5, "unnamed files disappear with their writer"
 
 
 # ---------------------------------------------------------------------------------------------- the runtime's own files
@@ -486,7 +487,7 @@ async def test_a_pattern_or_glob_cannot_lead_out(scene, outside, engine, monkeyp
     outside.check("\n".join(await results_of(scene, calls)))
 
 
-async def test_a_hostile_pattern_is_ended(scene, monkeypatch):
+async def test_a_hostile_pattern_times_out(scene, monkeypatch):
     monkeypatch.setattr(find, "SECONDS", 1.0)
     monkeypatch.setenv("PATH", str(scene.root))
     (scene.workspace / "a.txt").write_text("a" * 50 + "!\n")

@@ -1,8 +1,8 @@
-"""What commands and file tools leave in git repositories: the person's own git must run none of it afterwards.
+"""What commands and file tools plant in git repositories: the user's own git must never execute it.
 
-Each attack names a program of the attacker in a way that git would run it. The program makes the canary, a file that no
-command can make from inside the sandbox. `test_each_attack_would_work` runs the same attacks without a sandbox, so that
-an attack that has stopped working is noticed.
+Each attack refers to the attacker's program in a way that makes git run it. The program creates the canary, a file that
+no command can create from inside the sandbox. `test_each_attack_would_work` runs the same attacks without a sandbox, so
+that an attack that no longer works is noticed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PERSON = ("-c", "user.name=Person", "-c", "user.email=person@example.org")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """The person's own git, outside of any sandbox."""
+    """The user's own git, outside any sandbox."""
     done = subprocess.run(
         ["git", *PERSON, *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
     )
@@ -46,7 +46,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def look_everywhere(workspace: Path) -> None:
-    """A person looks at the workspace and each of its folders, as they or the prompt of their shell do."""
+    """Run git in the workspace and each of its folders, as a user or their shell prompt would."""
     for folder, names, _ in os.walk(workspace):
         if Path(folder).name in ("objects", "refs", "logs") and ".git" in folder:
             names.clear()
@@ -108,7 +108,7 @@ NEW = {
     "a folder that was prepared": "mkdir -p stage/objects stage/refs; "
     "git config -f stage/config core.fsmonitor '{evil}'; mv stage .git; echo 'ref: refs/heads/x' > .git/HEAD",
 }
-# It has one, and no hooks.
+# It has one without hooks.
 EXISTING = {
     "commondir": "cp -r .git copy; git config -f copy/config core.fsmonitor '{evil}'; echo ../copy > .git/commondir",
     "a gitlink to a repository": "git init -q nested; cd nested; {commit}; git config core.fsmonitor '{evil}'; cd ..; "
@@ -117,7 +117,7 @@ EXISTING = {
     "echo 'gitdir: ../.git/modules/sub' > sub/.git; git config -f .git/modules/sub/config core.worktree ../../../sub; "
     "git add sub; git config -f .git/modules/sub/config core.fsmonitor '{evil}'",
     "config.worktree": "git config -f .git/config.worktree core.fsmonitor '{evil}'",
-    # A file that was touched and not changed has git write the index anew, which runs this hook.
+    # A touched but unchanged file makes git rewrite the index, which runs this hook.
     "hooks that were missing": "git checkout -q file.txt; mkdir .git/hooks; "
     "printf '#!/bin/sh\\n{evil}' > .git/hooks/post-index-change; "
     "chmod +x .git/hooks/*; touch -d 2020-01-01 file.txt",
@@ -167,7 +167,7 @@ def spelled(how: str, canary: Path) -> str:
 
 @pytest.mark.parametrize("how", ATTACKS)
 async def test_each_attack_would_work(scene, canary, how):
-    """Without a sandbox, the person's git runs the attacker's program."""
+    """Without a sandbox, the user's git runs the attacker's program."""
     prepare(scene, how)
     scene.tools = shell_tools(ShellSettings(mode="off", confine=False))
     await scene.run(call("exec", command=spelled(how, canary)), restrict_to_workspace=False)
@@ -177,7 +177,7 @@ async def test_each_attack_would_work(scene, canary, how):
 
 
 @pytest.mark.parametrize("how", ATTACKS)
-async def test_no_command_makes_the_persons_git_run_a_program(scene, canary, backend, how):
+async def test_no_command_makes_the_users_git_run_a_program(scene, canary, backend, how):
     prepare(scene, how)
     await scene.run(call("exec", command=spelled(how, canary)), config=Config(sandbox=backend))
     await asyncio.to_thread(look_everywhere, scene.workspace)
@@ -188,7 +188,7 @@ MONITOR = NEW["a monitor"]
 
 
 @pytest.mark.parametrize("how", ["background", "kept", "daemon", "stopped", "failed"])
-async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, backend, how):
+async def test_no_background_or_interrupted_command_makes_git_run_a_program(scene, canary, backend, how):
     plant = MONITOR.replace("{evil}", f"touch {canary}")
     daemon = "sleep 0.2; cd sub; " + plant.replace("'", '"')
     calls = {
@@ -212,8 +212,8 @@ async def test_nor_one_that_is_in_the_background_or_cut_off(scene, canary, backe
     assert not canary.exists()
 
 
-async def test_nor_one_whose_runtime_is_killed(scene, canary, backend):
-    """The next runtime that starts puts it right, before anything else is asked of it."""
+async def test_no_command_of_a_killed_runtime_makes_git_run_a_program(scene, canary, backend):
+    """The next runtime cleans up before it does anything else."""
     home = scene.root / "home"
     program = f"""
         import asyncio
@@ -251,8 +251,8 @@ async def test_nor_one_whose_runtime_is_killed(scene, canary, backend):
     assert not canary.exists()
 
 
-async def test_a_command_beside_another_cannot_pass_its_plants_for_old_ones(scene, canary, backend):
-    """The second command starts when the plant is there already, and plants it again after the first is checked."""
+async def test_a_concurrent_command_cannot_pass_its_plants_off_as_existing_files(scene, canary, backend):
+    """The second command starts when the plant already exists, and plants it again after the first one is checked."""
     set_monitor = f"git config core.fsmonitor 'touch {canary}'"
     await scene.run(
         call("exec", command=f"git init -q; {set_monitor}; touch up; sleep 60", background=True),
@@ -266,7 +266,7 @@ async def test_a_command_beside_another_cannot_pass_its_plants_for_old_ones(scen
 
 
 async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, backend):
-    """A command in the background swaps the repository's folder for a link to the outside, where a config lies."""
+    """A background command swaps the repository's folder for a link to the outside, which contains a config."""
     (scene.outside / "config").write_text(mine := "[core]\n\tfsmonitor = mine\n")
     swap = "while true; do git init -q a; git -C a config core.fsmonitor x; rm -rf a; ln -s ../outside a; rm a; done"
     swap2 = "while true; do mkdir -p b; ln -s ../../outside b/.git; rm b/.git; git init -q b; rm -rf b; done"
@@ -280,7 +280,7 @@ async def test_a_link_swapped_in_during_the_check_leads_nowhere(scene, canary, b
     assert (scene.outside / "config").read_text() == mine
 
 
-# For a folder that git takes for a repository because of what is in it. Git heeds it only with the first line.
+# For a folder that git treats as a repository because of its contents. Git needs the first line to honour it.
 NOT_BARE = "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = ..\n\tfsmonitor = touch {canary}\n"
 
 
@@ -318,7 +318,7 @@ async def test_the_file_tools_cannot_build_a_repository_file_by_file(scene, cana
         "r/refs/x": "x",
         "r/HEAD": "ref: refs/heads/main\n",
     }
-    for path, text in files.items():  # written by other means they do it, so the attack is a real one
+    for path, text in files.items():  # written by other means they work, so the attack is real
         (scene.outside / path).parent.mkdir(parents=True, exist_ok=True)
         (scene.outside / path).write_text(text)
     await asyncio.to_thread(look_everywhere, scene.outside)
@@ -333,7 +333,7 @@ async def test_the_file_tools_cannot_build_a_repository_file_by_file(scene, cana
 # ------------------------------------------------------------------------------------------------ it stays pleasant
 
 
-async def test_an_agent_makes_a_repository_commits_branches_and_the_person_goes_on_with_it(scene):
+async def test_the_user_can_continue_in_a_repository_that_an_agent_created(scene):
     commands = [
         "git init -q -b main && git config user.name Agent && git config user.email agent@example.org",
         "echo 'print(1)' > app.py && git add app.py && git -c user.name=A -c user.email=a@b.c commit -qm first",
@@ -350,7 +350,7 @@ async def test_an_agent_makes_a_repository_commits_branches_and_the_person_goes_
     assert git(scene.workspace, "branch", "--show-current").strip() == "feature"
     assert git(scene.workspace, "status", "--porcelain") == ""
     assert git(scene.workspace, "config", "user.name").strip()
-    git(scene.workspace, "config", "core.pager", "less")  # the person's own settings stay as they are
+    git(scene.workspace, "config", "core.pager", "less")  # the user's own settings are kept
     git(scene.workspace, "checkout", "-q", "main")
     await scene.run(
         call("exec", command="echo 3 > three && git add three && git -c user.name=A -c user.email=a@b.c commit -qm 3")
@@ -376,8 +376,8 @@ async def test_an_agent_clones_and_works_in_repositories_below_the_workspace(sce
     assert "one" in git(scene.workspace / "tree", "log", "--format=%s")
 
 
-async def test_a_persons_own_unsafe_settings_below_the_workspace_are_left_and_put_back(scene):
-    """A submodule or a clone of theirs may have hooks and filters: they chose them."""
+async def test_the_users_own_unsafe_settings_in_nested_repositories_are_kept_and_restored(scene):
+    """The user's submodules and clones may have hooks and filters, which the user chose."""
     inner = scene.workspace / "vendor"
     inner.mkdir()
     make_repository(inner)
@@ -400,8 +400,8 @@ async def test_a_persons_own_unsafe_settings_below_the_workspace_are_left_and_pu
     assert os.access(hook, os.X_OK)
 
 
-async def test_a_hook_that_is_too_large_to_be_kept_is_still_not_replaced(scene, canary, backend):
-    """A person's hook may be a compiled program of any size."""
+async def test_a_hook_too_large_to_be_saved_is_still_not_replaced(scene, canary, backend):
+    """A user's hook may be a compiled program of any size."""
     inner = scene.workspace / "vendor"
     inner.mkdir()
     make_repository(inner)
@@ -418,7 +418,7 @@ async def test_a_hook_that_is_too_large_to_be_kept_is_still_not_replaced(scene, 
     assert not canary.exists()
 
 
-async def test_nothing_is_left_behind_beside_what_was_put_aside(scene, backend):
+async def test_nothing_is_left_behind_next_to_what_was_set_aside(scene, backend):
     make_repository(scene.workspace)
     before = {path.relative_to(scene.workspace) for path in scene.workspace.rglob("*")}
     await scene.run(call("exec", command="true"), config=Config(sandbox=backend, home=scene.root / "home"))
@@ -447,12 +447,12 @@ async def test_nothing_is_left_behind_beside_what_was_put_aside(scene, backend):
         "[user]\n\tname\x00 = x\n", "[protocol]\n\tallow = always\n", "[url \"ext::x\"]\n\tinsteadOf = https://\n",
     ],
 )  # fmt: skip
-def test_an_unsafe_config_is_found_and_cut_down_to_its_safe_part(text):
+def test_an_unsafe_config_is_reduced_to_its_safe_part(text):
     assert unsafe_settings(text.encode(), None)
     assert not unsafe_settings(safe_subset(b'[user]\n\tname = "A; B" # c\n' + text.encode()), None)
 
 
-def test_what_a_person_had_set_before_is_trusted():
+def test_settings_the_user_had_before_are_trusted():
     old = b"[core]\n\tfsmonitor = mine\n"
     assert not unsafe_settings(old + b"[user]\n\tname = a\n", old)
     assert unsafe_settings(old.replace(b"mine", b"evil"), old)
@@ -467,11 +467,11 @@ def test_what_a_person_had_set_before_is_trusted():
         '[branch "a/b"]\n\tremote = origin\n\tmerge = refs/heads/a/b\n', "[pull]\n\trebase = true\n",
     ],
 )  # fmt: skip
-def test_what_git_itself_writes_is_safe(text):
+def test_configs_written_by_git_itself_are_safe(text):
     assert unsafe_settings(text.encode(), None) == []
 
 
-def test_the_pointer_of_a_submodule_is_followed_only_where_no_link_can_be(tmp_path):
+def test_a_submodules_pointer_is_followed_only_where_no_link_can_be(tmp_path):
     folders = {".git/modules/s", ".git"}
     for text, safe in {
         "../.git/modules/s": True, f"{tmp_path}/.git/modules/s": True, "x/../../.git/modules/s": False,

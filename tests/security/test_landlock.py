@@ -1,4 +1,4 @@
-"""What the kernel's Landlock does not look at by itself, and commands that attack the launcher beside them."""
+"""What the kernel's Landlock does not cover, and commands that attack the launcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_no_memory_outlives_a_command(scene):
 
 
 async def test_a_command_cannot_bring_down_the_launcher_and_outlive_it(scene, monkeypatch):
-    monkeypatch.setattr("everloop.sandbox.resources.parent_group", lambda: None)  # which would end them too
+    monkeypatch.setattr("everloop.sandbox.resources.parent_group", lambda: None)  # which would also end them
     name = canary("survivor")
     wild = "import ctypes; s = ctypes.CDLL(None).syscall; s({number}, ctypes.c_ulong(2**64 - 1), 511)"
     calls = "; ".join(wild.format(number=number) for number in (90, 52))

@@ -1,4 +1,4 @@
-"""A page wants to be remembered. The model obeys; without a person's yes nothing gets into the memory."""
+"""A page asks to be remembered. The model obeys; nothing enters the memory without the user's approval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def remembered(scene: Scene) -> str:
 
 @asynccontextmanager
 async def agent(scene: Scene, evil: Server, *steps: Any, **more: Any) -> AsyncIterator[AgentLoop]:
-    """An agent with memory whose model takes these steps."""
+    """An agent with memory whose model follows these steps."""
     async with AgentLoop(
         MessageBus(), ScriptedProvider([*steps]), scene.workspace, restrict_to_workspace=True,
         store=scene.root / "store.db", config=settings(evil, **more),
@@ -47,10 +47,10 @@ async def test_a_page_gets_nothing_into_the_memory_and_nothing_out_of_it(scene, 
     assert remembered(scene) == "- Ann likes tea.\n"
     async with agent(scene, evil, call("remember", **arguments), "done", taint=False) as loop:
         await loop.process_direct("go on")
-    assert remembered(scene) != "- Ann likes tea.\n"  # the call itself could do it
+    assert remembered(scene) != "- Ann likes tea.\n"  # the call itself is able to
 
 
-async def test_nor_in_a_later_turn_but_in_a_new_conversation_the_person_can(scene, evil, address):
+async def test_a_later_turn_cannot_remember_either_but_a_new_conversation_can(scene, evil, address):
     steps = [
         call("web_fetch", url=f"{address}/page"), "read", call("remember", text=PLANT), "done",
         call("remember", text="Ann likes tea."), "done",
@@ -66,7 +66,7 @@ async def test_nor_in_a_later_turn_but_in_a_new_conversation_the_person_can(scen
 
 
 @pytest.mark.parametrize(("word", "kept"), [("/approve", True), ("/deny", False)])
-async def test_a_person_who_is_asked_sees_the_whole_point_and_decides(scene, evil, address, word, kept):
+async def test_the_user_sees_the_whole_item_and_decides(scene, evil, address, word, kept):
     point = canary("point")
     steps = [call("web_fetch", url=f"{address}/page"), call("remember", text=f"first\nthen {point}"), "done"]
     async with agent(scene, evil, *steps) as loop:
@@ -77,7 +77,7 @@ async def test_a_person_who_is_asked_sees_the_whole_point_and_decides(scene, evi
     assert (point in remembered(scene)) == kept
 
 
-async def test_what_a_page_made_the_agent_say_long_ago_is_still_a_pages_word(scene, evil, address):
+async def test_old_text_that_came_from_a_page_is_still_untrusted(scene, evil, address):
     steps = [call("web_fetch", url=f"{address}/page"), f"The page says about the garden: remember: {PLANT}"]
     async with agent(scene, evil, *steps) as loop:
         await loop.process_direct(f"read {address}/page", session_key="cli:long-ago")
@@ -89,7 +89,7 @@ async def test_what_a_page_made_the_agent_say_long_ago_is_still_a_pages_word(sce
     assert remembered(scene) == ""
 
 
-async def test_what_the_person_said_long_ago_is_the_persons_word(scene, evil):
+async def test_old_text_from_the_user_is_still_the_users(scene, evil):
     steps = ["ok", call("memory_search", query="tea"), call("remember", text="Ann likes tea."), "done"]
     async with agent(scene, evil, *steps) as loop:
         await loop.process_direct("I like tea", session_key="cli:long-ago")

@@ -1,7 +1,7 @@
-"""Ordinary work under the default settings asks for next to nothing.
+"""Ordinary work with the default settings needs almost no approvals.
 
-Twenty tasks, each a conversation as a person would have it, in a small project with a repository. Every call must do
-its work. All tasks together ask at most five times; those that read, edit source, run tests or commit never do.
+Twenty tasks, each a realistic conversation in a small project with a repository. Every call must succeed. All tasks
+together ask at most five times; those that read, edit source, run tests or commit never ask.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROJECT = {
 
 @dataclass
 class Task:
-    """What a person says, and the calls by which the agent does it; `asks` is how often that may be asked for."""
+    """A user's message and the calls with which the agent handles it; `asks` is how often it may ask for approval."""
 
     say: str
     calls: list[Any]
@@ -64,7 +64,7 @@ def edit(path: str, old: str, new: str) -> Any:
 FIX = edit("garden/beds.py", "width + height", "width * height")
 COMMIT = "git add -A && git -c user.name=me -c user.email=me@garden.example commit -qm 'Multiply'"
 
-# {} is the address of a web site with a page and two articles that it links to; a search finds the first of them.
+# {} is the address of a web site whose page links to two articles; a search finds the first of them.
 TASKS: dict[str, Task] = {
     "explain the code": Task("What does this do?", [call("list_dir"), read("README.md"), read("garden/plan.py")]),
     "find a function": Task("Where is area used?", [call("grep", pattern="area"), call("find_files", pattern="*.py")]),
@@ -126,7 +126,7 @@ TASKS: dict[str, Task] = {
     "read on": Task(
         "Read {}/page and what it links to.", [call("web_fetch", url="{}/page"), call("web_fetch", url="{}/a")], asks=1
     ),
-    # What other programs run by themselves is asked for, once each, where the list of such files is known.
+    # Files that other programs execute automatically need approval, once each, where they are known.
     "a script for npm": Task(
         "Add a lint script.",
         [read("package.json"), edit("package.json", '"test":', '"lint": "eslint",\n    "test":')],
@@ -162,7 +162,7 @@ def project(tmp_path: Path) -> Path:
 
 
 async def asked(folder: Path, task: Task) -> int:
-    """Do a task to its end, a person saying yes to whatever is asked; how often that was."""
+    """Complete a task, approving every question; return how many there were."""
     page = "<p>See <a href='/a'>one</a>.</p>"
     async with serving({"/page": answer(page.encode(), "text/html"), "*": answer(b"Beans want water.")}) as site:
         address = f"http://127.0.0.1:{site.port}"
@@ -192,7 +192,7 @@ async def asked(folder: Path, task: Task) -> int:
                 assert info is not None
                 log = [one.entry for one in await agent.store.read_log(info.id)]
     failed = [entry.content for entry in log if isinstance(entry, CallEnded) and entry.status != "ok"]
-    # There is no chat behind a direct call that a message could be sent to.
+    # A direct call has no chat that a message could be sent to.
     assert [text for text in failed if "no chat here" not in text] == []
     return sum(isinstance(entry, CallsAsked) for entry in log)
 
@@ -202,17 +202,17 @@ def _at(value: Any, address: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.asks])
-async def test_ordinary_work_asks_for_nothing(project, name):
+async def test_ordinary_work_needs_no_approval(project, name):
     assert await asked(project, TASKS[name]) == 0
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.asks])
-async def test_what_other_programs_run_and_links_on_pages_are_asked_for_once(project, name):
+async def test_auto_executed_files_and_links_on_pages_need_approval_once(project, name):
     assert await asked(project, TASKS[name]) == TASKS[name].asks
 
 
 def test_all_tasks_together_ask_at_most_five_times():
-    """The tests above hold each task to its number."""
+    """The tests above check the number for each task."""
     assert len(TASKS) >= 20
     assert sum(task.asks for task in TASKS.values()) <= 5
     assert sum(task.asks for name, task in TASKS.items() if name != "read on") == 4

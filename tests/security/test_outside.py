@@ -1,4 +1,4 @@
-"""What lies outside the workspace is asked for, and an approval opens exactly what the person saw."""
+"""Access outside the workspace needs approval, and an approval covers exactly what the user saw."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def agent_of(scene: Scene, *steps: Any, **options: Any) -> tuple[AgentLoop, Scri
     return AgentLoop(MessageBus(), model, scene.workspace, **options), model
 
 
-async def test_a_file_outside_is_read_only_after_a_persons_word(scene):
+async def test_a_file_outside_is_read_only_after_approval(scene):
     path = str(scene.outside / "secret.txt")
     agent, model = agent_of(scene, call("read_file", path=path))
     async with agent:
@@ -33,7 +33,7 @@ async def test_a_file_outside_is_read_only_after_a_persons_word(scene):
     assert scene.secret in str(model.requests[-1].messages)
 
 
-async def test_the_word_for_one_file_is_no_word_for_another(scene):
+async def test_an_approval_for_one_file_does_not_cover_another(scene):
     (scene.outside / "other.txt").write_text("other")
     agent, model = agent_of(
         scene, call("read_file", path="../outside/other.txt"), call("read_file", path="../outside/secret.txt")
@@ -46,7 +46,7 @@ async def test_the_word_for_one_file_is_no_word_for_another(scene):
     assert scene.secret not in str(model.requests[-1].messages)
 
 
-async def test_a_link_that_is_put_into_the_approved_path_leads_nowhere(scene):
+async def test_a_link_inserted_into_the_approved_path_leads_nowhere(scene):
     there = scene.outside / "there"
     there.mkdir()
     (there / "harmless.txt").write_text("harmless")
@@ -67,13 +67,13 @@ async def test_a_link_inside_the_workspace_is_refused_and_not_asked_for(scene):
     assert scene.secret not in str(model.requests[-1].messages)
 
 
-async def test_with_nobody_there_it_is_refused(scene):
+async def test_without_a_user_it_is_refused(scene):
     attack = await scene.run(call("read_file", path=str(scene.outside / "secret.txt")))
     assert attack.answer == "done"
     assert scene.secret not in attack.seen
 
 
-async def test_writing_outside_is_asked_for_and_happens_after_the_word(scene):
+async def test_writing_outside_happens_only_after_approval(scene):
     agent, _ = agent_of(scene, call("write_file", path="../outside/new.txt", content="hello"))
     async with agent:
         question = await agent.process_direct("write it", attended=True)
@@ -83,7 +83,7 @@ async def test_writing_outside_is_asked_for_and_happens_after_the_word(scene):
     assert (scene.outside / "new.txt").read_text() == "hello"
 
 
-async def test_the_runtimes_own_files_stay_out_of_reach_though_approved(scene):
+async def test_the_runtimes_own_files_stay_out_of_reach_even_if_approved(scene):
     home = scene.root / "home"
     home.mkdir()
     (home / "config.toml").write_text(scene.secret)
@@ -95,7 +95,7 @@ async def test_the_runtimes_own_files_stay_out_of_reach_though_approved(scene):
     assert scene.secret not in str(model.requests[-1].messages)
 
 
-async def test_a_rule_about_a_path_holds_for_files_and_links_to_them(scene):
+async def test_a_path_rule_applies_to_files_and_links_to_them(scene):
     private = scene.workspace / "private"
     private.mkdir()
     (private / "key.txt").write_text(scene.secret)
@@ -122,7 +122,7 @@ async def test_a_long_result_is_saved_for_its_own_session_only(scene):
     (saved,) = (scene.root / "home" / "outputs").rglob("*.txt")
     again = await scene.run(call("read_file", path=str(saved), limit=3), config=config, say="more")
     assert again.results[-1].count(scene.secret) == 3
-    assert "untrusted data" in again.results[-1]  # it may have come from anywhere
+    assert "untrusted data" in again.results[-1]  # its origin is unknown
     agent, model = agent_of(scene, call("read_file", path=str(saved), limit=3), config=config)
     async with agent:
         await agent.process_direct("read it", session_key="cli:other")
@@ -155,7 +155,7 @@ async def test_a_module_in_the_current_folder_is_not_loaded_in_place_of_a_real_o
     assert not (tmp_path / "canary").exists()
 
 
-async def test_a_command_without_a_sandbox_is_asked_for_where_the_workspace_is_restricted(scene):
+async def test_a_command_without_a_sandbox_needs_approval_in_a_restricted_workspace(scene):
     read = call("exec", command=f"cat {scene.outside}/secret.txt")
     attack = await scene.run(read, exec_config={"mode": "off"})
     assert scene.secret not in attack.seen

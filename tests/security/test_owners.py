@@ -1,7 +1,7 @@
-"""One owner must not become another: attacks on a real server, from a sandboxed command that has the network.
+"""One owner must not be able to act as another: attacks on a real server from a sandboxed command with network.
 
-The model obeys the attacker. What counts is what the model's server received and what the command got back: a secret of
-the machine's own person, which only a request that is taken for one of that person's can bring there.
+The model obeys the attacker. The tests check what the model's server received and what the command got back: a secret
+of the machine's own user, which only a request that is authenticated as that user can reveal.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LEFT_OPEN = ("/healthz", "/readyz")
 
 @dataclass
 class Machine:
-    """A real server, the model behind it, and what the machine's own person keeps there."""
+    """A real server, the model behind it, and the secrets of the machine's own user."""
 
     folder: Path
     url: str
     fake: FakeOpenAI
     http: aiohttp.ClientSession
-    secret: str  # of the person, in every prompt of its agent
+    secret: str  # the user's, in every prompt of the user's agent
     attack: str  # what the attacker's request says
 
     async def token(self, action: str, *arguments: str) -> str:
@@ -45,7 +45,7 @@ class Machine:
         return done.out.strip()
 
     async def curl_of(self, client: Client, *requests: str) -> str:
-        """What a command with network in this client's sandbox gets from the server."""
+        """Return what a command with network in this client's sandbox gets from the server."""
         command = f"curl -sS -m 20 {' '.join(requests)}"
         self.fake.calls(call("exec", command=command, network=True))
         self.fake.reply("done")
@@ -61,7 +61,7 @@ class Machine:
         return f"{given} -d '{body}' {self.url}{CHAT}"
 
     def told(self) -> str:
-        """All that the model was sent on behalf of the attacker's request."""
+        """Everything the model was sent because of the attacker's request."""
         seen = [json.dumps(request.body) for request in self.fake.requests]
         return "".join(text for text in seen if self.secret in text)
 
@@ -77,8 +77,8 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
         yield Machine(tmp_path, url, fake, http, secret, canary("attack"))
 
 
-async def test_a_sandboxed_command_with_network_cannot_speak_for_the_machines_own_person(machine: Machine):
-    # That the attack would work is shown first: while there are no tokens, the machine is one person's.
+async def test_a_sandboxed_command_with_network_cannot_act_as_the_machines_own_user(machine: Machine):
+    # First show that the attack works: without tokens, the machine has a single user.
     machine.fake.reply(f"the word is {machine.secret}")
     assert machine.secret in await in_shell(f"curl -sS {machine.chat()}")
     ada = Client(machine.url, machine.http, await machine.token("add", "ada"))
@@ -111,7 +111,7 @@ async def test_revoking_the_last_token_does_not_open_the_server_again(machine: M
     assert machine.fake.requests == []
 
 
-async def test_a_token_without_admin_reads_no_numbers_of_other_owners(machine: Machine):
+async def test_a_token_without_admin_reads_no_metrics_of_other_owners(machine: Machine):
     owner = canary("owner")[:20]
     machine.fake.reply("hello")
     await Client(machine.url, machine.http, await machine.token("add", "other", "--owner", owner)).ask("hi")
@@ -127,8 +127,8 @@ async def test_a_token_without_admin_reads_no_numbers_of_other_owners(machine: M
     assert not any(machine.attack in str(messages) for messages in sent(machine))
 
 
-async def test_a_token_cannot_be_given_more_rights_through_the_server(machine: Machine):
-    """There is no way over HTTP to make or to change one: only the command line of the machine does."""
+async def test_a_token_cannot_gain_permissions_through_the_server(machine: Machine):
+    """Tokens cannot be created or changed over HTTP, only on the machine's command line."""
     ada = await machine.token("add", "ada")
     for path in ("/v1/tokens", "/tokens", "/api/tokens"):
         for method in ("POST", "PUT", "PATCH"):
@@ -153,7 +153,7 @@ def sent(machine: Machine) -> list[list[dict[str, Any]]]:
 
 
 async def in_shell(command: str) -> str:
-    """What a process of this machine gets, without any sandbox."""
+    """Return what an unsandboxed process of this machine gets."""
     process = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), 30)
     return out.decode()

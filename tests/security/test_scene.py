@@ -1,4 +1,4 @@
-"""The scene itself: an attack that succeeds must be seen."""
+"""The scene itself: a successful attack must be detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by commands, each against both backends. What counts is the canary, never what a message says."""
+"""Attacks by commands, each against both backends. The tests check the canary, never the wording of a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tools.shell.desks import beats, silent
 
 from .scene import Attack, Scene, canary, running
 
-WON = "W2ON"  # as a command prints it; commands spell it otherwise, since the model is shown the command too
+WON = "W2ON"  # as a command prints it; commands spell it differently, since the model also sees the command
 SAY = "echo W$((1+1))ON"
 SAY_PYTHON = "print('W%dON' % 2)"
 
@@ -51,22 +51,22 @@ def attack(scene: Scene, backend: str):
 
 
 def python(program: str) -> str:
-    """A command that runs a Python program, whatever is in it."""
+    """A command that runs any Python program."""
     coded = base64.b64encode(program.encode()).decode()
     return f"python3 -c \"import base64; exec(base64.b64decode('{coded}'))\" 2>&1"
 
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user outside of any sandbox."""
+    """A process of the same user outside any sandbox."""
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, process_group=0)
     yield process
     process.kill()
     process.wait()
 
 
-async def test_a_command_does_work_and_a_victory_would_be_seen(attack, scene):
-    """Otherwise every test below would pass with a shell that does nothing."""
+async def test_commands_work_and_a_successful_attack_would_be_detected(attack, scene):
+    """Otherwise, every test below would pass with a shell that does nothing."""
     done = await attack(SAY, python(SAY_PYTHON), "echo made > made.txt; cat made.txt")
     assert all(WON in result for result in done.results[:2])
     assert (scene.workspace / "made.txt").read_text() == "made\n"
@@ -140,7 +140,7 @@ async def test_the_environment_of_the_runtime_stays_there(attack, monkeypatch, c
     key = canary("key")
     monkeypatch.setenv("EVERLOOP_API_KEY", key)
     monkeypatch.setenv("SOME_TOKEN", key)
-    program = [sys.executable, "-c", "import time; time.sleep(30)", key]  # one whose real environment has it
+    program = [sys.executable, "-c", "import time; time.sleep(30)", key]  # a process whose real environment contains it
     other = subprocess.Popen(program, env={**os.environ, "CANARY": key})
     try:
         seen = await attack(command.format(pid=other.pid), command.format(pid=os.getpid()))
@@ -201,7 +201,7 @@ async def test_nothing_outside_the_workspace_can_be_changed(attack, scene, comma
 @pytest.mark.parametrize(
     "name", ["AGENTS.md", "skills/one/SKILL.md", "agents/one.md", ".everloop/x", ".git/hooks/pre-commit", ".git/config"]
 )
-async def test_what_steers_the_agent_or_a_persons_git_cannot_be_changed(attack, scene, name):
+async def test_files_that_steer_the_agent_or_the_users_git_cannot_be_changed(attack, scene, name):
     path = scene.workspace / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
@@ -218,8 +218,8 @@ async def test_what_steers_the_agent_or_a_persons_git_cannot_be_changed(attack, 
         assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-async def test_a_link_swapped_in_for_a_steering_file_shows_nothing_from_outside(attack, scene, backend):
-    """A command in the background swaps .git with a link to the outside while others are started."""
+async def test_a_link_swapped_in_for_an_instruction_file_shows_nothing_from_outside(attack, scene, backend):
+    """A background command swaps .git with a link to the outside while others start."""
     tools = shell_tools(ShellSettings(mode=backend))
     scene.tools = tools
     swap = "while true; do rm -rf .git; mkdir .git; rmdir .git; ln -s ../outside .git; rm .git; done"
@@ -251,7 +251,7 @@ async def test_the_machine_itself_cannot_be_changed(attack, command):
     assert WON not in seen.results[0]
 
 
-async def test_no_key_can_be_typed_into_a_terminal(attack):
+async def test_no_input_can_be_injected_into_a_terminal(attack):
     program = f"""
 import fcntl, os, termios
 def typed(descriptor):
@@ -313,7 +313,7 @@ async def test_nothing_survives_its_command(attack, scene):
     assert await silent(scene.workspace)
 
 
-async def test_a_child_that_holds_the_pipe_delays_nobody(attack):
+async def test_a_child_that_holds_the_pipe_does_not_delay_the_result(attack):
     began = time.monotonic()
     seen = await attack("sleep 50 & echo started", "setsid sleep 51 & echo started", timeout=60)
     assert time.monotonic() - began < 30
@@ -322,13 +322,13 @@ async def test_a_child_that_holds_the_pipe_delays_nobody(attack):
 
 @pytest.fixture
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No other test of this run that wants it too is under way meanwhile: all of them count a user's processes."""
+    """Exclude other tests of this run that also count the user's processes."""
     with (tmp_path_factory.getbasetemp().parent / "alone").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-async def test_a_bomb_of_processes_goes_off_without_harm(attack, alone):
+async def test_a_fork_bomb_is_contained(attack, alone):
     name = canary("bomb")
     program = f"""
 import os, time
@@ -346,11 +346,11 @@ print("made", made)
     command = python(program)
     seen = await attack(command, processes=200)
     made = int(seen.results[0].split("made ")[1].split()[0])
-    assert 20 <= made < 400  # of 2000; those of others come and go while they are counted
+    assert 20 <= made < 400  # of 2000; other processes come and go during the count
     await until(lambda: not running(command.split("'")[1]))
 
 
-async def test_a_bomb_of_memory_goes_off_without_harm(attack):
+async def test_a_memory_bomb_is_contained(attack):
     program = f"x = [bytearray(2**26) for _ in range(12)]; {SAY_PYTHON}"
     seen = await attack(python(program), "head -c 600M /dev/zero > /tmp/full && " + SAY, memory_mb=256)
     assert WON not in seen.results[0]
@@ -358,7 +358,7 @@ async def test_a_bomb_of_memory_goes_off_without_harm(attack):
 
 
 async def test_memory_is_limited_for_all_processes_of_a_command_together(attack):
-    """Each stays below the limit, and all of them are far above it."""
+    """Each stays below the limit; together they are far above it."""
     hold = "import time; x = bytearray(b'x') * (80 * 2**20); time.sleep(20)"
     many = f'for i in 1 2 3 4 5 6; do python3 -c "{hold}" & done; wait; {SAY}'
     began = time.monotonic()
@@ -368,7 +368,7 @@ async def test_memory_is_limited_for_all_processes_of_a_command_together(attack)
     assert time.monotonic() - began < 18
 
 
-async def test_memory_that_processes_share_is_counted_once(attack):
+async def test_shared_memory_is_counted_once(attack):
     program = f"""
 import os, time
 x = bytearray(b"x") * (120 * 2**20)
@@ -396,7 +396,7 @@ async def test_endless_output_takes_neither_memory_nor_time(attack):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
     seen = await attack("yes", "yes | tr -d '\\n'", "cat /dev/zero", timeout=0.6)
-    assert time.monotonic() - began < 40  # of no end
+    assert time.monotonic() - began < 40  # endless
     assert all(len(result) < 80_000 for result in seen.results)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # kilobytes
 
@@ -467,7 +467,7 @@ for address in ({datagrams!r}, "\\0" + {name!r} + "d"):
 
 
 async def test_no_abstract_socket_of_this_machine_can_be_reached_with_network(scene, backend):
-    """With network, a command is in the host's network namespace, to which such sockets belong."""
+    """With network, a command runs in the host's network namespace, to which such sockets belong."""
     name = canary()[:40]
     stream = Listener(socket.AF_UNIX, "\0" + name)
     datagram = Listener(socket.AF_UNIX, "\0" + name + "d", socket.SOCK_DGRAM)

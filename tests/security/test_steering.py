@@ -1,4 +1,4 @@
-"""The files that steer the agent: what a command puts in their place shows nothing, and a page plants nothing there."""
+"""Instruction files: a command that replaces them exposes nothing, and a page plants nothing in them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def test_a_link_in_place_of_a_file_of_the_prompt_shows_nothing_from_outsid
     assert scene.secret not in later.seen
 
 
-async def test_the_environment_of_the_runtime_is_no_file_of_the_prompt(scene, monkeypatch):
+async def test_the_runtimes_environment_is_not_read_into_the_prompt(scene, monkeypatch):
     (secret := scene.workspace / "AGENTS.md").symlink_to("/proc/self/environ")
     shown = (await scene.run(say="hello")).seen
     assert "PATH=" in secret.read_text()
     assert "PATH=" not in shown
 
 
-async def test_the_runtimes_own_files_inside_the_workspace_are_no_files_of_the_prompt(scene):
+async def test_the_runtimes_own_files_inside_the_workspace_are_not_read_into_the_prompt(scene):
     home = scene.workspace / ".everloop"
     home.mkdir()
     (home / "config.toml").write_text(key := canary("key"))
@@ -44,7 +44,7 @@ async def test_the_runtimes_own_files_inside_the_workspace_are_no_files_of_the_p
 
 
 @pytest.mark.parametrize("command", ["mkfifo AGENTS.md", "ln -s /dev/zero AGENTS.md", "truncate -s 3G AGENTS.md"])
-async def test_a_file_of_the_prompt_without_an_end_holds_up_nobody(scene, command):
+async def test_an_endless_prompt_file_does_not_block(scene, command):
     await scene.run(call("exec", command=command))
     async with asyncio.timeout(30):
         assert (await scene.run(say="hello")).answer == "done"
@@ -77,7 +77,7 @@ async def test_a_page_cannot_have_instructions_planted_through_a_link(scene, evi
     assert not list(scene.workspace.rglob("SKILL.md"))
 
 
-async def test_nor_by_the_other_name_of_a_workspace_that_is_a_link(scene, evil, address):
+async def test_a_page_plants_nothing_through_the_other_name_of_a_linked_workspace(scene, evil, address):
     real = scene.root / "real"
     scene.workspace.rename(real)
     scene.workspace.symlink_to(real)
@@ -86,7 +86,7 @@ async def test_nor_by_the_other_name_of_a_workspace_that_is_a_link(scene, evil, 
     assert not (real / "AGENTS.md").exists()
 
 
-async def test_nor_in_the_memory_that_stands_in_every_prompt(scene, evil, address):
+async def test_a_page_plants_nothing_in_the_memory(scene, evil, address):
     plant = call("write_file", path="memory/MEMORY.md", content="evil")
     await scene.run(call("web_fetch", url=f"{address}/page"), plant, say=f"{address}/page", config=settings(evil))
     assert not list(scene.workspace.rglob("MEMORY.md"))
@@ -104,7 +104,7 @@ async def test_nor_in_the_memory_that_stands_in_every_prompt(scene, evil, addres
         "mkdir memory; echo evil > memory/MEMORY.md; exit 1",
     ],
 )
-async def test_nor_by_a_command_that_makes_the_file(scene, evil, address, command, background):
+async def test_a_page_plants_nothing_by_a_command_that_creates_the_file(scene, evil, address, command, background):
     (scene.workspace / "LINKED.md").write_text("mine")
     (scene.workspace / "TOOLS.md").symlink_to("LINKED.md")
     await scene.run(
@@ -120,8 +120,8 @@ async def test_nor_by_a_command_that_makes_the_file(scene, evil, address, comman
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_nor_by_one_that_runs_on_after_its_turn(scene, evil, address, late):
-    """Nobody would put its files aside before the next prompt is made."""
+async def test_a_page_plants_nothing_by_a_command_that_outlives_its_turn(scene, evil, address, late):
+    """Its files would not be set aside before the next prompt is built."""
     wait = "while [ ! -e go ]; do sleep 0.02; done; " if late else ""
     plant = f"{wait}echo evil > AGENTS.md; touch done; sleep 60"
     model = ScriptedProvider(
@@ -141,7 +141,7 @@ async def test_nor_by_one_that_runs_on_after_its_turn(scene, evil, address, late
         assert not (scene.workspace / "AGENTS.md").exists()
 
 
-async def test_nor_by_one_that_was_started_before_the_page_was_read(scene, evil, address):
+async def test_a_page_plants_nothing_by_a_command_started_before_it_was_read(scene, evil, address):
     await scene.run(
         call("exec", command="bash", background=True),
         call("web_fetch", url=f"{address}/page"),

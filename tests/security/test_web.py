@@ -1,4 +1,4 @@
-"""Attacks by way of the web: what must not be reached is not reached, and nothing that is sent here does harm."""
+"""Attacks through the web: forbidden addresses are never reached, and hostile responses do no harm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def secret() -> str:
 
 @pytest.fixture
 async def inner(secret: str) -> AsyncIterator[Server]:
-    """A server of the private network: nobody may come to it."""
+    """A server in the private network, which must not be reached."""
     async with serving({"*": answer(secret.encode())}, hosts=("127.0.0.1", "::1")) as server:
         yield server
 
@@ -50,13 +50,13 @@ async def outer(internet: Internet) -> AsyncIterator[Server]:
 
 
 async def attack(scene: Scene, url: str, names: Names | None = None, say: str = "", **settings: Any) -> Attack:
-    """Let the model fetch an address that a person gave it."""
+    """Let the model fetch an address given by the user."""
     names = names or Names({"evil.example": [[PUBLIC]]})
     scene.tools = web_tools(WebSettings(**{"timeout": 8.0, **settings}), resolve=names)
     return await scene.run(call("web_fetch", url=url), say=say or f"read {url}")
 
 
-# --- a way in: addresses that mean this machine ---------------------------------------------------------------------
+# --- entry: addresses of this machine ------------------------------------------------------------------------------
 
 HOSTS = [
     "127.0.0.1", "127.1", "127.0.1", "127.0.0.1.", "127.000.000.001", "2130706433", "0x7f000001", "0x7F.1",
@@ -133,12 +133,12 @@ async def test_a_public_address_of_this_machine_itself_is_not_tried(scene, inter
 
 
 @pytest.mark.parametrize("port", [22, 25, 3306, 6379, 9200, 11211])
-async def test_services_that_are_no_web_servers_are_not_tried(scene, internet, outer, port):
+async def test_services_that_are_not_web_servers_are_not_tried(scene, internet, outer, port):
     await attack(scene, f"http://evil.example:{port}/")
     assert internet.tried == []
 
 
-# --- a way in: redirects ---------------------------------------------------------------------------------------------
+# --- entry: redirects ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -192,7 +192,7 @@ async def test_a_loop_of_redirects_ends(scene, internet, outer):
     assert outer.connections == 6
 
 
-# --- a way in: DNS ---------------------------------------------------------------------------------------------------
+# --- entry: DNS ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_name_that_changes_its_address_after_the_check_gains_nothing(scene, internet, outer, inner, secret):
@@ -224,7 +224,7 @@ async def test_a_name_with_one_private_address_among_others_is_refused(scene, in
     assert internet.tried == []
 
 
-# --- a way in: schemes, proxies, what a page refers to ---------------------------------------------------------------
+# --- entry: schemes, proxies, resources of a page ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ async def test_a_name_with_one_private_address_among_others_is_refused(scene, in
     ["file", "FILE", "ftp", "gopher", "dict", "ldap", "tftp", "jar:http", "view-source:http", "ws", "http+unix", "unix",
      "netdoc", "phar", "sftp", "\x01http", "http\t", "h\nttp"],
 )  # fmt: skip
-async def test_other_schemes_open_nothing(scene, internet, inner, secret, scheme):
+async def test_other_schemes_are_refused(scene, internet, inner, secret, scheme):
     for place in (
         f"127.0.0.1:{inner.port}/",
         str(scene.outside / "secret.txt"),
@@ -251,7 +251,7 @@ async def test_a_redirect_to_a_file_opens_nothing(scene, internet, outer, where)
     assert scene.secret not in found.seen
 
 
-async def test_proxies_of_the_environment_are_not_asked(scene, internet, outer, monkeypatch):
+async def test_proxies_of_the_environment_are_not_used(scene, internet, outer, monkeypatch):
     outer.answers["/"] = answer(b"welcome")
     async with serving() as proxy:
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -261,7 +261,7 @@ async def test_proxies_of_the_environment_are_not_asked(scene, internet, outer, 
     assert "welcome" in found.seen
 
 
-async def test_passwords_of_the_person_are_not_sent(scene, internet, outer, tmp_path, monkeypatch):
+async def test_the_users_passwords_are_not_sent(scene, internet, outer, tmp_path, monkeypatch):
     password = canary("password")
     (tmp_path / "netrc").write_text(f"machine evil.example login me password {password}\n")
     (tmp_path / "netrc").chmod(0o600)
@@ -302,7 +302,7 @@ async def test_an_address_cannot_add_lines_to_the_request(scene, internet, outer
     assert not any("\nx-evil" in head.lower() for head in outer.requests)
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+# --- responses -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -328,7 +328,7 @@ def flat_memory(most: int = 80_000_000) -> Iterator[None]:
 
 
 def bomb(size: int, bits: int) -> bytes:
-    """A packed gigabyte of nothing for each megabyte or so, made without making it."""
+    """A compressed gigabyte of zeros per megabyte or so, generated without building it in memory."""
     packer = zlib.compressobj(9, zlib.DEFLATED, bits)
     head = packer.compress(b"\0" * 1_000_000) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(b"\0" * 1_000_000) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -336,7 +336,7 @@ def bomb(size: int, bits: int) -> bytes:
 
 
 @pytest.mark.parametrize(("encoding", "bits"), [("gzip", 31), ("deflate", 15), ("deflate", -15)])
-async def test_a_bomb_does_not_go_off(scene, internet, outer, encoding, bits):
+async def test_a_decompression_bomb_is_contained(scene, internet, outer, encoding, bits):
     outer.answers["/"] = answer(bomb(4_000_000, bits), "text/plain", Content_Encoding=encoding)
     await attack(scene, "http://evil.example/warm-up")
     start = time.monotonic()
@@ -347,7 +347,7 @@ async def test_a_bomb_does_not_go_off(scene, internet, outer, encoding, bits):
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "gzip,deflate", "br", "zstd"])
-async def test_bombs_inside_of_bombs_are_not_opened(scene, internet, outer, secret, encoding):
+async def test_nested_decompression_bombs_are_not_opened(scene, internet, outer, secret, encoding):
     inside = gzip.compress(secret.encode() + b"\0" * 50_000_000)
     outer.answers["/"] = answer(gzip.compress(inside), "text/plain", Content_Encoding=encoding)
     await attack(scene, "http://evil.example/warm-up")
@@ -357,7 +357,7 @@ async def test_bombs_inside_of_bombs_are_not_opened(scene, internet, outer, secr
 
 
 async def flood(writer: asyncio.StreamWriter, head: bytes, piece: bytes, taken: list[int], pause: float = 0) -> None:
-    """Send without end, until nobody takes it any more."""
+    """Send endlessly until the client stops reading."""
     writer.write(head)
     while True:
         writer.write(piece)
@@ -385,7 +385,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-async def test_what_has_no_end_is_ended(scene, internet, outer, what):
+async def test_an_endless_response_is_cut(scene, internet, outer, what):
     head, piece = ENDLESS[what]
     taken: list[int] = []
     outer.answers["/"] = lambda writer: flood(writer, head, piece, taken)
@@ -393,13 +393,13 @@ async def test_what_has_no_end_is_ended(scene, internet, outer, what):
     start = time.monotonic()
     with flat_memory():
         found = await attack(scene, "http://evil.example/", timeout=40.0, max_bytes=500_000)
-    assert time.monotonic() - start < 20  # by its size, that is, and not by the time it takes
+    assert time.monotonic() - start < 20  # by size, and not by time
     assert sum(taken) < 10_000_000
     assert found.answer == "done"
 
 
 @pytest.mark.parametrize("head", [b"", HEAD, HEAD + b"\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\n"])
-async def test_what_comes_slowly_does_not_hold_the_turn(scene, internet, outer, head):
+async def test_a_slow_response_does_not_block_the_turn(scene, internet, outer, head):
     taken: list[int] = []
     piece = b"1\r\nx\r\n" if b"chunked" in head else b"x"
     outer.answers["/"] = lambda writer: flood(writer, head, piece, taken, pause=0.05)
@@ -410,7 +410,7 @@ async def test_what_comes_slowly_does_not_hold_the_turn(scene, internet, outer, 
     assert found.answer == "done"
 
 
-async def test_a_server_that_says_nothing_does_not_hold_the_turn(scene, internet, outer):
+async def test_a_silent_server_does_not_block_the_turn(scene, internet, outer):
     async def nothing(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(30)
 
@@ -421,8 +421,8 @@ async def test_a_server_that_says_nothing_does_not_hold_the_turn(scene, internet
     assert found.answer == "done"
 
 
-async def test_words_of_a_server_do_not_stand_among_ours(scene, internet, outer):
-    """What is not marked as data from outside must not carry a stranger's sentences."""
+async def test_a_servers_words_do_not_appear_in_our_messages(scene, internet, outer):
+    """Text that is not marked as untrusted must not carry a server's words."""
     words = canary("obey")
     answers = [
         b"HTTP/1.1 404 %b\r\nContent-Length: 0\r\n\r\n",
@@ -442,7 +442,7 @@ async def test_words_of_a_server_do_not_stand_among_ours(scene, internet, outer)
     assert outer.connections == len(answers)
 
 
-async def test_nor_do_the_words_of_a_document_that_cannot_be_read(scene, internet, outer):
+async def test_words_of_an_unreadable_document_do_not_appear_in_our_messages(scene, internet, outer):
     words = canary("obey")
     kept = PDF.index(b"/Length")
     document = PDF[:kept] + b"/Filter /%b " % words.encode() + PDF[kept:]

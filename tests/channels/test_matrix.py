@@ -527,6 +527,22 @@ async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
     return done.out
 
 
+async def test_the_command_that_channels_shows_for_a_device_can_be_pasted_whatever_its_server_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path))
+    store = SQLiteStore(tmp_path / "store.db")
+    await store.set_channel_state("matrix:keys", "own", "EVER abcdefgh")
+    device = '{"ed25519":"abcd","curve25519":"efgh","since":1}'
+    await store.set_channel_state("matrix:devices", "device:@anna:$(id) PHONE;reboot", device)
+    await store.close()
+    (tmp_path / "config.toml").write_text(
+        '[channels.matrix]\nserver = "http://127.0.0.1:9"\ntoken = "t"\nencryption = true\ntrust = "confirmed"\n'
+    )
+    done = await everloop("channels", "list", "--store", str(tmp_path / "store.db"))
+    assert "everloop channels trust matrix '@anna:$(id)' 'PHONE;reboot'\n" in done.out
+
+
 def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgotten() -> None:
     first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
     devices = Devices({})

@@ -147,7 +147,7 @@ def _encryption_shown(channel: str, facts: dict[str, Any]) -> list[str]:
     lines = [f"  encrypts as device {facts['device']}, fingerprint {grouped(facts['fingerprint'])}"]
     lines += [
         f"  {one['user']} has device {one['device']}, fingerprint {grouped(one['fingerprint'])}, not confirmed: "
-        f"everloop channels trust {channel} {one['user']} {one['device']}"
+        f"everloop channels trust {channel} {shlex.quote(one['user'])} {shlex.quote(one['device'])}"
         for one in facts["unconfirmed"]
     ]
     unread = facts["unread"]

@@ -249,6 +249,12 @@ def test_a_remark_that_says_no_corrects_nothing(request_: str) -> None:
     assert is_talk(then(history, request_))
 
 
+def test_words_of_a_pasted_text_call_for_no_work() -> None:
+    mail = "Dear tenant,\nwe need your papers.\n\nShow the folder to the janitor."
+    assert is_talk(asked(f"what do they want from me?\n\n{mail}"))
+    assert not is_talk(asked(f"remind me of this tomorrow\n\n{mail}"))
+
+
 def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
     history = [*LIST, *turn("add wire", "exec", "(no output)", command="echo wire >> net.md")]
     request = then(history, "who needs twine?")

@@ -68,6 +68,8 @@ def decide(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
     if (says(order, "piece") or says(order, "explain")) and not into_file and not found:
         return None
+    if order != turn.said:  # something was pasted, and that says nothing of what is wanted
+        return turn if means(order, *CHANGES, "file", "remind", "remember") else None
     asks = is_question(order)
     adds = says(order, "goes_on") and len(order.split()) <= FEW and not asks
     if found:

@@ -114,6 +114,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "call or words": [(decide, "wanted_next", _always("either"))],
     "chosen tools": [(shaping, "choose", _every_tool)],
     "next step": [(decide, "goes_on", _always("either"))],
+    "code files": [(shaping, "writes_code", _always(""))],
     "language of examples": [(examples, "tongue", _always("§latin"))],
     "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
 }

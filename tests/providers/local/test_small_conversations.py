@@ -162,6 +162,20 @@ def test_what_was_just_said_is_saved_word_for_word_and_of_code_only_the_code() -
     assert sure_call(then(more, "put it into f.py"))[1]["content"] == "def f():\n    return 1\n"
 
 
+def test_code_for_a_file_is_written_by_the_plain_model_and_saved_with_its_line_breaks() -> None:
+    request = asked("create hi.py that prints ahoy twice")
+    assert is_talk(request)
+    response = read("Here:\n\n```python\nfor n in range(2):\n    print('ahoy')\n```", request)
+    (call,) = response.tool_calls
+    assert (call.name, call.arguments["path"]) == ("write_file", "hi.py")
+    assert call.arguments["content"] == "for n in range(2):\n    print('ahoy')\n"
+    assert not is_talk(asked("create hi.py with the line print(1)"))
+    cut = {**answered("```python\nfor n in")["choices"][0], "finish_reason": "length"}
+    step = SHAPING.read({"choices": [cut]}, request)
+    assert isinstance(step, LLMResponse)
+    assert step.tool_calls == []
+
+
 def test_what_is_to_be_written_is_not_the_last_answer_where_that_is_not_meant() -> None:
     talk = [user_message("I am tired"), assistant_message("Sleep well.")]
     request = then(talk, "please write into diary.txt that I am tired")
@@ -233,6 +247,12 @@ def test_a_remark_that_says_no_corrects_nothing(request_: str) -> None:
     edit = {"path": "net.md", "old_text": "lead", "new_text": "tin"}
     history = [*LIST, *turn("make lead tin", "edit_file", "Edited net.md in line 2.", **edit)]
     assert is_talk(then(history, request_))
+
+
+def test_words_of_a_pasted_text_call_for_no_work() -> None:
+    mail = "Dear tenant,\nwe need your papers.\n\nShow the folder to the janitor."
+    assert is_talk(asked(f"what do they want from me?\n\n{mail}"))
+    assert not is_talk(asked(f"remind me of this tomorrow\n\n{mail}"))
 
 
 def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:

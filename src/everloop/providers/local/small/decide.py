@@ -68,6 +68,8 @@ def decide(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     into_file = means(order, "add", "delete", "rename") or (means(order, "file") and means(order, "create", "write"))
     if (says(order, "piece") or says(order, "explain")) and not into_file and not found:
         return None
+    if order != turn.said:  # something was pasted, and that says nothing of what is wanted
+        return turn if means(order, *CHANGES, "file", "remind", "remember") else None
     asks = is_question(order)
     adds = says(order, "goes_on") and len(order.split()) <= FEW and not asks
     if found:
@@ -145,9 +147,21 @@ def _saved(turn: Turn, file: str) -> str:
     talk = [(message.get("role"), text_of(message)) for message in turn.conversation[: turn.start]]
     answers = [text for (asked, _), (said, text) in pairwise(talk) if (asked, said) == ("user", "assistant")]
     if file.rpartition(".")[2] in _CODE:
-        blocks = [found for answer in answers for found in re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S)]
-        return blocks[-1] if blocks else ""
+        return next((code for answer in reversed(answers) if (code := code_in(answer))), "")
     return f"{answers[-1].strip()}\n" if [role for role, _ in talk[-2:]] == ["user", "assistant"] else ""
+
+
+def code_in(answer: str) -> str:
+    """The fenced blocks of an answer."""
+    return "\n".join(re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S))
+
+
+def writes_code(request: str) -> str:
+    """The file of code that is to be written, where the request says what it does and not what stands in it."""
+    files = files_in(request)
+    if len(files) != 1 or files[0].rpartition(".")[2] not in _CODE or not means(request, "create", "write"):
+        return ""
+    return files[0] if says(request, "does") and not says(request, "literally") else ""
 
 
 def _names_something_else(turn: Turn) -> bool:

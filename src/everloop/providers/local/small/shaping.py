@@ -19,7 +19,7 @@ from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
 from .answers import claims_work, imitates, invented, leak, report, sentence
 from .conversation import Message, Turn, meant, text_of, turn_of
-from .decide import decide, first_call, next_step, resolved
+from .decide import code_in, decide, first_call, next_step, resolved, writes_code
 from .examples import KNOWN, SHOWN, Tool, choose, introduce, names_of, nearest, shows
 from .grammar import Values, Wanted, grammar, values_for
 from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
@@ -59,8 +59,7 @@ class SmallShaping:
             return _held(turn, [*stable, *own], len(stable), offered, "either", {}, [stable[0], *own])
         decided = decide(turn, offered) if offered else turn
         if decided is None and not turn.calls:
-            shown = joined(talk(turn.system, turn.conversation, turn.there))
-            return {**_ASKED, "messages": shown, "stable": 0, "_wanted": "words", "_turn": turn, "_talk": offered}
+            return {**_plainly(turn), "_talk": offered}
         return self._work(decided or turn, offered)
 
     def _work(self, turn: Turn, offered: Sequence[Tool]) -> dict[str, Any] | LLMResponse:
@@ -68,6 +67,8 @@ class SmallShaping:
         turn, names = resolved(turn), names_of(offered)
         if names and (first := first_call(turn, names)):
             return LLMResponse(None, [_call_of(*first)], finish_reason="tool_calls")
+        if self.certain and not turn.calls and "write_file" in names and (file := writes_code(turn.request)):
+            return {**_plainly(turn, f"\n\nAnswer with the code of {file} alone, in one fenced block."), "_code": file}
         chosen = choose(offered, turn.request, turn.names)
         # The same in all rounds of the turn, so that they are read once.
         introduced, shown_for = introduce(chosen), names_of(chosen)
@@ -100,8 +101,11 @@ class SmallShaping:
         """
         usage, turn = read_usage(answer.get("usage")), request["_turn"]
         text, reason = _text_of_answer(answer)
+        if "_code" in request and reason == "stop":
+            saved = _call_of("write_file", {"path": request["_code"], "content": code_in(text) or f"{text}\n"})
+            return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if "_talk" in request:
-            if imitates(text):  # talk can have done nothing
+            if request["_talk"] and imitates(text):  # talk can have done nothing
                 return self._work(replace(turn, file=meant(turn.said, turn.before)), request["_talk"])
             return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _call(text)
@@ -118,6 +122,13 @@ class SmallShaping:
             call = _call_of(call.name, call.arguments, call.error)
             return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
         return LLMResponse(text, finish_reason=reason, usage=usage)
+
+
+def _plainly(turn: Turn, wish: str = "") -> dict[str, Any]:
+    """The request for the plain model: its own template, no grammar, no tools and no examples."""
+    *before, last = joined(talk(turn.system, turn.conversation, turn.there))
+    shown = [*before, {**last, "content": last["content"] + wish}]
+    return {**_ASKED, "messages": shown, "stable": 0, "_wanted": "words", "_turn": turn, "_talk": ()}
 
 
 def _held(

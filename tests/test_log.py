@@ -26,10 +26,12 @@ from everloop.log import (
     error_content,
     error_in,
     exit_status,
+    extend_conversation,
     messages_of,
     open_turn,
     split_exit_status,
 )
+from everloop.messages import Conversation
 from everloop.testing import check_conversation
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -118,6 +120,13 @@ def test_a_log_adds_up_to_a_conversation_that_models_take(log, roles):
     messages = list(messages_of(log))
     assert " ".join(message["role"] for message in messages) == roles
     assert check_conversation(messages) == []
+
+
+def test_the_note_of_a_job_is_shown_to_the_model_but_is_no_word_of_a_person():
+    conversation, said = Conversation([]), UserSaid("water", "cron", "noon", job="j1", note="the job “x.example”")
+    extend_conversation(conversation, Transcript(), said)
+    assert conversation == [{"role": "user", "content": "water\n\n[the job “x.example”]\n\n[It is now noon.]"}]
+    assert conversation.own_words == {0: "water"}
 
 
 def test_the_message_of_an_error_is_read_back_and_nothing_else_is_taken_for_one():

@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,7 +36,7 @@ WAITS = "I am still waiting for your answer: y, n or a (always). Your message is
 StopTarget = str | int | None  # the turn to stop, by its id or by the inbox row that opens it; None for any
 
 
-class PendingStop(NamedTuple):
+class PendingStop(msgspec.Struct, frozen=True):
     """A stop that arrived before its turn existed."""
 
     reason: Reason

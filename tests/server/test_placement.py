@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -210,7 +211,7 @@ async def test_a_request_waits_for_the_end_of_a_move_and_then_gets_a_503(databas
         assert text_of(await client.ask("mark:1")) == "done:1"
         with entry_of("anna", DSN(database)) as entry:
             await asyncio.to_thread(entry.hold, DSN(database), 60.0)
-            await until(lambda: server.databases._directory._kept["anna"][1] == 0.0)  # it was notified
+            await until(lambda: server.databases._directory._kept["anna"][1] == -math.inf)  # it was notified
             asked = asyncio.create_task(client.ask("mark:2"))
             assert text_of(await server.client(bob).ask("mark:b")) == "done:b"
             assert not asked.done()
@@ -218,7 +219,7 @@ async def test_a_request_waits_for_the_end_of_a_move_and_then_gets_a_503(databas
             assert text_of(await asked) == "done:2"
             monkeypatch.setattr(placement, "HOLD_SECONDS", 0.2)
             await asyncio.to_thread(entry.hold, DSN(database), 60.0)
-            await until(lambda: server.databases._directory._kept["anna"][1] == 0.0)
+            await until(lambda: server.databases._directory._kept["anna"][1] == -math.inf)
             async with client.post({"messages": [{"role": "user", "content": "mark:3"}]}) as response:
                 body = await response.json()
             assert (response.status, response.headers["Retry-After"]) == (503, "2")

@@ -83,9 +83,11 @@ fi
 sh "$(dirname "$0")/system.sh" "${1:-}"
 if [ "${1:-}" = dev ]; then
     install_pinned requirements-dev.lock
-    sh scripts/node.sh
+    sh scripts/node.sh &
+    node=$!
     echo "Making the environments of the clients that the tests run"
     .venv/bin/python -m tests.clients.environments || [ -z "${CI:-}" ] || fail "the clients could not be installed"
+    wait "$node"
     touch .venv/.ready-dev
 else
     .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv

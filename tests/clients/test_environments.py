@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from .environments import PYTHON_ENVIRONMENTS, REQUIREMENTS, ROOT, CannotMake, make_python, node_environment
+from .environments import (
+    PYTHON_ENVIRONMENTS,
+    REQUIREMENTS,
+    ROOT,
+    CannotMake,
+    make_all,
+    make_python,
+    node_environment,
+)
 
 MAKE = """
 import sys, pathlib
@@ -60,6 +68,28 @@ def test_an_environment_has_what_its_file_pins_and_is_made_once(tmp_path):
     (python.parent / "canary").touch()
     assert make_python("llm", tmp_path / "cache", pins) == python
     assert (python.parent / "canary").exists()
+
+
+def test_two_are_made_at_once_and_told_in_their_order():
+    both = threading.Barrier(2, timeout=30)
+
+    def make(name: str) -> Path:
+        both.wait()
+        return Path(name)
+
+    assert [*make_all(["b", "a"], make)] == [Path("b"), Path("a")]
+
+
+def test_of_several_the_one_that_cannot_be_made_is_told():
+    def make(name: str) -> Path:
+        if name == "b":
+            raise CannotMake("no network")
+        return Path(name)
+
+    made = make_all(["a", "b", "c"], make)
+    assert next(made) == Path("a")
+    with pytest.raises(CannotMake, match="no network"):
+        next(made)
 
 
 def test_other_pins_are_another_environment(tmp_path):

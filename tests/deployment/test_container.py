@@ -26,10 +26,10 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 
 
 @pytest.fixture
-def container() -> list[str]:
+def container(tmp_path: Path) -> list[str]:
     if shutil.which("bwrap") is None or subprocess.run([*CONTAINER, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make such a container")
-    return CONTAINER
+    return [*CONTAINER, "--bind", str(tmp_path), str(tmp_path)]  # which may be in /dev/shm
 
 
 async def inside(container: list[str], *arguments: str, env: dict[str, str]) -> Done:

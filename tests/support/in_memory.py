@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
-ROOM = 2 * 2**30  # bytes, several times what a run needs at once
+ROOM = 2**30  # bytes, several times what a run needs at once
 
 
 def keep_in_memory(memory: Path = MEMORY) -> None:

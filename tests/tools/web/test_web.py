@@ -12,6 +12,7 @@ import pytest
 
 from everloop import Config
 from everloop.tools.base import Plan
+from everloop.tools.web import markdown
 from everloop.tools.web.fetch import MAX_REDIRECTS, SILENCE_SECONDS
 from everloop.tools.web.web import PAGE_SECONDS, WebSettings, read_html
 from tests.support.places import DOCS
@@ -56,6 +57,14 @@ async def test_a_page_that_is_not_an_article_is_read_in_full():
     assert "- [Thing 3](http://wiki.example:" in text
     assert "/3) by them" in text
     assert "evil" not in text
+
+
+def test_a_page_that_is_shorter_than_an_article_is_read_whole_without_looking_for_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    title, text = markdown.read_page("<title>A gate</title><body><p>Closed <b>today</b>.", "http://garden/")
+    assert (title, text) == ("A gate", "Closed today.")
+    with pytest.raises(ImportError):
+        markdown.read_page("<body><p>" + "Closed today. " * 30, "http://garden/")
 
 
 async def test_a_page_without_text_says_so():

@@ -63,7 +63,8 @@ def read_page(source: str, url: str, plain: bool = False) -> tuple[str, str]:
     """Return the title and text of a page: its article if it has one, otherwise the whole page."""
     title = _TITLE.search(source[:200_000])
     huge = len(source) > MAX_ARTICLE or source.count("<") > MAX_TAGS
-    article = "" if plain or huge else _article(source, url)
+    tiny = len(source) < SHORT_ARTICLE  # to import what finds articles takes longer than all else
+    article = "" if plain or huge or tiny else _article(source, url)
     if len(article) < SHORT_ARTICLE:
         article = _whole(source, url) or article
     return " ".join(html.unescape(title[1]).split()) if title else "", article

@@ -15,7 +15,7 @@ from everloop.bus import CronOrigin, StopRequest, SubagentTask
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
-# As the version before wrote them: `metadata` had the facts, and there was neither `cause` nor `untrusted`.
+# As the previous version wrote them: the facts were in `metadata`, without `cause` or `untrusted`.
 OLD: dict[str, Any] = {
     "channel": "sub",
     "sender_id": "agent",

@@ -1,1 +1,1 @@
-"""Programs that are killed on purpose, and the checker that reads what they left behind."""
+"""Programs that are killed on purpose, and the checker that verifies the state they left."""

@@ -1,4 +1,4 @@
-"""Bugs to plant in a program that is killed, to see the checker find them. The product has no such switch."""
+"""Bugs to plant in a killed program, to verify that the checker finds them. The product has no such switch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plant(name: str) -> None:
 
 
 def _thief() -> None:
-    """Every other worker is taken for dead when it comes to leases; both still get wake-ups."""
+    """Treat every other worker as dead when claiming leases; both still get wake-ups."""
     join = transactions.join
 
     def honest_join(db: sqlite3.Connection, worker: str, address: str) -> None:
@@ -35,13 +35,13 @@ def _thief() -> None:
 
 
 def _no_fence() -> None:
-    """A thief, and no fence to stop whom it has robbed."""
+    """A thief, and no fence that stops the worker it took over from."""
     _thief()
     append, finish = transactions.append, transactions.finish
 
     def any_append(db: sqlite3.Connection, claim: Any, rows: Any) -> None:
         claim.fence, last = _now(db, claim)
-        # The place in the log would be the last guard: the stale one takes the next free place.
+        # The position in the log would be the last guard, so the stale worker takes the next free one.
         append(db, claim, rows._replace(seqs=[last + n for n in range(1, len(rows.seqs) + 1)]))
 
     def any_finish(db: sqlite3.Connection, claim: Any, *rest: Any) -> Any:
@@ -52,14 +52,14 @@ def _no_fence() -> None:
 
 
 def _now(db: sqlite3.Connection, claim: Any) -> tuple[int, int]:
-    """The fence and the last place of the claim's session, whoever has it."""
+    """Return the fence and the last position of the claim's session, whichever worker holds it."""
     sql = "SELECT fence, (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id) FROM session s WHERE id = ?"
     fence, last = db.execute(sql, (claim.session,)).fetchone()
     return fence, last
 
 
 def _settle_early() -> None:
-    """Whoever waits for a write is told before it is on disk."""
+    """Notify waiters of a write before it is on disk."""
     finish: Callable[..., None] = writer.Writer._finish
 
     def early(self: writer.Writer, connection: Any, batch: Any, flush: bool) -> None:
@@ -73,5 +73,5 @@ def _settle_early() -> None:
 
 
 def _rerun_unsafe() -> None:
-    """Every tool is taken for safe to repeat."""
+    """Treat every tool as replay-safe."""
     ToolRegistry.replay_safe = lambda self, name: True  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
-"""The checker, which says where a history breaks the promise.
+"""The checker, which reports where a history breaks the promise.
 
-The promise: what was acknowledged is answered, once, or again with a repeat mark; in order; nothing that had finished
-is done again; what must not be repeated is not, and the model is told of it; the log is whole.
+The promise: an acknowledged message is answered once, or again with a repeat mark, and in order; no finished step
+runs again; an interrupted call that must not be repeated is reported to the model; the log is complete.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .company_checker import of_many
 from .history import MARK, History, Message, Place
 
 UNSAFE = {"never", "slow", "long", "alone", "fatal_never", "asked"}
-LEFT = ("replaced", "cancelled")  # turns that may end without an answer, where somebody wanted it so
+LEFT = ("replaced", "cancelled")  # turns that may end without an answer because a user asked for it
 
 
 def violations(history: History, before: History | None = None) -> list[str]:
-    """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
+    """Return each broken promise as one line. `before` is the state on disk at the moment of the kill."""
     found = [*at_rest(history), *_answers(history), *_order(history), *whole_logs(history), *_nothing_twice(history)]
     found += [*_asked(history), *_said(history), *of_many(history)]
     if before is not None:
@@ -90,7 +90,7 @@ def _answers(history: History) -> Iterator[str]:
 
 
 def _asked(history: History) -> Iterator[str]:
-    """What a person must be asked for ran after the word, and what was asked was answered once."""
+    """A call that needs approval ran only after the decision, and each question was answered once."""
     for session, log in history.logs.items():
         asked, decided = Counter[str](), Counter[str]()
         for place in log:
@@ -126,7 +126,7 @@ def _said(history: History) -> Iterator[str]:
 
 
 def _order(history: History) -> Iterator[str]:
-    """Messages of a session are taken in the order they came, and answered in it."""
+    """Messages of a session are taken and answered in the order they arrived."""
     hung_up = history.hung_up
     by_session: defaultdict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
@@ -139,10 +139,10 @@ def _order(history: History) -> Iterator[str]:
             yield f"chat {chat}: taken as {taken}, published as {ids}"
     for session, messages in by_session.items():
         entries = [place.entry for place in history.logs.get(session, ())]
-        # What follows the text is an attachment.
+        # The text is followed by an attachment.
         said = [str(entry.content).partition("\n")[0] for entry in entries if isinstance(entry, UserSaid)]
         expected = [message.content for message in messages if message.kind == "message"]
-        # Who went away may be overtaken by whatever the same client asks next.
+        # The next request of a client that disconnected may overtake its last one.
         said, expected = (_without(hung_up, contents) for contents in (said, expected))
         if said != expected:
             yield f"session {session}: the log has {said}, the inbox {expected}"
@@ -158,7 +158,7 @@ def _without(hung_up: set[str], contents: list[str]) -> list[str]:
 
 
 def whole_logs(history: History) -> Iterator[str]:
-    """Each log is a valid conversation, its turns whole and apart, and its answers the ones the model gave."""
+    """Each log is a valid conversation of complete, separate turns, with exactly the answers the model gave."""
     answered = {reply_to: content for _, reply_to, content in history.answers}
     opener = {message.turn: message for message in reversed(history.messages) if message.turn}
     hung_up = history.hung_up
@@ -198,7 +198,7 @@ def _turn(turn: str, entries: list[Entry], answer: str | None, left: bool) -> It
 
 
 def _nothing_twice(history: History) -> Iterator[str]:
-    """What is in the log as finished was not begun again afterwards; what may not be repeated never was."""
+    """A step logged as finished did not start again; a call that must not be repeated started once."""
     begun = {id for place in _places(history) if isinstance(place.entry, CallsBegun) for id in place.entry.ids}
     robbed, hung_up = history.robbed, history.hung_up
     finished: dict[str, tuple[int, Place]] = {}  # by the call's idempotency key
@@ -229,7 +229,7 @@ def _nothing_twice(history: History) -> Iterator[str]:
         session, place = finished[key]
         ended = place.entry
         assert isinstance(ended, CallEnded)
-        # One that was frozen while it lost its session does not know it yet when it wakes.
+        # A worker that was frozen while it lost its session does not know it yet when it wakes.
         aware = [run for run in tries if (session, run["pid"]) not in robbed]
         if ended.status == "ok" and aware and aware[-1]["at"] > place.at:
             yield f"the call {text} ran again after its result was on disk"
@@ -249,7 +249,7 @@ def _asked_again(history: History, answered: dict[tuple[str, int], tuple[int, fl
     robbed = {session: at for (session, _), at in sorted(history.robbed.items(), reverse=True, key=lambda one: one[1])}
     for request in history.requests:
         session, at = answered.get((request["marker"], request["round"]), (0, float("inf")))
-        stale = request["time"] > robbed.get(session, float("inf"))  # as one may ask that has not noticed it yet
+        stale = request["time"] > robbed.get(session, float("inf"))  # a worker that has not noticed it yet may ask
         if request["time"] > at and not stale and request["marker"] not in hung_up:
             yield f"{request['marker']}: round {request['round']} was asked again after its answer was on disk"
 
@@ -281,7 +281,7 @@ def _results(history: History, starts: dict[str, list[dict[str, Any]]]) -> Itera
 
 
 def _since(before: History, history: History) -> Iterator[str]:
-    """What was on disk at the kill is there unchanged, and none of it was done again."""
+    """Everything on disk at the kill is unchanged, and none of it ran again."""
     known = {message.id for message in history.messages}
     for message in before.messages:
         if message.id not in known:
@@ -324,5 +324,5 @@ def _reason(entry: Entry) -> str:
 
 
 def _text(id: str) -> str:
-    """The place that the plan gave a call: marker/round/number."""
+    """The planned position of a call: marker/round/number."""
     return "/".join(id.rsplit("_", 2))

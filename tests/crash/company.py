@@ -21,8 +21,8 @@ from everloop.store.postgres.store import PostgresStore
 from . import company_bugs
 from .programs import equip, note, send
 
-LEASE = 1.5  # seconds; where no lease is to end, a longer one is better: a busy machine may not let a worker renew it
-PAUSE = 0.02  # seconds that it takes to send an answer, in which the sender may be killed
+LEASE = 1.5  # seconds; longer where no lease should expire, since a busy machine may prevent a worker from renewing it
+PAUSE = 0.02  # seconds to send an answer, during which the sender may be killed
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
     said: str = "",
     settings: dict[str, str] | None = None,
 ) -> int:
-    """An `everloop` command. Its connections have the number of its process as their name."""
+    """Run an `everloop` command whose connections are named after its process id."""
     import psycopg  # noqa: F401 - before there are threads
 
     if said:
@@ -52,12 +52,12 @@ def command(
 
 
 def named(dsn: str) -> str:
-    """The address, under which this process is known to the witness in the database."""
+    """Return the DSN with the name by which the witness in the database knows this process."""
     return f"{dsn}&application_name={os.getpid()}"
 
 
 async def channel(folder: str, dsn: str, said: str = "", lease: float = LEASE) -> None:
-    """Takes answers from the outbox and notes each, until it is killed."""
+    """Take answers from the outbox and record each, until killed."""
     if said:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     store = PostgresStore(named(dsn), lease_seconds=lease)
@@ -67,7 +67,7 @@ async def channel(folder: str, dsn: str, said: str = "", lease: float = LEASE) -
 
 
 async def announcer(folder: str, dsn: str, messages: list[dict[str, Any]], plant: str = "") -> None:
-    """A channel that acknowledges each message once it is on disk; nobody works on them here."""
+    """A channel that acknowledges each message once it is on disk, without a local worker."""
     company_bugs.plant(plant)
     store = PostgresStore(named(dsn), lease_seconds=LEASE)
     bus = DurableBus(store)

@@ -1,4 +1,4 @@
-"""Bugs to plant in processes that share a PostgreSQL store, to see the checker find them."""
+"""Bugs to plant in processes that share a PostgreSQL store, to verify that the checker finds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plant(name: str) -> None:
 
 
 def _no_fence() -> None:
-    """Whoever has lost its lease sends its answer all the same, and is told that its writes were kept."""
+    """A worker that lost its lease sends its answer anyway, and its writes appear to succeed."""
     _always_in_transactions()
     kept: Callable[..., list[int]] = transactions._kept
 
@@ -35,7 +35,7 @@ def _no_fence() -> None:
 
 
 def _thief() -> None:
-    """Every other worker is taken for dead, and its lease taken without a higher fence."""
+    """Treat every other worker as dead, and take its lease without a higher fence."""
     for module in (queries, store, transactions):
         vars(module).update(living=lambda holder, fresh: False)
     for name in ("_state", "_state_if_free"):
@@ -43,7 +43,7 @@ def _thief() -> None:
 
 
 def _lower(look: Callable[..., Any]) -> Callable[..., Any]:
-    """The same look at a session, with a lower fence where somebody holds it: the next one is no higher."""
+    """Read a held session with a lower fence, so that the next fence is not higher."""
 
     def lower(*given: Any, **options: Any) -> Any:
         found = look(*given, **options)
@@ -54,7 +54,7 @@ def _lower(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settle_early() -> None:
-    """Whoever waits for a write is told before it is committed."""
+    """Notify waiters of a write before it is committed."""
     _always_in_transactions()
     attempt: Callable[..., None] = connections.Connections._attempt_all
     settle: Callable[..., None] = jobs.Job.settle
@@ -62,12 +62,12 @@ def _settle_early() -> None:
     def early(self: connections.Connections, connection: Any, done: list[Any]) -> None:
         attempt(self, connection, done)
         jobs.settle(done)
-        time.sleep(20)  # in which it is killed
+        time.sleep(20)  # during which it is killed
 
     vars(connections)["Connections"]._attempt_all = early
     jobs.Job.settle = lambda self: None if self.future.done() else settle(self)  # type: ignore[method-assign]
 
 
 def _always_in_transactions() -> None:
-    """No write is a single statement, whose checks are in the database."""
+    """Run every write in a transaction instead of a single statement that checks in the database."""
     vars(connections)["Connections"]._write_alone = lambda self, state, jobs, give_up: False

@@ -1,4 +1,4 @@
-"""The rules for many processes: what clients of servers were told, whose lease it was, and scheduled work."""
+"""The rules for multiple processes: responses to clients, ownership of leases, and scheduled work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everloop.store.peers import process_of
 
 from .history import MARK, History, Message
 
-LATE = 5.0  # seconds after an outage in which scheduled work may still be late
+LATE = 5.0  # seconds by which scheduled work may be late after an outage
 
 
 def of_many(history: History) -> Iterator[str]:
@@ -24,7 +24,7 @@ def of_many(history: History) -> Iterator[str]:
 
 
 def _clients(history: History) -> Iterator[str]:
-    """A client is told what the log says, the same however often and wherever it asks."""
+    """A client gets what the log says, however often and wherever it asks."""
     ends = {place.turn: place.entry for log in history.logs.values() for place in log if _ended(place.entry)}
     by_mark: defaultdict[str, list[Message]] = defaultdict(list)
     for message in history.messages:
@@ -55,7 +55,7 @@ def _good(end: TurnEnded) -> bool:
 
 
 def _fences(history: History) -> Iterator[str]:
-    """A lease changes hands by a higher fence, and only when it was given back or its holder is dead."""
+    """A lease changes hands with a higher fence, and only if it was released or its holder is dead."""
     last: dict[int, tuple[int, str | None]] = {}
     for lease in history.leases:
         where = f"session {lease.session}"
@@ -70,13 +70,13 @@ def _fences(history: History) -> Iterator[str]:
         if lease.fence == lease.fence_before:
             yield f"{where}: {lease.after} took the lease and the fence is still {lease.fence}"
         robbed = process_of(lease.before) if lease.before is not None else None
-        ours = robbed == process_of(lease.after)  # a process that goes on under a new name
+        ours = robbed == process_of(lease.after)  # a process that continues under a new name
         if robbed is not None and lease.alive and not ours and lease.at < history.ended.get(robbed, float("inf")):
             yield f"{where}: {lease.after} took the lease of {lease.before}, which lived"
 
 
 def _writers(history: History) -> Iterator[str]:
-    """What belongs to a turn is written by the process that holds the session."""
+    """Only the process that holds the session writes entries of its turns."""
     changed: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
     for lease in history.leases:
         changed[lease.session, lease.transaction] |= {one for one in (lease.before, lease.after) if one}
@@ -87,7 +87,7 @@ def _writers(history: History) -> Iterator[str]:
 
 
 def _slots(history: History) -> Iterator[str]:
-    """Each slot of a job comes once, and none is left out while the store is there."""
+    """Each slot of a job fires once, and none is skipped while the store is available."""
     for job, every in history.jobs.items():
         ids = [message.id for message in history.messages if message.id.startswith(f"cron:{job}:")]
         slots = sorted(float(id.rpartition(":")[2]) for id in ids)

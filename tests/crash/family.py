@@ -1,6 +1,6 @@
 """A program whose agent has sub-agents, scheduled work and a small window, and that is killed on purpose.
 
-Its model decides from the messages alone, so that whoever asks again hears the same.
+Its model decides from the messages alone, so that a repeated request gets the same answer.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ output_schema: {type: object, properties: {count: {type: integer}}, required: [c
 ---
 You count ${what}.
 """
-APPLES, BEANS = "Count the apples", "Count the beans."  # what the sub-agents are told, one of them by its definition
+APPLES, BEANS = "Count the apples", "Count the beans."  # the tasks of the sub-agents, one of which has a definition
 JOB = "water the beans"
 LONG = "All work and no play makes a long line. "  # about 10 tokens
 FOUND = LONG * 150
-TICKS = 3  # of a job that comes every minute, before it is removed
+TICKS = 3  # runs of a job that fires every minute before it is removed
 ADDED = re.compile(r"Added job (\w+)")
 START = 1_900_000_020.0
-SPEED = 100  # of the clock by which jobs come: it goes on through a crash
+SPEED = 100  # of the clock for jobs, which continues across a crash
 
 
 class Kin(LLMProvider):
@@ -67,12 +67,12 @@ class Kin(LLMProvider):
 
 
 def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
-    """What is due after these messages."""
+    """Return the next response for these messages."""
     asked = next(n for n in range(len(messages) - 1, -1, -1) if messages[n]["role"] == "user")
     text, last = said(messages, asked), said(messages)
     rounds = sum(message["role"] == "assistant" for message in messages[asked:])
     match text.split()[0], rounds:
-        case "family", 0:  # the second word is whom it waits for
+        case "family", 0:  # the second word names the sub-agent it waits for
             return _calls(
                 text,
                 rounds,
@@ -82,7 +82,7 @@ def reply(messages: Sequence[dict[str, Any]]) -> LLMResponse:
             )
         case (("count:apples" | "Count"), 0):
             return _calls(text, rounds, ("count", {"what": text.split()[-1].strip(".")}))
-        case "Your", 0:  # the result is asked for
+        case "Your", 0:  # the result is requested
             return LLMResponse("seven")
         case "That", 0:  # once more
             return LLMResponse('{"count": 7}')
@@ -102,7 +102,7 @@ def _calls(text: str, round: int, *calls: tuple[str, dict[str, Any]]) -> LLMResp
 
 
 def make_tools(folder: Path) -> list[Any]:
-    """Tools that must not be run again; each run leaves a line."""
+    """Tools that must not be repeated; each run leaves a line."""
 
     @tool
     async def count(what: str) -> str:
@@ -120,7 +120,7 @@ def make_tools(folder: Path) -> list[Any]:
 
 
 class Steps:
-    """A clock that is a minute further with each message that is done, so that no slot passes unseen."""
+    """A clock that advances one minute per completed message, so that no slot is missed."""
 
     def __init__(self, folder: Path) -> None:
         self._store = Reading(folder)
@@ -131,7 +131,7 @@ class Steps:
 
 
 class Quiet(Idle):
-    """Whether everything is answered and sent, also what was there at the start, and no job is still to come."""
+    """Return whether everything is answered and sent, including earlier messages, and no job is pending."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -143,7 +143,7 @@ class Quiet(Idle):
             return False
         if not self.store.exists:
             return True
-        # A turn that ended, or a job that came, may have left something after the first look.
+        # A turn that ended or a job that fired may have added work after the first check.
         return self.store.rows("SELECT count(*) FROM timer") == [(0,)] and super().__call__(messages)
 
 
@@ -158,7 +158,7 @@ async def family(
     die_at_summary: bool = False,
     plant: str = "",
 ) -> None:
-    """Publish the messages, answer everything that comes of them, and end when nothing is left to do."""
+    """Publish the messages, process everything that results, and end when no work is left."""
     here = Path(folder)
     family_bugs.plant(plant)
     store = SQLiteStore(here / "store.db")

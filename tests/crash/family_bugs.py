@@ -1,4 +1,4 @@
-"""Bugs of sub-agents and scheduled work to plant in a program that is killed. The product has no such switch."""
+"""Bugs in sub-agents and scheduled work to plant in a killed program. The product has no such switch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plant(name: str) -> None:
 
 
 def _late_report() -> None:
-    """What follows from the end of a sub-agent's turn is a write of its own, after that end."""
+    """Write the consequences of a sub-agent's end separately, after that end."""
     turn_spec, end = SubagentManager.turn_spec, SubagentManager.ended
     late: dict[tuple[str, str], list[InboundMessage]] = {}
     tasks: set[asyncio.Task[None]] = set()
@@ -52,7 +52,7 @@ def _late_report() -> None:
 
 
 def _new_ids() -> None:
-    """A call that is run again starts another sub-agent."""
+    """A repeated call starts another sub-agent."""
     spawn: Callable[..., Any] = SubagentManager.spawn
     SubagentManager.spawn = lambda self, task, **how: spawn(  # type: ignore[method-assign]
         self, task, **how | {"key": ""}
@@ -60,7 +60,7 @@ def _new_ids() -> None:
 
 
 def _late_slot() -> None:
-    """A job is moved on first, and its message comes into the inbox by a second write."""
+    """Advance a job first, and add its message to the inbox in a second write."""
 
     async def fire(self: Any, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
         assert next_due is None
@@ -73,7 +73,7 @@ def _late_slot() -> None:
 
 
 def _made_again() -> None:
-    """A call that is run again makes its job again, though it has come meanwhile."""
+    """A repeated call creates its job again, although it has already fired."""
 
     async def nothing(*_: Any) -> None:
         return None

@@ -1,7 +1,7 @@
-"""What a family of agents left behind, and the checker that says where it breaks the promise.
+"""The history of a family of agents, and the checker that reports where it breaks the promise.
 
-The promise: each report and each slot comes once, what must not be repeated is not, every turn ends, and what the
-model was shown is what the log says.
+The promise: each report and each slot arrives once, a call that must not be repeated is not, every turn ends, and
+the model was shown what the log says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .scene import KILLED, SWEEPS, Meets, places, sweep
 
 @dataclass(slots=True)
 class Kinship:
-    """A history with what the model of the family was asked."""
+    """A history with the requests to the family's model."""
 
     history: History
     requests: list[list[dict[str, Any]]]
@@ -62,7 +62,7 @@ def read_kinship(folder: Path) -> Kinship:
 
 
 def broken(after: Kinship, before: Kinship | None = None) -> list[str]:
-    """Every broken promise, one line each. `before` is what stood on disk at the instant of the kill."""
+    """Return each broken promise as one line. `before` is the state on disk at the moment of the kill."""
     found = [*at_rest(after.history), *whole_logs(after.history), *_strict(after), *_answered(after), *_calls(after)]
     if any(message.content.startswith("family") for message in after.history.messages):
         found += _family(after)
@@ -75,7 +75,7 @@ def broken(after: Kinship, before: Kinship | None = None) -> list[str]:
 
 
 def _strict(after: Kinship) -> Iterator[str]:
-    """A log is a conversation that the strictest API takes, and holds every message in its order."""
+    """A log is a conversation that the strictest API accepts, with every message in order."""
     for session, log in after.history.logs.items():
         entries = [place.entry for place in log]
         if problems := check_conversation(list(messages_of(entries)), strict=True):
@@ -113,7 +113,7 @@ def _answered(after: Kinship) -> Iterator[str]:
 
 
 def _calls(after: Kinship) -> Iterator[str]:
-    """What must not be repeated ran at most once; where that is not known the model was told so."""
+    """A call that must not be repeated ran at most once; if its outcome is unknown, the model was told."""
     runs = Counter(run["key"] for run in after.history.runs)
     if twice := [key for key, count in runs.items() if count > 1]:
         yield f"these calls must not be repeated and ran again: {twice}"
@@ -127,7 +127,7 @@ def _calls(after: Kinship) -> Iterator[str]:
             if "outcome unknown" not in entry.content:
                 yield f"the call {entry.id} was cut off and the model is not told so: {entry.content!r}"
         elif entry.id == "tick_0_0" and "There is no job" in entry.content:
-            continue  # a removal that is run again finds the job gone, and says so
+            continue  # a repeated removal finds no job, and says so
         elif entry.status != "ok":
             yield f"the call {entry.id} of {entry.name} ended with {entry.status}: {entry.content}"
         elif may_be_cut_off and ran != 1:
@@ -181,7 +181,7 @@ def _ticks(after: Kinship) -> Iterator[str]:
 
 
 def _shown(after: Kinship) -> Iterator[str]:
-    """Each request is what the log says, compacted as the log says; and each answer was asked for in that way."""
+    """Each request matches the log, including its compactions, and each answer has such a request."""
     if not after.requests:
         return
     views: list[Any] = []
@@ -198,7 +198,7 @@ def _shown(after: Kinship) -> Iterator[str]:
 
 
 def _view(log: list[Place]) -> list[dict[str, Any]]:
-    """What a log shows of itself, without the system prompt."""
+    """The conversation that a log yields, without the system prompt."""
     start, compacted = 0, None
     for place in log:
         if isinstance(place.entry, Cleared):
@@ -211,7 +211,7 @@ def _view(log: list[Place]) -> list[dict[str, Any]]:
 
 
 def _since(before: Kinship, after: Kinship) -> Iterator[str]:
-    """What was on disk at the kill is there unchanged, and what had answered was not asked again."""
+    """Everything on disk at the kill is unchanged, and no answered model call was repeated."""
     known = {message.id for message in after.history.messages}
     if gone := [message.id for message in before.history.messages if message.id not in known]:
         yield f"messages were on disk and are gone: {gone}"
@@ -228,7 +228,7 @@ def _since(before: Kinship, after: Kinship) -> Iterator[str]:
 
 @dataclass(slots=True)
 class FamilyScene:
-    """A family that is killed and goes on. `made` is a folder that each run begins with a copy of."""
+    """A family that is killed and resumed. Each run starts with a copy of the folder `made`."""
 
     forge: Forge
     folder: Path
@@ -238,9 +238,9 @@ class FamilyScene:
     settings: dict[str, Any] = field(default_factory=dict)
     plant: str = ""
     made: Path | None = None
-    again: tuple[int, ...] = ()  # it is killed again while it goes on, at one of its first commits
-    steps: bool = False  # the clock of jobs goes by what is done
-    step: int = 2  # it is killed at each so many commits
+    again: tuple[int, ...] = ()  # it is killed again after the restart, at one of its first commits
+    steps: bool = False  # the clock for jobs advances with completed work
+    step: int = 2  # the step between the commits at which it is killed
 
     def named(self, name: str) -> Path:
         folder = self.folder / name
@@ -252,12 +252,12 @@ class FamilyScene:
         return folder
 
     async def run(self, folder: Path, **options: Any) -> int:
-        born = (folder / "agents").stat().st_ctime  # the clock of its jobs goes on from here
+        born = (folder / "agents").stat().st_ctime  # the clock for its jobs continues from here
         shared = {"settings": self.settings, "plant": self.plant, "steps": self.steps}
         return await self.forge.run("family", folder=str(folder), born=born, **shared, **options)
 
     async def undisturbed(self, name: str = "whole") -> tuple[Path, Kinship]:
-        """Nobody kills it."""
+        """Run it without a kill."""
         folder = self.named(name)
         assert await self.run(folder, bus=self.bus, messages=self.messages) == 0
         after = read_kinship(folder)
@@ -265,7 +265,7 @@ class FamilyScene:
         return folder, after
 
     async def killed(self, number: int, when: str, name: str = "") -> tuple[Kinship, Kinship]:
-        """Kill it at a commit, look, and go on: what stood there before and what after."""
+        """Kill it at a commit and resume it; return the state before and after."""
         folder = self.named(f"{name}{when}{number}")
         await self.die(folder, messages=self.messages, die_at=(number, when))
         for again in self.again:
@@ -273,22 +273,22 @@ class FamilyScene:
         return await self.go_on(folder)
 
     async def die(self, folder: Path, **how: Any) -> None:
-        """Run it to its sudden end; or to its end, where it takes fewer commits this time."""
+        """Run it until it is killed, or to its end if it needs fewer commits this time."""
         status = await self.run(folder, bus=self.bus, **how)
         assert status in (0, KILLED), f"{folder.name}: the program ended with {status}"
 
     async def go_on(self, folder: Path) -> tuple[Kinship, Kinship]:
-        """What stands there, and what does when it has gone on to the end."""
+        """Return the current state, and the state after it has resumed and ended."""
         before = read_kinship(folder)
         status = await self.run(folder, bus=self.then)
-        assert status == 0, f"{folder.name}: going on ended with {status}"
+        assert status == 0, f"{folder.name}: the resumed program ended with {status}"
         return before, read_kinship(folder)
 
     async def everywhere(
         self, *instants: str, meets: Sequence[Meets[Kinship]] = ()
     ) -> tuple[list[tuple[Kinship, Kinship]], list[str]]:
-        """Kill it before and after its commits, or at one of these instants, until the kills have met the places that
-        they must meet; what stood there, and every broken promise."""
+        """Kill it before or after its commits until the kills have hit all required positions; return the states and
+        every broken promise."""
         folder, whole = await self.undisturbed()
         found = [f"undisturbed: {line}" for line in broken(whole)]
         commits = int(lines(folder / "commits")[-1]["count"])
@@ -304,9 +304,9 @@ class FamilyScene:
         return await sweep(one, at, self.step, meets), found
 
     async def unseen(self, *signs: str) -> set[str]:
-        """Kill it at one place after the other until the checker has found broken promises of these kinds, and return
-        those that it has not. Which commit is which depends on the moment, so what was missed is looked for again, at
-        every commit."""
+        """Kill it at one position after another until the checker has found these kinds of broken promises; return
+        those not found. The order of commits depends on timing, so missed ones are searched for again at every
+        commit."""
         folder, _ = await self.undisturbed()
         commits = int(lines(folder / "commits")[-1]["count"])
         unseen = set(signs)

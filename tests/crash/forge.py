@@ -1,7 +1,7 @@
-"""A warm process that forks the programs which are to be killed.
+"""A warm process that forks the programs to be killed.
 
-Importing takes half a second, forking a few milliseconds, and what is forked is a real process that dies of a real
-SIGKILL. The forge itself never starts a thread or an event loop, so that forking it is sound.
+Importing takes half a second, forking a few milliseconds, and each fork is a real process that dies of a real
+SIGKILL. The forge itself never starts a thread or an event loop, so that forking it is safe.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST = 900.0  # seconds a program may run before it is ended with a trace
 
 
 def _promise() -> Future[int]:
-    """A future that a test which fails cannot cancel: the forge still has its say, for the tests after it."""
+    """A future that a failing test cannot cancel, since the forge still reports to it and serves later tests."""
     future: Future[int] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -63,7 +63,7 @@ class Child:
 
 
 class Forge:
-    """The test's end: starts programs by name and hears of their ends."""
+    """The test's side: starts programs by name and is notified when they end."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +108,7 @@ class Forge:
 
 
 def main() -> None:
-    """Fork what is asked for on standard input; tell pids and exit statuses on standard output."""
+    """Fork the programs requested on standard input; report pids and exit statuses on standard output."""
     from everloop.providers.endpoints import known_at
 
     from ..support.unflushed import leave_out_flushes
@@ -119,9 +119,9 @@ def main() -> None:
     for name in LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    known_at("http://127.0.0.1")  # makes the table that each provider looks into
+    known_at("http://127.0.0.1")  # creates the table that each provider reads
     gc.collect()
-    gc.freeze()  # or each child copies what its collector goes through
+    gc.freeze()  # otherwise, each child copies the pages that its garbage collector visits
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""A program that runs an executor, and is killed at some instant; run again, it resumes its run."""
+"""A program that runs an executor and is killed at some point; restarted, it resumes its run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 7  # answers of the model: four of the work, one of the sub-agent, two o
 
 
 class Counting(LLMProvider):
-    """A model that needs no memory: what it says follows from the conversation alone. It notes each request."""
+    """A stateless model: its answer follows from the conversation alone. It records each request."""
 
     default_model = "counting"
 
@@ -51,7 +51,7 @@ class Counting(LLMProvider):
 
 
 async def run_goal(folder: str, at: int = 0, when: str = "before") -> None:
-    """Run the goal in a folder; die at the n-th commit. The output is in the file `output` in the end."""
+    """Run the goal in a folder; die at the n-th commit. The output ends up in the file `output`."""
     place = Path(folder)
     store = SQLiteStore(place / "store.db")
     if at:

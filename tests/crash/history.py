@@ -1,4 +1,4 @@
-"""What a run left behind, in whichever store, and what was seen of it from outside."""
+"""The state that a run left in either store, and what was observed from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everloop.store.history_check import check_history
 from everloop.store.peers import process_of
 
 MARK = re.compile(r"mark:(\S+)")
-# What is said besides answers: questions, what comes of a person's word, and messages of the tool `message`.
+# Messages other than answers: questions, replies to decisions, and messages of the tool `message`.
 ASIDE = re.compile(r"May I do|Approved\.|There is no open question|I am still waiting|said:")
 
 
@@ -29,13 +29,13 @@ class Message:
     state: str
     turn: str | None
     content: str
-    reply: bool = True  # the answer is sent to a chat; else its client fetches it
+    reply: bool = True  # the answer is sent to a chat; otherwise, its client fetches it
     at: float = 0.0
 
 
 @dataclass(slots=True)
 class Place:
-    """An entry of a log with its place and time."""
+    """An entry of a log with its position and time."""
 
     seq: int
     turn: str | None
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(slots=True)
 class Lease:
-    """A change of a session's lease, as the database itself saw it."""
+    """A change of a session's lease, as the database itself recorded it."""
 
     session: int
     at: float
@@ -54,7 +54,7 @@ class Lease:
     fence: int
     before: str | None  # the worker that held it
     after: str | None
-    alive: bool  # the one before had renewed its lease in time
+    alive: bool  # the previous holder had renewed its lease in time
 
 
 @dataclass(slots=True)
@@ -70,13 +70,13 @@ class Write:
 
 @dataclass(slots=True)
 class Asked:
-    """What a client of a server asked, and all that it was told."""
+    """A client's request to a server, and everything it received."""
 
     session: str
     mark: str
     answers: list[tuple[bool, str]] = field(default_factory=list)  # streamed or whole, and the text
     hung_up: bool = False
-    resumed: int = 0  # how often it came back in the middle of a stream
+    resumed: int = 0  # how often it reconnected in the middle of a stream
     refused: list[str] = field(default_factory=list)  # answers that no client should get
 
 
@@ -90,8 +90,8 @@ class History:
     open_turns: list[str] = field(default_factory=list)
     integrity: str = "ok"
     takeovers: int = 0
-    broken: list[str] = field(default_factory=list)  # what `everloop check-history` says of the store
-    # seen from outside
+    broken: list[str] = field(default_factory=list)  # the output of `everloop check-history` for the store
+    # observed from outside
     acknowledged: list[str] = field(default_factory=list)
     published: dict[str, list[str]] = field(default_factory=dict)  # chat → ids in the order they were published
     delivered: list[dict[str, Any]] = field(default_factory=list)
@@ -104,19 +104,20 @@ class History:
     writes: list[Write] = field(default_factory=list)
     clients: list[Asked] = field(default_factory=list)
     jobs: dict[str, float] = field(default_factory=dict)  # scheduled work: id → seconds between two slots
-    outages: list[tuple[float, float]] = field(default_factory=list)  # in which the store was away
-    ended: dict[int, float] = field(default_factory=dict)  # when a process was told to end, or killed
+    outages: list[tuple[float, float]] = field(default_factory=list)  # periods in which the store was unavailable
+    ended: dict[int, float] = field(default_factory=dict)  # when a process was terminated or killed
     complaints: list[str] = field(default_factory=list)  # lines that processes should not have written
     refused: int = 0  # writes of workers that had lost their lease
 
     @property
     def hung_up(self) -> set[str]:
-        """The marks of messages whose client went away: their turns may end without an answer, and be run again."""
+        """The marks of messages whose client disconnected: their turns may end without an answer, and run again."""
         return {asked.mark for asked in self.clients if asked.hung_up}
 
     @property
     def robbed(self) -> dict[tuple[int, int], float]:
-        """(session, process) → when another took the session over from that process, which was not heard of."""
+        """(session, process) → when another process took the session over from that process, which missed
+        heartbeats."""
         return {
             (lease.session, process_of(lease.before)): lease.at
             for lease in reversed(self.leases)  # the first time counts
@@ -137,7 +138,7 @@ class History:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of notes; a line that was cut off by the kill was not written."""
+    """The lines of a notes file; a line truncated by the kill does not count."""
     if not path.exists():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]
@@ -145,7 +146,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def seen_in(folder: Path, requests: Iterable[Any] = ()) -> History:
-    """What was seen of the run in this folder, without its store."""
+    """The observations of the run in this folder, without its store."""
     sent = lines(folder / "answers")
     return History(
         asides=[line for line in sent if ASIDE.match(line["content"])],
@@ -157,7 +158,7 @@ def seen_in(folder: Path, requests: Iterable[Any] = ()) -> History:
 
 
 def read(folder: Path, requests: Iterable[Any] = ()) -> History:
-    """Everything that the run in this folder left behind, with SQLite as its store."""
+    """The complete history of the run in this folder, with SQLite as its store."""
     history = seen_in(folder, requests)
     if not (folder / "store.db").exists():
         return history
@@ -179,7 +180,7 @@ def _request(seen: Any) -> dict[str, Any]:
 
 
 def read_store(rows: Callable[[str], list[Any]], history: History) -> None:
-    """What is in the tables, which are the same in every store."""
+    """The contents of the tables, which are the same in every store."""
     for id, session, kind, state, turn, data, at in rows(
         "SELECT message_id, session, kind, state, turn, data, at FROM inbox ORDER BY id"
     ):

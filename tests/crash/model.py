@@ -1,7 +1,8 @@
 """The model of the crash tests: the marker of a message is the plan of its turn.
 
 `mark:7.sn.w` makes a round with the tools `safe` and `never` side by side, then a round with `slow`, and then
-answers `done:7.sn.w`. Where a turn stands is read from its messages alone, so it does not matter who asks or how often.
+answers `done:7.sn.w`. The progress of a turn is read from its messages alone, so it does not matter which process asks
+or how often.
 
     python -m tests.crash.model [SECONDS BETWEEN TWO WORDS]
 """
@@ -27,7 +28,7 @@ def plan(marker: str) -> list[list[str]]:
 
 
 class _Plan(deque[Reply]):
-    """Stands where the server looks for queued replies, and makes up the one that the newest request is due."""
+    """Takes the place of the server's queued replies, and computes the reply to the newest request."""
 
     def __init__(self, server: FakeOpenAI, delay: float, token_delay: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The programs that the forge forks. Each takes an `AgentLoop` as a user would, and is killed at some instant."""
+"""The programs that the forge forks. Each uses an `AgentLoop` as a user would, and is killed at some point."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from everloop.tools.message import MessageTool
 
 from . import bugs
 
-PATIENCE = 60.0  # seconds; a program that is not done by then has lost a wake-up
-HOLD = "hold"  # the file that keeps the tool `long` from its end
+PATIENCE = 60.0  # seconds; a program that is not done by then has missed a wake-up
+HOLD = "hold"  # the file that keeps the tool `long` running
 
 
 def die() -> None:
@@ -37,7 +37,7 @@ def die() -> None:
 
 
 def note(folder: Path, name: str, **what: Any) -> None:
-    """Put a line into a file, there for good when this returns: the file outlives the process."""
+    """Append a line to a file that outlives the process; the line is durable when this returns."""
     line = json.dumps({"at": time.time(), "pid": os.getpid(), **what}) + "\n"
     file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(file, line.encode())
@@ -102,7 +102,7 @@ def make_tools(folder: Path) -> list[Any]:
 
     @tool
     async def asked(text: str) -> str:
-        """A person is asked first; and it must not be run again."""
+        """Needs approval, and must not be run again."""
         return await work("asked", text)
 
     return [safe, never, slow, long, alone, fatal_safe, fatal_never, asked]
@@ -145,7 +145,7 @@ def kill_at(store: SQLiteStore, number: int, when: str) -> None:
 
 
 def kill_before_delivery(store: SQLiteStore) -> None:
-    """Die as soon as an answer is in the outbox."""
+    """Die as soon as an answer reaches the outbox."""
 
     def hook(what: str) -> None:
         db = sqlite3.connect(store.path)
@@ -157,7 +157,7 @@ def kill_before_delivery(store: SQLiteStore) -> None:
 
 
 async def approve(folder: Path, bus: MessageBus) -> None:
-    """A person who says yes to whatever is asked, and again until it is heard."""
+    """A user who approves every question, repeatedly until the decision is accepted."""
     sql = "SELECT s.key FROM session s JOIN inbox i ON i.session = s.id WHERE i.state = 'parked'"
     store = Reading(folder)
     while True:
@@ -167,7 +167,7 @@ async def approve(folder: Path, bus: MessageBus) -> None:
 
 
 class Reading:
-    """Looks into a store again and again, on one connection: to open it takes longer than to look."""
+    """Polls a store on one connection, since opening it takes longer than a query."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "store.db"
@@ -178,7 +178,7 @@ class Reading:
         return self._db is not None or self._path.exists()
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """What a statement finds: nothing where there is no store yet, or no tables in it."""
+        """Return the rows of a query, or none if there is no store or no tables yet."""
         if not self.exists:
             return []
         self._db = self._db or sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
@@ -189,7 +189,7 @@ class Reading:
 
 
 class Idle:
-    """Whether everything that came in is answered and sent."""
+    """Return whether every message is answered and sent."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Reading(folder)
@@ -238,7 +238,7 @@ async def agent(
     die_unsent: bool = False,
     plant: str = "",
 ) -> None:
-    """Publish the messages, answer everything, note the answers, and end when nothing is left to do."""
+    """Publish the messages, answer everything, record the answers, and end when no work is left."""
     here = Path(folder)
     bugs.plant(plant)
     store = SQLiteStore(here / "store.db")
@@ -257,7 +257,7 @@ async def agent(
 async def until_idle(
     here: Path, loop: AgentLoop, bus: MessageBus, messages: list[dict[str, Any]], idle: Callable[[], bool]
 ) -> None:
-    """Run a loop with somebody who hears and approves at its bus, until nothing is left to do."""
+    """Run a loop with a user who reads and approves on its bus, until no work is left."""
     assert isinstance(loop.store, SQLiteStore)
     running = asyncio.create_task(loop.run())
     sending = asyncio.create_task(send(here, bus))
@@ -284,7 +284,7 @@ async def until_idle(
 
 
 async def send(folder: Path, bus: MessageBus, pause: float = 0.0) -> None:
-    """A channel: notes each answer, and only then, after a pause, says that it has it."""
+    """A channel that records each answer and acknowledges it only after a pause."""
     while True:
         message: OutboundMessage = await bus.consume_outbound()
         note(folder, "answers", reply_to=message.reply_to, content=message.content, repeat=message.repeat)
@@ -294,7 +294,7 @@ async def send(folder: Path, bus: MessageBus, pause: float = 0.0) -> None:
 
 
 async def worker(folder: str, url: str, plant: str = "", runtime: str = "") -> None:
-    """What `everloop worker` is: a loop on the durable bus, until it is told to end (or killed)."""
+    """The equivalent of `everloop worker`: a loop on the durable bus that runs until terminated or killed."""
     if runtime:
         os.environ["XDG_RUNTIME_DIR"] = runtime
     bugs.plant(plant)
@@ -314,12 +314,12 @@ async def direct(folder: str, url: str, content: str) -> None:
 
 
 async def sender(folder: str) -> None:
-    """A process that only sends answers, until it is killed."""
+    """A process that only sends answers until it is killed."""
     await send(Path(folder), DurableBus(SQLiteStore(Path(folder) / "store.db")))
 
 
 async def publisher(folder: str, messages: list[dict[str, Any]], die_at: tuple[int, str] | None = None) -> None:
-    """A channel that takes messages and acknowledges each once it is on disk; nobody works on them here."""
+    """A channel that accepts messages and acknowledges each once it is on disk, without a local worker."""
     store = SQLiteStore(Path(folder) / "store.db")
     bus = DurableBus(store)
     if die_at is not None:
@@ -331,7 +331,7 @@ async def publisher(folder: str, messages: list[dict[str, Any]], die_at: tuple[i
 
 
 async def opener(folder: str) -> None:
-    """Make the store, or open it while others do."""
+    """Create the store, or open it while others do."""
     store = SQLiteStore(Path(folder) / "store.db")
     await store.sessions("me")
     await store.accept(InboundMessage("test", "me", "open", "hello", id=str(os.getpid())).addressed())
@@ -339,9 +339,9 @@ async def opener(folder: str) -> None:
 
 
 async def questioner(folder: str, what: str, at: int = 0) -> None:
-    """An agent that asks before it launches a rocket (`ask`, and is killed then) or hears the answer (`answer`).
+    """An agent that asks before it launches a rocket (`ask`, then it is killed) or receives the answer (`answer`).
 
-    It dies at the n-th instant before or after a commit.
+    It dies before or after the n-th commit.
     """
     here = Path(folder)
     store = SQLiteStore(here / "store.db")

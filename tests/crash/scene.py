@@ -1,4 +1,4 @@
-"""A program that is killed and goes on, in a folder of its own."""
+"""A program that is killed and resumed in its own folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KILLED = -signal.SIGKILL
 AT_ONCE = 3
 SWEEPS = 4
 
-Seen = TypeVar("Seen")  # what stands on disk
+Seen = TypeVar("Seen")  # the state on disk
 Meets = Callable[
     [list[tuple[Seen, Seen]]], object
-]  # whether the kills have met a place, by what stood before and after
+]  # whether the kills have hit a position, given the states before and after
 
 
 def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def say(id: str, plan: str = "", chat: str = "a", **options: Any) -> dict[str, A
 def places(commits: int, step: int, bus: str) -> list[tuple[int, str]]:
     """Where to kill a program: before and after each of its commits, or each second, or each fourth.
 
-    What is on disk after a commit is there before the next one, too, so that every second commit shows each state of
-    the disk once; every fourth does so with both buses. What is committed together depends on the moment, so one run
-    may take a commit or two more than another.
+    The state on disk after a commit is also the state before the next one, so every second commit shows each state
+    once; every fourth does so with both buses. How writes are grouped into commits depends on timing, so one run may
+    take a commit or two more than another.
     """
     first = 1 if bus == "memory" else 1 + step // 2
     chosen = itertools.product(range(first, commits + 3, step), ("before", "after"))
@@ -49,8 +49,8 @@ async def sweep(
     step: int,
     meets: Sequence[Meets[Seen]],
 ) -> list[tuple[Seen, Seen]]:
-    """Kill a program at places of a first sweep, and at every commit in further ones while a place is not met that the
-    kills must meet: which commit is which depends on the moment."""
+    """Kill a program at the positions of a first sweep, and at every commit in further sweeps until the kills have hit
+    every required position, since the order of commits depends on timing."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def within(number: int, place: tuple[int, str]) -> tuple[Seen, Seen]:
@@ -68,7 +68,7 @@ async def sweep(
 
 @dataclass(slots=True)
 class Scene:
-    """A program, what it is told, and how it goes on after the kill."""
+    """A program, its messages, and how it resumes after the kill."""
 
     forge: Forge
     model: FakeOpenAI
@@ -78,10 +78,10 @@ class Scene:
     bus: str = "memory"
     then: str = "memory"
     plant_then: str = ""
-    step: int = 2  # it is killed at each so many commits
+    step: int = 2  # the step between the commits at which it is killed
 
     def named(self, name: str) -> tuple[Path, list[dict[str, Any]], dict[str, Any]]:
-        """The scene in a folder of its own, with markers that no other one has."""
+        """The scene in its own folder, with unique markers."""
         folder = self.folder / name
         folder.mkdir()
 
@@ -100,7 +100,7 @@ class Scene:
         return history
 
     async def undisturbed(self) -> int:
-        """How many commits it takes when nobody kills it."""
+        """Return the number of commits of a run without a kill."""
         folder, messages, options = self.named("whole")
         status = await self.forge.run(
             "agent", folder=str(folder), url=self.model.base_url, bus=self.bus, messages=messages, **options
@@ -113,7 +113,7 @@ class Scene:
         return int(lines(folder / "commits")[0]["count"])
 
     async def killed(self, name: str, **how: Any) -> tuple[History, History]:
-        """Kill it, look, and go on: what stood there before and what after."""
+        """Kill it and resume it; return the state before and after."""
         folder, messages, options = self.named(name)
         options |= how
         status = await self.forge.run(
@@ -123,11 +123,11 @@ class Scene:
         before = self.read(folder)
         further = {"busy": options.get("busy", "queue"), "plant": self.plant_then}
         status = await self.forge.run("agent", folder=str(folder), url=self.model.base_url, bus=self.then, **further)
-        assert status == 0, f"{name}: going on ended with {status}"
+        assert status == 0, f"{name}: the resumed program ended with {status}"
         return before, self.read(folder)
 
     async def everywhere(self, meets: Sequence[Meets[History]] = ()) -> list[tuple[History, History]]:
-        """Kill it at its commits, and check each time, until the kills have met the places that they must meet."""
+        """Kill it at its commits, checking each time, until the kills have hit every required position."""
         commits = await self.undisturbed()
 
         async def one(sweep: int, number: int, when: str) -> tuple[History, History]:

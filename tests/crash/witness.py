@@ -1,6 +1,6 @@
-"""A witness inside the database: triggers that write down who changed a lease and who wrote under it.
+"""A witness inside the database: triggers that record who changed a lease and who wrote under it.
 
-The product has no part in it, so whatever a process believes, its writes are seen as they are.
+It is independent of the product, so it records actual writes, whatever a process believes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def set_up(dsn: str, lease: float) -> None:
 
 
 def read_postgres(dsn: str, history: History) -> History:
-    """What is in the store of this address, and what the witness saw."""
+    """The contents of the store at this DSN, and the witness's records."""
     with psycopg.connect(dsn, autocommit=True) as db:
 
         def rows(sql: str) -> list[Any]:

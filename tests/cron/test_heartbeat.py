@@ -1,4 +1,4 @@
-"""The heartbeat: tasks in a file, looked at from time to time, and silence when there is nothing to say."""
+"""The heartbeat: tasks in a file, checked periodically, and silence if there is nothing to report."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_message_has_the_open_tasks_and_nothing_else_of_the_file(text, tasks
     assert not any(other in given_tasks for other in others)
 
 
-def test_a_long_file_is_cut_and_that_is_said():
+def test_a_long_file_is_truncated_with_a_note():
     message = heartbeat_message("\n".join(f"- task {number}" for number in range(5000)))
     assert message is not None
     assert len(message) < MAX_TASKS + 600
@@ -111,7 +111,7 @@ def test_a_long_file_is_cut_and_that_is_said():
 
 
 @given(st.text())
-def test_no_text_breaks_it(text):
+def test_it_accepts_any_text(text):
     message = heartbeat_message(text)
     assert message is None or NOTHING_TO_SAY in message
 
@@ -119,7 +119,7 @@ def test_no_text_breaks_it(text):
 @pytest.mark.parametrize(
     "answer", [NOTHING_TO_SAY, f" {NOTHING_TO_SAY}\n", f"`{NOTHING_TO_SAY}`", f"**{NOTHING_TO_SAY}**."]
 )
-def test_an_answer_that_is_only_the_word_says_nothing(answer):
+def test_an_answer_of_only_the_silence_word_is_not_sent(answer):
     assert CronOrigin(HEARTBEAT).is_silent(answer)
     assert not CronOrigin("j1").is_silent(answer)
 
@@ -127,14 +127,14 @@ def test_an_answer_that_is_only_the_word_says_nothing(answer):
 @pytest.mark.parametrize(
     "answer", ["", "OK", f"{NOTHING_TO_SAY}, but the beans are dry", f"The beans. {NOTHING_TO_SAY}"]
 )
-def test_any_other_answer_says_something(answer):
+def test_any_other_answer_is_sent(answer):
     assert not CronOrigin(HEARTBEAT).is_silent(answer)
 
 
 # ---------------------------------------------------------------------------------------------- firing
 
 
-async def test_it_comes_in_its_chat_with_the_tasks_that_stand_there_then(service, store, clock, file):
+async def test_it_fires_in_its_chat_with_the_current_tasks(service, store, clock, file):
     await heart(service, file).start()
     file.write_text("- feed the cat\n")
     assert await service.fire_due() == NOW + 600
@@ -149,7 +149,7 @@ async def test_it_comes_in_its_chat_with_the_tasks_that_stand_there_then(service
     assert not message.attended
 
 
-async def test_without_tasks_it_keeps_silent_and_comes_again(service, store, clock, file):
+async def test_without_tasks_it_stays_silent_and_fires_again_later(service, store, clock, file):
     await heart(service, file).start()
     file.write_text("# Nothing\n")
     for step in range(1, 4):
@@ -157,14 +157,14 @@ async def test_without_tasks_it_keeps_silent_and_comes_again(service, store, clo
         assert await service.fire_due() == NOW + 600 * (step + 1)
     assert await store.sessions("me") == []
     file.write_text("- water\n")
-    assert await service.fire_due() == NOW + 2400  # that slot was looked at
+    assert await service.fire_due() == NOW + 2400  # that slot was checked
     assert await store.sessions("me") == []
     clock.now += 600
     await service.fire_due()
     assert len(await inbox(store)) == 1
 
 
-async def test_a_file_that_is_gone_is_no_reason_to_stop(service, store, clock, file):
+async def test_a_missing_file_does_not_stop_it(service, store, clock, file):
     await heart(service, file).start()
     file.unlink()
     clock.now += 600
@@ -175,7 +175,7 @@ async def test_a_file_that_is_gone_is_no_reason_to_stop(service, store, clock, f
     assert len(await inbox(store)) == 1
 
 
-async def test_after_a_restart_it_goes_on_and_what_was_missed_comes_once(service, store, clock, file):
+async def test_after_a_restart_it_continues_and_missed_slots_fire_once(service, store, clock, file):
     await heart(service, file).start()
     clock.now += 6010
     again = CronService(store, clock=clock)
@@ -187,7 +187,7 @@ async def test_after_a_restart_it_goes_on_and_what_was_missed_comes_once(service
     assert len(await inbox(store)) == 1
 
 
-async def test_another_interval_begins_anew_and_a_damaged_timer_too(service, store, clock, file):
+async def test_a_changed_interval_or_a_damaged_timer_starts_over(service, store, clock, file):
     await heart(service, file).start()
     clock.now += 100
     await heart(service, file, every=60).start()
@@ -222,7 +222,7 @@ async def test_a_service_without_a_heart_leaves_the_timer_alone(service, store, 
     assert len(await inbox(store)) == 1
 
 
-async def test_one_that_is_stopped_comes_no_more(service, store, clock, file):
+async def test_a_stopped_heartbeat_does_not_fire(service, store, clock, file):
     beating = heart(service, file)
     await beating.start()
     await beating.stop()
@@ -232,7 +232,7 @@ async def test_one_that_is_stopped_comes_no_more(service, store, clock, file):
     assert await store.timers() == []
 
 
-async def test_it_has_its_own_place_beside_jobs(service, store, clock, file, caplog):
+async def test_it_is_independent_of_jobs(service, store, clock, file, caplog):
     await heart(service, file).start()
     job = await service.add("x", every="10m", channel="test", chat_id="8")
     assert await service.list() == [job]
@@ -244,7 +244,7 @@ async def test_it_has_its_own_place_beside_jobs(service, store, clock, file, cap
     assert not caplog.records
 
 
-async def test_the_heart_of_another_owner_is_not_this_ones_to_fire(service, store, clock, file):
+async def test_it_does_not_fire_another_owners_heartbeat(service, store, clock, file):
     theirs = Timer("you", "heartbeat", NOW - 5, {"every": 60, "anchor": int(NOW) - 65})
     await store.set_timer(theirs)
     await heart(service, file).start()
@@ -259,7 +259,7 @@ async def test_it_is_fired_while_the_service_serves(store, file):
     serving = [asyncio.create_task(one.serve(lambda owner, key: told.append(key))) for one in services]
     for one in services:
         await heart(one, file, every=1).start()
-    async with asyncio.timeout(25):  # one may be on disk just now, and not told of yet
+    async with asyncio.timeout(25):  # one may be on disk but not announced yet
         while len(told) < 3 or len(told) != len(await inbox(store)):
             await asyncio.sleep(0.02)
     for task in serving:
@@ -269,6 +269,6 @@ async def test_it_is_fired_while_the_service_serves(store, file):
 
 
 @pytest.mark.parametrize("every", [0, 0.5, -1, float("inf"), float("nan")])
-def test_an_interval_has_bounds(service, file, every):
+def test_the_interval_is_bounded(service, file, every):
     with pytest.raises(ValueError, match="heartbeat"):
         heart(service, file, every)

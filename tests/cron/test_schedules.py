@@ -33,7 +33,7 @@ from everloop.cron.zones import BadSchedule, zone
 from ..support.cases import each
 
 HOUR, DAY, YEAR = 3600, 86400, 366 * 86400
-AROUND = 7 * HOUR // 2  # before and after a change of clocks, which is two hours at most
+AROUND = 7 * HOUR // 2  # before and after a clock change, which is two hours at most
 NOW = datetime(2026, 6, 15, 12, 0, tzinfo=UTC).timestamp()  # a Monday
 # Zones whose clocks change: at night or at midnight, by an hour, half an hour or two, in both halves of the year.
 CHANGING = (
@@ -65,7 +65,7 @@ def slots(schedule: Schedule, after: float, until: float) -> list[float]:
 
 
 def a_field(rng: random.Random, number: int) -> tuple[str, set[int]]:
-    """A random field of an expression, as text and as what it means."""
+    """A random field of an expression, as text and as its meaning."""
     low, high = FIELDS[number]
     every = set(range(low, high + 1))
     match rng.randrange(7):
@@ -99,7 +99,7 @@ def an_expression(rng: random.Random, frequent: bool = False) -> Meaning:
     found = [a_field(rng, number) for number in range(5)]
     if min(found[2][1]) > 28:  # 31 April never comes, and croniter gives up on "31 April or a Monday"
         found[2] = ("28", {28})
-    if frequent:  # on most days, so that a day of change is among them
+    if frequent:  # on most days, so that they include a day with a clock change
         found[2:4] = [("*", set(range(1, 32))), ("*", set(range(1, 13)))]
     return " ".join(text for text, _ in found), [values for _, values in found]
 
@@ -119,7 +119,7 @@ def matches(meaning: Meaning, wall: datetime) -> bool:
 
 
 def walked(meaning: Meaning, tz: str, after: float, until: float) -> Iterator[float]:
-    """Every slot, found by walking the minutes: the rule as docs/cron.md says it.
+    """Every slot, found by walking the minutes according to the rule in docs/cron.md.
 
     An expression that names hours and minutes is due once: when the clocks show it for the first time, or when they are
     put forward beyond it. One with a star there is due each time that the clocks show it.
@@ -190,7 +190,7 @@ def test_random_expressions_over_fifty_years_agree_with_croniter(seed):
 
 
 @pytest.mark.parametrize("tz", CHANGING)
-def test_on_days_of_change_croniter_only_adds_what_is_skipped_for_stars_and_repeated_for_named_times(tz):
+def test_on_clock_change_days_croniter_only_adds_skipped_star_slots_and_repeated_named_times(tz):
     rng = random.Random(tz)
     for edge in rng.sample(edges(tz, 2026, 2077), 4):
         forward = zone(tz).wall(edge) - zone(tz).wall(edge - 60) > timedelta(minutes=1)
@@ -266,7 +266,7 @@ def test_every_stays_on_the_grid_of_its_anchor(seconds, anchor, later, missed):
     assert due <= last <= due + missed < last + seconds
 
 
-def test_a_time_that_is_no_slot_any_more_since_a_zone_changed_its_rules_is_one_still():
+def test_a_time_stays_a_slot_after_its_zone_changed_its_rules():
     assert latest_until(Cron("0 9 * * *", "UTC"), NOW + 1, NOW + 2) == NOW + 1
     assert latest_until(At(5), NOW, NOW + 1) == NOW
 
@@ -280,7 +280,7 @@ def test_years_of_missed_minutes_are_not_counted_through():
 # ---------------------------------------------------------------------------------------------- days of change
 
 
-def test_a_clock_time_that_is_skipped_fires_once_when_the_clocks_are_put_forward():
+def test_a_skipped_clock_time_fires_once_when_clocks_are_put_forward():
     night = instant("2027-03-28T01:00", "Europe/Vienna")
     at_three = instant("2027-03-28T03:00", "Europe/Vienna")
     assert slots(Cron("30 2 * * *", "Europe/Vienna"), night, night + 20 * HOUR) == [at_three]
@@ -296,7 +296,7 @@ def test_a_clock_time_that_comes_twice_fires_the_first_time():
     assert next_after(Cron("30 2 * * *", "Europe/Vienna"), second) == instant("2027-11-01T02:30", "Europe/Vienna")
 
 
-def test_each_hour_and_each_quarter_go_on_through_a_change():
+def test_hourly_and_quarter_hourly_slots_continue_through_a_clock_change():
     for text in ("2027-03-28T00:00", "2027-10-31T00:00"):
         night = instant(text, "Europe/Vienna")
         hours = slots(Cron("0 * * * *", "Europe/Vienna"), night, night + 6 * HOUR)
@@ -305,7 +305,7 @@ def test_each_hour_and_each_quarter_go_on_through_a_change():
         assert quarters == [night + n * 900 for n in range(1, 25)]
 
 
-def test_a_day_that_a_zone_left_out_is_made_up_for_once():
+def test_a_day_skipped_by_a_zone_is_made_up_for_once():
     # Samoa had no 30 December 2011.
     eve = instant("2011-12-29T12:00", "Pacific/Apia")
     found = slots(Cron("0 9 * * *", "Pacific/Apia"), eve, eve + 2 * DAY)
@@ -378,7 +378,7 @@ def test_spans_of_time_are_read(text, seconds):
     "text",
     ["", "m", "20", "1h30", "20 moons", "1.5h", "-5m", "5m5m", "m20", "20mm", "٢m", "1h,", "1h and", "9" * 20 + "s"],
 )
-def test_what_is_no_clear_span_of_time_is_none(text):
+def test_an_ambiguous_time_span_is_refused(text):
     assert duration(text) is None
 
 
@@ -421,20 +421,20 @@ def test_times_are_read_in_the_zone_of_the_person(text, shown, monkeypatch):
         {"cron": "0 8 * * *", "tz": "x" * 5000}, {"cron": "0 8 * * *", "tz": "a\0b"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_for_sure_is_refused_in_one_line(given):
+def test_an_ambiguous_time_is_refused_in_one_line(given):
     with pytest.raises(BadSchedule) as refused:
         parse_schedule(now=NOW, **given)
     assert "\n" not in str(refused.value)
     assert 20 < len(str(refused.value)) < 300
 
 
-def test_a_time_zone_that_is_slightly_wrong_is_answered_with_the_right_one():
+def test_a_misspelled_time_zone_is_answered_with_a_suggestion():
     for wrong, right in (("Europe/Viena", "Europe/Vienna"), ("tokyo", "Asia/Tokyo"), ("new york", "America/New_York")):
         with pytest.raises(BadSchedule, match=right):
             parse_schedule(cron="0 8 * * *", tz=wrong, now=NOW)
 
 
-def test_a_span_may_be_given_in_seconds_and_has_a_least_length():
+def test_a_time_span_may_be_given_in_seconds_and_has_a_minimum():
     assert parse_schedule(every=3600, now=NOW) == parse_schedule(every="3600", now=NOW) == Every(3600, int(NOW))
     assert parse_schedule(every="1", now=NOW + 0.2) == Every(1, int(NOW) + 1)
     assert parse_schedule(every="60", now=NOW, shortest=60) == Every(60, int(NOW))
@@ -444,7 +444,7 @@ def test_a_span_may_be_given_in_seconds_and_has_a_least_length():
 
 @settings(max_examples=300)
 @given(st.text(max_size=30), st.sampled_from(["", "UTC", "Europe/Vienna"]))
-def test_no_text_breaks_the_reading(text, tz):
+def test_the_parser_accepts_or_refuses_any_text(text, tz):
     for given_text in ({"at": text}, {"every": text}, {"cron": text}, {"cron": f"{text} * * * *"}):
         try:
             schedule = parse_schedule(now=NOW, tz=tz, **given_text)
@@ -453,7 +453,7 @@ def test_no_text_breaks_the_reading(text, tz):
         assert in_words(schedule)
 
 
-def test_it_is_over_when_it_is_over():
+def test_a_finished_schedule_has_no_next_slot():
     assert next_after(At(100), 99.5) == 100
     assert next_after(At(100), 100) is None
     assert next_after(Cron("0 0 29 2 *", "UTC"), NOW) == datetime(2028, 2, 29, tzinfo=UTC).timestamp()
@@ -461,7 +461,7 @@ def test_it_is_over_when_it_is_over():
     assert next_after(Cron("0 0 * 2 MON#5", "UTC"), NOW) == datetime(2044, 2, 29, tzinfo=UTC).timestamp()
 
 
-def test_schedules_are_said_in_words():
+def test_schedules_are_described_in_words():
     assert in_words(Every(5400, 0)) == "every 1 h 30 min"
     assert in_words(Every(90061, 0)) == "every 1 d 1 h 1 min 1 s"
     assert in_words(At(int(NOW), "UTC")) == "once, Monday, 2026-06-15 12:00 (UTC)"

@@ -1,4 +1,4 @@
-"""Scheduled work: each slot once, whoever serves, whatever happened meanwhile."""
+"""Scheduled work: each slot fires once, in whichever process and whatever happened meanwhile."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def serving(*services: CronService) -> AsyncIterator[list[tuple[str, str]]
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(25):  # less than `LOOK_SECONDS`: whoever only looks now and then is too late
+    async with asyncio.timeout(25):  # less than `LOOK_SECONDS`, so that polling alone is too late
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -88,7 +88,7 @@ async def until(condition: Any) -> None:
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-async def test_a_firing_is_a_message_in_the_chat_that_it_was_asked_for_in(service, store, clock):
+async def test_a_firing_is_a_message_in_the_chat_that_created_the_job(service, store, clock):
     job = await service.add("water", every="10m", **HERE, session="cli:work", may_schedule=True)
     assert await service.fire_due() == NOW + 600
     assert await inbox(store) == []
@@ -105,7 +105,7 @@ async def test_a_firing_is_a_message_in_the_chat_that_it_was_asked_for_in(servic
     assert message.reply
 
 
-async def test_a_job_is_kept_as_it_was_made(service, store, clock):
+async def test_a_job_is_stored_unchanged(service, store, clock):
     for given in (
         {"at": "2031-05-02T18:00", "tz": "Asia/Tokyo"},
         {"every": "1h30m"},
@@ -126,7 +126,7 @@ async def test_a_job_without_a_session_works_in_that_of_its_chat(service):
     assert (await service.add("x", every="1h", **HERE)).session_key == "test:7"
 
 
-async def test_the_list_says_when_a_job_comes_next_and_which_slot_was_the_last(service, clock):
+async def test_the_list_shows_the_next_and_the_last_slot_of_a_job(service, clock):
     await service.add("b", every="1h", **HERE)
     await service.add("a", cron="30 8 * * *", tz="UTC", **HERE)
     first, second = await service.list()
@@ -155,13 +155,13 @@ async def test_owners_do_not_see_or_touch_each_others_jobs(service, store, clock
 
 
 @pytest.mark.parametrize("message", ["", "  \n", "x" * 4001])
-async def test_a_message_has_a_length(service, message):
+async def test_the_length_of_a_message_is_limited(service, message):
     with pytest.raises(EverloopError):
         await service.add(message, every="1h", **HERE)
     assert await service.list() == []
 
 
-async def test_an_owner_has_so_many_jobs_and_another_has_his_own(service):
+async def test_the_number_of_jobs_is_limited_per_owner(service):
     for number in range(MAX_JOBS):
         await service.add(f"job {number}", every="1h", **HERE)
     with pytest.raises(EverloopError):
@@ -195,7 +195,7 @@ async def test_the_same_call_makes_one_job_and_another_call_with_that_id_makes_a
 async def test_running_a_job_leaves_its_schedule_alone(service, store, clock):
     job = await service.add("x", at="in 1h", **HERE)
     async with serving(service) as told:
-        await asyncio.sleep(0)  # it begins to serve
+        await asyncio.sleep(0)  # it starts to serve
         assert await service.run(job.id)
         assert await service.run(job.id)
         assert told == [("me", "test:7")] * 2
@@ -243,7 +243,7 @@ async def test_a_recurring_job_is_never_dropped(store, clock):
     assert len(await service.list()) == 1
 
 
-def test_what_is_to_become_of_missed_work_has_two_words(store):
+def test_the_setting_for_missed_work_has_two_values(store):
     with pytest.raises(ValueError, match="maybe"):
         CronService(store, missed="maybe")  # type: ignore[arg-type]
 
@@ -267,7 +267,7 @@ async def test_a_slot_comes_once_even_if_its_timer_was_set_back(service, store, 
     assert [message.id for message in await inbox(store)] == [f"cron:{job.id}:{int(NOW) + 600}"]
 
 
-async def test_a_removed_job_does_not_come(service, store, clock):
+async def test_a_removed_job_does_not_fire(service, store, clock):
     job = await service.add("x", every="10m", **HERE)
     await service.remove(job.id)
     clock.now += 6000
@@ -308,7 +308,7 @@ asyncio.run(main())
 
 
 @pytest.mark.may_block
-async def test_processes_that_are_killed_at_any_instant_lose_no_firing_and_double_none(store, tmp_path):
+async def test_processes_killed_at_any_moment_neither_lose_nor_duplicate_a_firing(store, tmp_path):
     began = int(time.time())
     service = CronService(store)
     jobs = [await service.add(f"job {number}", every="1s", **HERE) for number in range(3)]
@@ -356,7 +356,7 @@ async def test_processes_that_are_killed_at_any_instant_lose_no_firing_and_doubl
 # ---------------------------------------------------------------------------------------------- serving
 
 
-async def test_it_sleeps_until_the_time_has_come(store):
+async def test_it_sleeps_until_the_next_slot(store):
     service = CronService(store)
     async with serving(service) as told:
         began = time.time()
@@ -381,7 +381,7 @@ async def test_it_does_not_poll(store, clock, monkeypatch):
 
     monkeypatch.setattr(store, "timers", counted)
     await service.add("far", every="1h", **HERE)
-    await store.set_timer(Timer("you", "heartbeat", NOW - 5, {}))  # one that nobody here fires
+    await store.set_timer(Timer("you", "heartbeat", NOW - 5, {}))  # one that is not fired here
     await store.set_timer(Timer("me", "0badf00d", NOW - 5, {"message": 5}))
     async with serving(service):
         for number in (1, 2):
@@ -403,14 +403,14 @@ async def test_a_job_that_another_process_added_is_seen_after_a_while(store, tmp
     await other.close()
 
 
-async def test_two_that_serve_at_once_tell_of_each_firing_once(store, tmp_path):
+async def test_two_concurrent_services_announce_each_firing_once(store, tmp_path):
     other = SQLiteStore(tmp_path / "store.db")
     service = CronService(store)
     await service.add("x", every="1s", **HERE)
     async with serving(service, CronService(other)) as told:
         await until(lambda: len(told) >= 3)
         async with asyncio.timeout(20):
-            while len(told) != len(await inbox(store)):  # one may be on disk just now, and not told of yet
+            while len(told) != len(await inbox(store)):  # one may be on disk but not announced yet
                 await asyncio.sleep(0.01)
     await other.close()
 
@@ -450,7 +450,7 @@ async def test_a_damaged_job_among_very_many_does_not_keep_it_looking(service, s
     assert await service.fire_due() == NOW + 1200
 
 
-async def test_a_store_that_cannot_be_written_for_a_while_ends_nothing(store, tmp_path, monkeypatch, caplog):
+async def test_a_temporarily_unwritable_store_does_not_end_the_service(store, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
     service = CronService(SQLiteStore(tmp_path / "store.db", lock_seconds=0.2))
     await service.add("x", at="in 1s", **HERE)
@@ -474,7 +474,7 @@ async def test_it_ends_when_it_is_cancelled_and_can_serve_again(store):
         await until(lambda: told)
 
 
-async def test_a_timer_whose_data_is_no_json_at_all_stops_no_other(tmp_path):
+async def test_a_timer_with_invalid_json_does_not_stop_the_others(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     service = CronService(store)
     await service.add("good", every="1h", channel="test", chat_id="1")
@@ -486,7 +486,7 @@ async def test_a_timer_whose_data_is_no_json_at_all_stops_no_other(tmp_path):
     await store.close()
 
 
-async def test_a_paused_job_rests_and_is_due_again_at_its_next_time(service: CronService, clock: Clock):
+async def test_a_paused_job_does_not_fire_and_is_due_again_at_its_next_slot(service: CronService, clock: Clock):
     job = await service.add("water", every="1h", channel="cli", chat_id="x")
     clock.now += 3600
     await service.fire_due()
@@ -496,7 +496,7 @@ async def test_a_paused_job_rests_and_is_due_again_at_its_next_time(service: Cro
     clock.now += 10 * 3600 + 60
     await service.fire_due()
     assert len(await service.store.waiting("me", "cli:x")) == 1
-    assert await service.run(job.id)  # a person may still run it
+    assert await service.run(job.id)  # a user may still run it
     assert len(await service.store.waiting("me", "cli:x")) == 2
     assert await service.resume(job.id)
     (resumed,) = await service.list()

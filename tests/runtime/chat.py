@@ -1,4 +1,4 @@
-"""Somebody who chats with a running loop, and steps and tools that wait until they are let go."""
+"""A user who chats with a running loop, and steps and tools that wait until they are released."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from everloop.store.sqlite import SQLiteStore
 
 
 def said(messages: Sequence[dict[str, Any]], place: int = -1) -> str:
-    """What a message says, without the time and the word on scheduled work that the model is told with it."""
+    """The text of a message, without the time and the note on scheduled work added for the model."""
     return str(messages[place]["content"]).split("\n\n[It is now ")[0].split("\n\n[This is scheduled work: ")[0]
 
 
 def echo(messages: Sequence[dict[str, Any]], tools: Any) -> str:
-    """A step of a script that says what was said."""
+    """A scripted step that echoes the message."""
     return said(messages)
 
 
@@ -35,7 +35,7 @@ class Gate:
 
 
 class Held(Tool):
-    """A tool that runs until it is let go."""
+    """A tool that runs until it is released."""
 
     name = "held"
     description = "Waits."
@@ -56,7 +56,7 @@ class Held(Tool):
         self.begun.set()
         try:
             await self.go.wait()
-            for _ in range(5 - n):  # the last to start is the first to end
+            for _ in range(5 - n):  # the last to start ends first
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -67,7 +67,7 @@ class Held(Tool):
 
 
 class Chat:
-    """A running loop and somebody at the other end of its bus."""
+    """A running loop and a user at the other end of its bus."""
 
     def __init__(self, agent: AgentLoop, bus: MessageBus) -> None:
         self.agent = agent
@@ -85,7 +85,7 @@ class Chat:
         return await self.hear()
 
     async def placed(self, count: int) -> None:
-        """Wait until it is settled of so many messages what they do to the turn that runs."""
+        """Wait until it is decided how this many messages affect the running turn."""
 
         def settled() -> bool:
             session = self.agent.dispatcher.session("me", "test:1")

@@ -13,7 +13,7 @@ from .chat import Chat
 
 @pytest.fixture
 async def start(tmp_path) -> AsyncIterator[Callable[..., Chat]]:
-    """Starts loops on one store; all are closed in the end, and no task may be left."""
+    """Start loops on one store; all are closed at the end, and no task may be left."""
     before = asyncio.all_tasks()
     chats: list[Chat] = []
 

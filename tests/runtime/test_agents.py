@@ -1,4 +1,4 @@
-"""Agents of the workspace: the model is told which there are, and gives them their inputs."""
+"""Agents of the workspace: the model sees a list of them, and passes them their inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spawn_of(request: Any) -> str:
 
 
 async def results_of(house: House, *calls: Any, child: list[Any] | None = None) -> tuple[list[str], Both]:
-    """The results of calls that the agent makes in one round."""
+    """Return the results of one round of calls."""
     model = Both([list(calls), "ok"], child or [])
     agent = house.start(model)
     await say(agent, "go")
@@ -61,7 +61,7 @@ async def test_an_agent_with_several_inputs_is_spawned_with_them(house):
     assert "You plan north." in messages[0]["content"]
 
 
-async def test_a_task_beside_inputs_is_the_one_that_is_missing_or_is_said_after_them(house):
+async def test_a_task_given_with_inputs_fills_the_missing_one_or_follows_them(house):
     write(house, "gardener", GARDENER)
     calls = [
         call("spawn", task="north", agent="gardener", inputs={"rows": 3}, wait=True),
@@ -92,7 +92,7 @@ async def test_inputs_that_are_missing_unknown_or_wrong_are_an_error_that_names_
     assert await house.children() == []
 
 
-async def test_the_model_is_told_names_descriptions_and_inputs_and_nothing_changes_until_a_file_does(house):
+async def test_the_model_sees_names_descriptions_and_inputs_which_change_only_with_a_file(house):
     write(house, "gardener", GARDENER)
     model = Both(["one", "two", "three", "four"], [])
     agent = house.start(model)
@@ -111,14 +111,14 @@ async def test_the_model_is_told_names_descriptions_and_inputs_and_nothing_chang
     assert "gardener" not in spawn_of(model.requests[2])
 
 
-async def test_without_agents_of_its_own_nothing_is_said_of_them(house):
+async def test_without_workspace_agents_the_prompt_does_not_mention_them(house):
     agent = house.start(model := Both(["one"], []))
     await say(agent, "hello")
     await hear(agent)
     assert "Agents of this workspace" not in spawn_of(model.requests[0])
 
 
-async def test_the_agents_of_a_folder_that_is_not_trusted_are_not_told(house):
+async def test_agents_of_an_untrusted_folder_are_not_listed(house):
     write(house, "gardener", GARDENER)
     agent = house.start(model := Both(["one"], []), trusted=False)
     await say(agent, "hello")
@@ -126,7 +126,7 @@ async def test_the_agents_of_a_folder_that_is_not_trusted_are_not_told(house):
     assert "gardener" not in json.dumps(model.requests[0].tools)
 
 
-async def test_a_broken_agent_is_not_told(house):
+async def test_a_broken_agent_is_not_listed(house):
     write(house, "gardener", GARDENER.replace("query:", "qeury:"))
     write(house, "digger", GARDENER.replace("gardener", "digger"))
     agent = house.start(model := Both(["one"], []))
@@ -136,7 +136,7 @@ async def test_a_broken_agent_is_not_told(house):
     assert "gardener" not in spawn_of(model.requests[0])
 
 
-def test_what_is_told_of_many_agents_is_bounded():
+def test_the_list_of_agents_is_bounded():
     made = [AgentDefinition(f"agent{n}", "d" * 1000, "You work.") for n in range(100)]
     told = describe(made)
     assert len(told) < 13_000

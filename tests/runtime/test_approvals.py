@@ -1,4 +1,4 @@
-"""Calls that a person is asked for: the turn waits on disk, and goes on with the answer, whenever that comes."""
+"""Calls that need approval: the turn waits on disk, and continues whenever the decision arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENY = Config(policy=(Rule(do="deny", tool="launch", why="no rockets"),))
 
 
 class Pad:
-    """A tool with an effect, and what it has done."""
+    """A tool with an effect, and a record of its runs."""
 
     def __init__(self) -> None:
         self.launched: list[str] = []
@@ -58,7 +58,7 @@ async def log_of(agent: AgentLoop) -> list[Any]:
     return [one.entry for one in await agent.store.read_log(info.id)] if info else []
 
 
-async def test_nothing_runs_before_the_answer_and_the_turn_goes_on_with_it(tmp_path, pad):
+async def test_nothing_runs_before_the_decision_and_the_turn_continues_with_it(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH) as agent:
         question = await agent.process_direct("up!", attended=True)
         assert pad.launched == []
@@ -92,7 +92,7 @@ async def test_a_refusal_and_its_reason_reach_the_model(tmp_path, pad):
     assert "it rains" in ended.content
 
 
-async def test_a_whole_round_waits_and_one_word_answers_for_all(tmp_path, pad):
+async def test_a_whole_round_waits_and_one_decision_covers_all_calls(tmp_path, pad):
     steps = [[call("launch", name="ada"), call("list_dir"), call("launch", name="bob")], "up"]
     async with agent_of(tmp_path, pad, steps) as agent:
         question = await agent.process_direct("up!", attended=True)
@@ -103,7 +103,7 @@ async def test_a_whole_round_waits_and_one_word_answers_for_all(tmp_path, pad):
     assert sorted(pad.launched) == ["ada", "bob"]
 
 
-async def test_with_nobody_there_asking_means_no_and_the_model_hears_why(tmp_path, pad):
+async def test_without_a_user_the_call_is_denied_and_the_model_gets_the_reason(tmp_path, pad):
     async with agent_of(tmp_path, pad, [call("launch", name="ada"), "then not"]) as agent:
         assert await agent.process_direct("up!") == "then not"
         ended = next(entry for entry in await log_of(agent) if isinstance(entry, CallEnded))
@@ -113,7 +113,7 @@ async def test_with_nobody_there_asking_means_no_and_the_model_hears_why(tmp_pat
     assert "there is no one to ask" in ended.content
 
 
-async def test_what_is_denied_is_not_run_and_not_asked_for(tmp_path, pad):
+async def test_a_denied_call_does_not_run_and_is_not_asked_about(tmp_path, pad):
     async with agent_of(tmp_path, pad, [call("launch", name="ada"), "then not"], DENY) as agent:
         assert await agent.process_direct("up!", attended=True) == "then not"
     assert pad.launched == []
@@ -126,7 +126,7 @@ async def test_a_chat_is_asked_and_answered_over_the_bus(tmp_path, pad):
         question = await agent.bus.consume_outbound()
         assert '"ada"' in question.content
         assert (question.channel, question.chat_id) == ("test", "1")
-        await agent.bus.publish_inbound(InboundMessage("test", "bob", "2", "/approve"))  # another chat's word
+        await agent.bus.publish_inbound(InboundMessage("test", "bob", "2", "/approve"))  # a decision from another chat
         assert (await agent.bus.consume_outbound()).chat_id == "2"
         assert pad.launched == []
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "/approve"))
@@ -149,7 +149,7 @@ async def test_the_result_of_a_sub_agent_cannot_approve(tmp_path, pad):
         await running
 
 
-async def test_a_message_behind_a_question_is_kept_and_answered_next(tmp_path, pad):
+async def test_a_message_after_a_question_is_kept_and_answered_next(tmp_path, pad):
     async with agent_of(tmp_path, pad, [*LAUNCH, "second"]) as agent:
         running = asyncio.create_task(agent.run())
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "up!"))
@@ -163,7 +163,7 @@ async def test_a_message_behind_a_question_is_kept_and_answered_next(tmp_path, p
         await running
 
 
-async def test_a_message_that_steers_is_a_no_and_is_handed_to_the_turn(tmp_path, pad):
+async def test_a_steering_message_denies_the_call_and_is_passed_to_the_turn(tmp_path, pad):
     model = [call("launch", name="ada"), "the blue one, then"]
     async with agent_of(tmp_path, pad, model, busy="steer") as agent:
         await agent.process_direct("up!", attended=True)
@@ -174,7 +174,7 @@ async def test_a_message_that_steers_is_a_no_and_is_handed_to_the_turn(tmp_path,
     assert sum(isinstance(entry, TurnEnded) for entry in log) == 1
 
 
-async def test_a_message_that_interrupts_ends_the_turn_that_waits(tmp_path, pad):
+async def test_an_interrupting_message_ends_the_waiting_turn(tmp_path, pad):
     model = [call("launch", name="ada"), "something else"]
     async with agent_of(tmp_path, pad, model, busy="interrupt") as agent:
         await agent.process_direct("up!", attended=True)
@@ -184,7 +184,7 @@ async def test_a_message_that_interrupts_ends_the_turn_that_waits(tmp_path, pad)
     assert ends == ["replaced", "answer"]
 
 
-async def test_a_rule_that_has_become_a_no_holds_against_an_older_question(tmp_path, pad):
+async def test_a_rule_changed_to_deny_applies_to_an_open_question(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH[:1]) as agent:
         await agent.process_direct("up!", attended=True)
     async with agent_of(tmp_path, pad, ["then not"], DENY) as agent:
@@ -193,7 +193,7 @@ async def test_a_rule_that_has_become_a_no_holds_against_an_older_question(tmp_p
     assert pad.launched == []
 
 
-async def test_a_new_conversation_ends_the_turn_that_waits(tmp_path, pad):
+async def test_a_new_conversation_ends_the_waiting_turn(tmp_path, pad):
     async with agent_of(tmp_path, pad, [*LAUNCH[:1], "hello"]) as agent:
         await agent.process_direct("up!", attended=True)
         assert "new conversation" in await agent.process_direct("/new", attended=True)
@@ -202,7 +202,7 @@ async def test_a_new_conversation_ends_the_turn_that_waits(tmp_path, pad):
     assert pad.launched == []
 
 
-async def test_the_status_tells_of_a_question(tmp_path, pad):
+async def test_the_status_shows_an_open_question(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH) as agent:
         assert "waits" not in await agent.process_direct("/status")
         await agent.process_direct("up!", attended=True)
@@ -220,13 +220,13 @@ async def test_a_turn_that_waits_can_be_stopped(tmp_path, pad):
     assert pad.launched == []
 
 
-async def test_a_turn_that_waits_can_be_stopped_right_behind_a_message(tmp_path, pad):
+async def test_a_waiting_turn_can_be_stopped_right_after_a_message(tmp_path, pad):
     async with agent_of(tmp_path, pad, [*LAUNCH[:1], "next"]) as agent:
         await agent.process_direct("up!", attended=True)
         said = asyncio.create_task(agent.process_direct("and now?", attended=True))
         while agent.dispatcher.session("me", "cli:direct") is None:
             await asyncio.sleep(0)
-        assert "Stopped" in await agent.process_direct("/stop")  # while it is found out that the message has to wait
+        assert "Stopped" in await agent.process_direct("/stop")  # while the message is being found to have to wait
         assert "still waiting" in await said
         await agent.resume()
         assert await agent.question() is None
@@ -234,7 +234,7 @@ async def test_a_turn_that_waits_can_be_stopped_right_behind_a_message(tmp_path,
     assert pad.launched == []
 
 
-async def test_a_word_that_two_processes_hear_is_answered_by_what_it_did(tmp_path, pad):
+async def test_a_decision_received_by_two_processes_is_confirmed_with_its_actual_effect(tmp_path, pad):
     workers = [agent_of(tmp_path, pad, [*LAUNCH]) for _ in range(2)]
     first, second = (one.store for one in workers)
     channel = DurableBus(SQLiteStore(tmp_path / "store.db"))
@@ -269,7 +269,7 @@ async def test_approving_twice_runs_once(tmp_path, pad):
     assert pad.launched == ["ada"]
 
 
-async def test_who_watches_is_told_of_the_question(tmp_path, pad):
+async def test_a_subscriber_receives_the_question(tmp_path, pad):
     seen: list[ev.Event] = []
     async with agent_of(tmp_path, pad, LAUNCH) as agent:
         question = await agent.process_direct("up!", attended=True, on_event=seen.append)
@@ -277,7 +277,7 @@ async def test_who_watches_is_told_of_the_question(tmp_path, pad):
         assert asked.question == question
         await agent.process_direct("/approve", attended=True, on_event=seen.append)
     started = [event for event in seen if isinstance(event, ev.TurnStarted)]
-    assert [event.resumed for event in started] == [False, False]  # nothing was cut off
+    assert [event.resumed for event in started] == [False, False]  # nothing was interrupted
     assert isinstance(seen[-1], ev.TurnEnded)
 
 
@@ -300,7 +300,7 @@ async def test_a_denied_call_is_replayed(tmp_path, pad):
         assert (await replay(await log_of(agent))).same
 
 
-async def test_a_fork_of_a_waiting_turn_asks_for_itself(tmp_path, pad):
+async def test_a_fork_of_a_waiting_turn_asks_its_own_question(tmp_path, pad):
     async with agent_of(tmp_path, pad, [*LAUNCH, "forked and flown"]) as agent:
         question = await agent.process_direct("up!", attended=True)
         await agent.store.fork("me", "cli:direct", None, "cli:copy")
@@ -312,11 +312,11 @@ async def test_a_fork_of_a_waiting_turn_asks_for_itself(tmp_path, pad):
         assert await agent.question() == question
 
 
-async def test_a_kill_between_the_word_and_its_turn_loses_nothing(tmp_path, pad):
+async def test_a_kill_between_the_decision_and_its_turn_loses_nothing(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH[:1]) as agent:
         await agent.process_direct("up!", attended=True)
     store = SQLiteStore(tmp_path / "store.db")
-    await store.decide("me", "cli:direct", True)  # and the process is gone
+    await store.decide("me", "cli:direct", True)  # and the process ends
     await store.close()
     async with agent_of(tmp_path, pad, LAUNCH[1:]) as agent:
         await agent.resume()

@@ -1,4 +1,4 @@
-"""`AgentLoop.ask`: an answer with all that is known of its turn."""
+"""`AgentLoop.ask`: an answer with the details of its turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_ask_gives_the_answer_its_reason_and_what_it_used(tmp_path):
     assert result.turn
 
 
-async def test_an_error_is_told_from_an_answer_that_looks_like_one(tmp_path):
+async def test_an_error_is_distinguished_from_an_answer_that_looks_like_one(tmp_path):
     script: list[Any] = [ValueError("no such model"), "Sorry, I encountered an error: no such model"]
     async with AgentLoop(MessageBus(), ScriptedProvider(script), tmp_path) as agent:
         failed, answered = await agent.ask("one"), await agent.ask("two")
@@ -31,7 +31,7 @@ async def test_an_error_is_told_from_an_answer_that_looks_like_one(tmp_path):
     assert (answered.reason, answered.error) == ("answer", None)
 
 
-async def test_a_limit_is_a_reason_and_no_error(tmp_path):
+async def test_a_limit_is_a_reason_and_not_an_error(tmp_path):
     provider = ScriptedProvider([call("list_dir")], repeat_last=True)
     async with AgentLoop(MessageBus(), provider, tmp_path, max_iterations=2) as agent:
         result = await agent.ask("go on")

@@ -1,4 +1,4 @@
-"""What models, tools, disks and files do wrong: a clear line, nothing lost, nothing left hanging."""
+"""Failures of models, tools, disks and files: a clear message, nothing lost, nothing left hanging."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 @pytest.fixture
 async def begin(tmp_path, caplog) -> AsyncIterator[Callable[..., AgentLoop]]:
-    """Makes loops, closes them, and looks for what they left behind: tasks, and errors that nobody heard of."""
+    """Create loops, close them, and check for leftover tasks and unhandled errors."""
     before = asyncio.all_tasks()
     forgotten: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
@@ -89,7 +89,7 @@ def results(server: FakeOpenAI) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", ["{not json", "[1, 2]", '"text"', "7", '{"text": "a"', '{"text": "\\ud800"}'])
-async def test_arguments_that_are_no_object_come_back_to_the_model_as_an_error(begin, server, arguments):
+async def test_arguments_that_are_not_an_object_are_returned_to_the_model_as_an_error(begin, server, arguments):
     say_raw(server, raw_answer(raw_call("c1", "echo", arguments)))
     server.reply("I will do better.")
     assert await begin(over_http(server)).process_direct("go") == "I will do better."
@@ -98,7 +98,7 @@ async def test_arguments_that_are_no_object_come_back_to_the_model_as_an_error(b
 
 
 @pytest.mark.parametrize("name", ["rm_rf", "no such tool", "", "x" * 200, "a\u0000b", "functions.echo"])
-async def test_an_unknown_tool_comes_back_to_the_model_as_an_error(begin, server, name):
+async def test_an_unknown_tool_is_returned_to_the_model_as_an_error(begin, server, name):
     say_raw(server, raw_answer(raw_call("c1", name, "{}")))
     server.reply("I see.")
     assert await begin(over_http(server)).process_direct("go") == "I see."
@@ -106,7 +106,7 @@ async def test_an_unknown_tool_comes_back_to_the_model_as_an_error(begin, server
     assert '"status":"error"' in results(server)[0]
 
 
-async def test_empty_answers_are_asked_for_again_and_then_given_up(begin, server):
+async def test_empty_answers_are_retried_a_limited_number_of_times(begin, server):
     agent = begin(over_http(server))
     say_raw(server, raw_answer("null"))
     server.reply("now")
@@ -127,14 +127,14 @@ async def test_an_endless_tool_loop_ends_at_the_limit(begin, server):
     assert server.invalid == 0
 
 
-async def test_a_stream_that_is_cut_off_begins_again(begin, server):
+async def test_an_interrupted_stream_is_retried(begin, server):
     server.cut(3, "one two three four")
     server.reply("one two three four five")
     agent = begin(Resilient([(over_http(server), None)], retries=1, base_delay=0.01))
     assert await agent.process_direct("go", on_event=lambda event: None) == "one two three four five"
 
 
-async def test_a_stream_that_stays_cut_off_is_an_error_in_the_chat_and_the_next_message_works(begin, server):
+async def test_a_repeatedly_interrupted_stream_is_an_error_in_the_chat_and_the_next_message_works(begin, server):
     server.cut(3)
     agent = begin(over_http(server))
     answer = await agent.process_direct("go", on_event=lambda event: None)
@@ -158,7 +158,7 @@ async def test_ten_megabytes_go_in_and_out(begin, server):
 
 
 @pytest.mark.parametrize("across", ["answer", "rounds", "turns"])
-async def test_call_ids_that_repeat_are_told_apart(begin, server, across):
+async def test_duplicate_call_ids_are_distinguished(begin, server, across):
     agent = begin(over_http(server))
     same = ToolCallRequest("call_0", "echo", {"text": "a"})
     if across == "answer":
@@ -220,7 +220,7 @@ async def test_a_thousand_calls_from_a_server_are_refused_in_one_line(begin, ser
 # ---------------------------------------------------------------------------------------------- what tools do
 
 
-async def test_a_tool_that_raises_or_returns_megabytes_harms_nobody(begin):
+async def test_a_tool_that_raises_or_returns_megabytes_does_no_harm(begin):
     @tool
     async def breaks() -> str:
         """Break."""
@@ -243,7 +243,7 @@ async def test_a_tool_that_raises_or_returns_megabytes_harms_nobody(begin):
     assert fine == "ok"
 
 
-async def test_a_tool_that_never_returns_is_given_up(begin):
+async def test_a_tool_that_never_returns_times_out(begin):
     @tool(timeout=0.05)
     async def sleeps() -> str:
         """Sleep."""
@@ -261,7 +261,7 @@ async def test_a_tool_that_never_returns_is_given_up(begin):
 
 
 def fill_disk(store: SQLiteStore) -> Callable[[], None]:
-    """Let the database grow no further; the function that comes back makes space again."""
+    """Prevent the database from growing; the returned function frees space again."""
 
     def limit(pages: int | None) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -279,7 +279,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(local, "RETRY_SECONDS", 0.05)
 
 
-async def test_a_turn_goes_on_when_there_is_space_again_and_nothing_is_lost(begin, tmp_path, monkeypatch):
+async def test_a_turn_continues_once_there_is_space_again_and_nothing_is_lost(begin, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "RETRY_SECONDS", 0.5)
     store = SQLiteStore(tmp_path / "store.db")
     ran: list[str] = []
@@ -296,7 +296,7 @@ async def test_a_turn_goes_on_when_there_is_space_again_and_nothing_is_lost(begi
 
     async def last(messages: Any, _: Any) -> str:
         assert check_conversation(messages) == []
-        await freed.wait()  # what is small may find a place on a full disk, should the turn be tried again before
+        await freed.wait()  # a small write may fit on a full disk if the turn is retried earlier
         return "all done"
 
     agent = begin(ScriptedProvider([call("work", n=1), call("work", n=2), last]), store)
@@ -335,7 +335,7 @@ async def test_a_message_that_waits_on_disk_is_taken_up_when_the_store_can_be_wr
     await task
 
 
-async def test_a_locked_store_is_said_in_one_line_and_works_again_when_it_is_free(begin, tmp_path):
+async def test_a_locked_store_is_reported_in_one_line_and_works_again_once_unlocked(begin, tmp_path):
     store = SQLiteStore(tmp_path / "store.db", lock_seconds=0.05)
     agent = begin(ScriptedProvider(["one", "two"]), store)
     assert await agent.process_direct("hi") == "one"
@@ -350,7 +350,8 @@ async def test_a_locked_store_is_said_in_one_line_and_works_again_when_it_is_fre
 
 
 async def test_a_turn_that_met_a_lock_in_its_middle_is_finished_later(begin, tmp_path, soon):
-    made = SQLiteStore(tmp_path / "store.db")  # stays open: making the file takes locks too, and more time than this
+    # stays open, since creating the file takes locks too, and more time than this
+    made = SQLiteStore(tmp_path / "store.db")
     await made.workers()
     store = SQLiteStore(tmp_path / "store.db", lock_seconds=0.02)
     other = await asyncio.to_thread(sqlite3.connect, tmp_path / "store.db", check_same_thread=False)
@@ -375,7 +376,7 @@ async def test_a_turn_that_met_a_lock_in_its_middle_is_finished_later(begin, tmp
 
 
 @pytest.mark.parametrize("content", [b"this is no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 8000])
-async def test_a_damaged_store_is_said_in_one_line_and_left_as_it_is(begin, tmp_path, content):
+async def test_a_damaged_store_is_reported_in_one_line_and_left_as_it_is(begin, tmp_path, content):
     (tmp_path / "store.db").write_bytes(content)
     agent = begin(ScriptedProvider([]))
     with pytest.raises(StoreError, match="damaged or not a database") as raised:
@@ -386,7 +387,7 @@ async def test_a_damaged_store_is_said_in_one_line_and_left_as_it_is(begin, tmp_
     assert (tmp_path / "store.db").read_bytes() == content
 
 
-async def test_a_damaged_message_keeps_no_other_from_being_answered(tmp_path):
+async def test_a_damaged_message_does_not_block_the_others(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     for chat, text in (("1", "torn"), ("1", "one"), ("2", "two")):
         await store.accept(InboundMessage("test", "u", chat, text).addressed())
@@ -418,7 +419,7 @@ async def test_a_store_that_is_damaged_in_its_middle_is_an_error_in_the_chat(beg
         await asyncio.wait_for(again.process_direct("hi", "cli:1"), 30)
 
 
-async def test_a_store_path_that_is_a_folder_is_said_in_one_line(begin, tmp_path):
+async def test_a_store_path_that_is_a_folder_is_reported_in_one_line(begin, tmp_path):
     (tmp_path / "folder").mkdir()
     agent = begin(ScriptedProvider([]), tmp_path / "folder")
     with pytest.raises(StoreError, match="is a folder") as raised:
@@ -426,7 +427,7 @@ async def test_a_store_path_that_is_a_folder_is_said_in_one_line(begin, tmp_path
     assert "\n" not in str(raised.value)
 
 
-async def test_a_store_path_below_a_file_is_said_in_one_line(begin, tmp_path):
+async def test_a_store_path_below_a_file_is_reported_in_one_line(begin, tmp_path):
     (tmp_path / "file").write_text("")
     agent = begin(ScriptedProvider([]), tmp_path / "file" / "store.db")
     with pytest.raises(StoreError, match="cannot open the store") as raised:
@@ -434,7 +435,7 @@ async def test_a_store_path_below_a_file_is_said_in_one_line(begin, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-async def test_a_store_path_that_nobody_can_write_is_said_in_one_line(begin):
+async def test_an_unwritable_store_path_is_reported_in_one_line(begin):
     agent = begin(ScriptedProvider([]), Path("/proc/everloop/store.db"))
     with pytest.raises(StoreError, match="cannot open the store") as raised:
         await agent.process_direct("hi")
@@ -444,7 +445,7 @@ async def test_a_store_path_that_nobody_can_write_is_said_in_one_line(begin):
         await asyncio.wait_for(task, 30)
 
 
-async def test_bootstrap_files_that_cannot_be_read_are_left_out(begin, tmp_path):
+async def test_unreadable_bootstrap_files_are_left_out(begin, tmp_path):
     (tmp_path / "AGENTS.md").mkdir()
     (tmp_path / "SOUL.md").symlink_to("SOUL.md")
     (tmp_path / "USER.md").write_bytes(b"\xff\xfe broken \x00 bytes")
@@ -453,7 +454,7 @@ async def test_bootstrap_files_that_cannot_be_read_are_left_out(begin, tmp_path)
     assert "broken" in provider.requests[0].messages[0]["content"]
 
 
-async def test_an_attachment_that_is_not_there_is_only_named(begin, tmp_path):
+async def test_a_missing_attachment_is_only_named(begin, tmp_path):
     (tmp_path / "folder.png").mkdir()
     provider = ScriptedProvider(["hi"])
     media = [str(tmp_path / "gone.png"), str(tmp_path / "folder.png"), "", "x" * 5000 + ".png", "a\x00b.png"]
@@ -461,7 +462,7 @@ async def test_an_attachment_that_is_not_there_is_only_named(begin, tmp_path):
     assert "[attachment: " in provider.requests[0].messages[-1]["content"]
 
 
-async def test_a_provider_that_answers_with_nonsense_is_an_error_in_the_chat(begin):
+async def test_an_invalid_provider_response_is_an_error_in_the_chat(begin):
     class Nonsense(LLMProvider):
         async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
             return {"content": "not a response"}

@@ -1,4 +1,4 @@
-"""Budgets: before a call that would overrun one the turn ends with a clear reply, whoever made the cost."""
+"""Budgets: a turn ends with a clear reply before a call that would exceed one, whichever agent caused the cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def log(tmp_path: Path, key: str = "cli:direct") -> list[Any]:
     return [one.entry for one in logged]
 
 
-async def test_a_turn_that_would_overrun_its_budget_ends_with_a_reply_and_keeps_its_work(tmp_path):
+async def test_a_turn_that_would_exceed_its_budget_ends_with_a_reply_and_keeps_its_work(tmp_path):
     model = ScriptedProvider([calls(9_000), calls(9_000), "NEVER"])
     async with agent(tmp_path, model, turn_tokens=20_000) as loop:
         said = await loop.process_direct("go")
@@ -54,14 +54,14 @@ async def test_a_turn_that_would_overrun_its_budget_ends_with_a_reply_and_keeps_
     assert [entry.reason for entry in entries if isinstance(entry, TurnEnded)] == ["budget", "answer"]
 
 
-async def test_a_prompt_that_alone_is_too_long_is_not_even_sent(tmp_path):
+async def test_a_prompt_that_exceeds_the_budget_is_not_sent(tmp_path):
     model = ScriptedProvider(["NEVER"])
     async with agent(tmp_path, model, turn_tokens=100) as loop:
         assert "100 tokens" in await loop.process_direct("go")
     assert model.requests == []
 
 
-async def test_the_day_counts_over_sessions_and_restarts_and_ends_at_midnight(tmp_path, monkeypatch):
+async def test_the_daily_budget_spans_sessions_and_restarts_and_resets_at_midnight(tmp_path, monkeypatch):
     model = ScriptedProvider([answer()] * 10)
     async with agent(tmp_path, model, day_tokens=10_000) as loop:
         assert await loop.process_direct("one", "cli:a") == "fine"
@@ -78,7 +78,7 @@ async def test_the_day_is_the_same_on_machines_of_different_time_zones(tmp_path,
     model = ScriptedProvider([answer()] * 3)
     said = []
     try:
-        for zone in ("Pacific/Kiritimati", "Etc/GMT+12", "Europe/Vienna"):  # it is never the same day in the first two
+        for zone in ("Pacific/Kiritimati", "Etc/GMT+12", "Europe/Vienna"):  # the date always differs in the first two
             monkeypatch.setenv("TZ", zone)
             time.tzset()
             async with agent(tmp_path, model, day_tokens=10_000) as loop:
@@ -125,7 +125,7 @@ async def test_a_provider_that_counts_nothing_does_not_evade_the_budget(tmp_path
     assert "today" in said[-1]
 
 
-async def test_one_owners_use_is_not_another_ones(tmp_path):
+async def test_usage_is_counted_per_owner(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     await store.spend("me", [Spent("day x", 5, 0.5), Spent("day x", 5, 0.5)])
     assert await store.spent("me", ["day x", "day y"]) == {"day x": (10, 1.0)}
@@ -133,7 +133,7 @@ async def test_one_owners_use_is_not_another_ones(tmp_path):
     await store.close()
 
 
-async def test_summaries_count_and_one_that_does_not_fit_the_budget_is_not_asked_for(tmp_path):
+async def test_summaries_count_and_are_skipped_if_they_do_not_fit_the_budget(tmp_path):
     model = ScriptedProvider([answer("x", 10, 10), answer("x", 10, 10), answer("x", 10, 10), answer("S", 5_000, 100)])
     async with agent(tmp_path, model, day_tokens=100_000) as loop:
         for text in ("one", "two", "three"):
@@ -145,7 +145,7 @@ async def test_summaries_count_and_one_that_does_not_fit_the_budget_is_not_asked
         assert "budget" in await loop.process_direct("four")
 
 
-async def test_many_at_once_overrun_by_no_more_than_the_calls_that_run(tmp_path):
+async def test_concurrent_turns_exceed_a_budget_by_at_most_their_running_calls(tmp_path):
     model = ScriptedProvider([answer(read=4_000, written=0)], repeat_last=True, delay=0.01)
     async with agent(tmp_path, model, day_tokens=40_000) as loop:
         said = await asyncio.gather(*(loop.process_direct("go", f"cli:{n}") for n in range(8)))
@@ -154,7 +154,7 @@ async def test_many_at_once_overrun_by_no_more_than_the_calls_that_run(tmp_path)
     assert "today" in said[-1]
 
 
-async def test_a_budget_of_money_without_a_price_for_the_model_lets_nothing_through(tmp_path):
+async def test_a_money_budget_refuses_a_model_without_a_price(tmp_path):
     model = ScriptedProvider(["NEVER"], model="cheap-1")
     async with agent(tmp_path, model, day_cost=5.0, prices=(Price(model="gpt-*", input=1.0),)) as loop:
         assert "no [[price]] for the model cheap-1" in await loop.process_direct("go")
@@ -170,7 +170,7 @@ async def test_a_budget_smaller_than_one_request_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [10**30, 10**400])
-async def test_a_count_of_tokens_that_cannot_be_one_does_not_cost_the_turn(tmp_path, tokens):
+async def test_an_invalid_token_count_does_not_fail_the_turn(tmp_path, tokens):
     model = ScriptedProvider([answer("first", read=tokens, written=0), "second"])
     async with agent(tmp_path, model, day_tokens=1_000_000) as loop:
         assert await loop.process_direct("go") == "first"

@@ -1,4 +1,4 @@
-"""What a message does while its session is busy, and the commands of a chat."""
+"""Messages that arrive while their session is busy, and chat commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everloop.testing import ScriptedProvider, call, check_conversation
 from .chat import Gate, Held, entries, until
 
 
-async def test_a_steered_message_reaches_the_model_at_its_next_round(start):
+async def test_a_steered_message_reaches_the_model_in_its_next_round(start):
     provider = ScriptedProvider([call("held"), lambda messages, _: messages[-1]["content"]])
     chat = start(provider, busy="steer")
     held = Held()
@@ -30,7 +30,7 @@ async def test_a_steered_message_reaches_the_model_at_its_next_round(start):
     ]  # fmt: skip
 
 
-async def test_a_message_steered_in_while_the_answer_is_written_is_answered_in_the_same_turn(start, tmp_path):
+async def test_a_message_steered_in_during_the_answer_is_answered_in_the_same_turn(start, tmp_path):
     gate = Gate("first answer")
     provider = ScriptedProvider([gate, "second answer"])
     chat = start(provider, busy="steer")
@@ -73,14 +73,14 @@ async def test_an_interrupting_message_replaces_the_running_turn(start, tmp_path
     assert check_conversation(provider.requests[-1].messages) == []
 
 
-async def test_an_interrupting_message_replaces_a_turn_that_is_only_beginning(start):
+async def test_an_interrupting_message_replaces_a_turn_that_has_just_started(start):
     provider = ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True)
     chat = start(provider, busy="interrupt")
     await asyncio.gather(*(chat.say(str(n)) for n in range(5)))
     assert await chat.hear() == "4"
 
 
-async def test_a_busy_setting_that_does_not_exist_is_refused(tmp_path):
+async def test_an_unknown_busy_setting_is_refused(tmp_path):
     with pytest.raises(ValueError, match="queue"):
         AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, busy="bad")  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ async def test_stop_cancels_tools_at_once_and_keeps_the_history_valid(start, tmp
     assert all("outcome unknown" in result.content for result in results)
 
 
-async def test_stop_cancels_the_model_call_and_keeps_the_text_that_had_come(start, tmp_path):
+async def test_stop_cancels_the_model_call_and_keeps_the_text_received_so_far(start, tmp_path):
     chat = start(ScriptedProvider(["one two " + "three " * 500], token_delay=0.01))
     words: list[str] = []
     chat.agent.watch("test:1", lambda event: words.append(event.text) if isinstance(event, ev.Text) else None)
@@ -116,7 +116,7 @@ async def test_stop_cancels_the_model_call_and_keeps_the_text_that_had_come(star
     assert answered[0].finish_reason == "cancelled"
 
 
-async def test_stop_right_behind_a_message_stops_its_turn(start):
+async def test_stop_right_after_a_message_stops_its_turn(start):
     gate = Gate()
     chat = start(ScriptedProvider([gate], repeat_last=True))
     await chat.say("work")
@@ -144,7 +144,7 @@ async def test_a_stopped_turn_does_not_stop_the_next_one(start):
     assert chat.bus.outbound_size == 0
 
 
-async def test_new_begins_a_new_conversation_in_its_place(start):
+async def test_new_starts_a_new_conversation_after_the_messages_before_it(start):
     provider = ScriptedProvider([lambda messages, _: str(len(messages))], repeat_last=True)
     chat = start(provider)
     for text in ("a", "b", "/new", "c"):
@@ -164,7 +164,7 @@ async def test_help_lists_the_commands(start, text):
         assert all(f"/{name}" in said for name in ("stop", "new", "help", "status"))
 
 
-async def test_status_tells_what_runs(start):
+async def test_status_shows_what_is_running(start):
     gate = Gate()
     chat = start(ScriptedProvider([gate], model="small-model"))
     assert "running: nothing" in await chat.ask("/status")
@@ -178,7 +178,7 @@ async def test_status_tells_what_runs(start):
     await chat.hear()
 
 
-async def test_what_only_looks_like_a_command_goes_to_the_model(start):
+async def test_text_that_only_looks_like_a_command_goes_to_the_model(start):
     chat = start(ScriptedProvider(["yes"], repeat_last=True))
     for text in ("/stop it please", "/unknown", "stop"):
         assert await chat.ask(text) == "yes"

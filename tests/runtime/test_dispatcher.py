@@ -1,4 +1,4 @@
-"""Which session's turn this process begins next, and that nothing is left lying where a session changes hands."""
+"""Which session's turn this process starts next, and that no message is stranded when a session changes hands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said(text: str) -> InboundMessage:
 
 
 class Host:
-    """A host whose sessions are told of nothing."""
+    """A host that ignores all notifications."""
 
     def __init__(self) -> None:
         self.worker = new_worker()
@@ -45,7 +45,7 @@ class Host:
 
 
 class Desk(Host):
-    """A dispatcher that answers a message with its own words, and the store that it shares with another worker."""
+    """A dispatcher that echoes messages, and the store that it shares with another worker."""
 
     def __init__(self, store: SQLiteStore) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ async def desk(tmp_path) -> AsyncIterator[Desk]:
     await store.close()
 
 
-async def test_what_came_in_for_a_turn_that_was_taken_over_is_answered_though_that_one_is_over(desk):
-    """As when a process was frozen: another has ended the turn meanwhile, and knows nothing of what came since."""
+async def test_messages_for_a_taken_over_turn_are_answered_although_it_has_ended(desk):
+    """As after a frozen process: another one has ended the turn and does not know the messages since."""
     desk.held.add("one")
     first = await desk.dispatcher.submit(said("one"))
     await asyncio.wait_for(desk.reached.wait(), 20)
@@ -92,7 +92,7 @@ async def test_what_came_in_for_a_turn_that_was_taken_over_is_answered_though_th
     assert await asyncio.wait_for(first, 20) == "by another"
 
 
-async def test_a_session_that_becomes_free_while_it_is_still_said_to_be_held_is_taken_up(desk, monkeypatch):
+async def test_a_session_released_while_still_reported_as_held_is_claimed(desk, monkeypatch):
     row = await desk.store.accept(said("one"))
     claim = await desk.store.begin("me", "test:one", desk.other)
     assert claim is not None
@@ -111,7 +111,7 @@ async def test_a_session_that_becomes_free_while_it_is_still_said_to_be_held_is_
     desk.dispatcher.kick("me", "test:one")
     await asyncio.wait_for(late.wait(), 20)
     await desk.store.release(claim)
-    await desk.dispatcher.scan()  # as the other one's word brings it about
+    await desk.dispatcher.scan()  # as the other worker's notification causes
     go.set()
     await over(desk, row.id)
 
@@ -122,7 +122,7 @@ async def over(desk: Desk, row: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_has_gone_while_told_that_a_question_is_open_takes_nobody_else_with_it(desk):
+async def test_a_client_that_leaves_while_notified_of_a_question_does_not_affect_others(desk):
     await desk.store.accept(said("may I?"))
     claim = await desk.store.begin("me", "test:one", desk.other)
     assert claim is not None
@@ -137,8 +137,8 @@ async def test_who_has_gone_while_told_that_a_question_is_open_takes_nobody_else
 
 
 @pytest.mark.parametrize(("meant", "stopped"), [(None, True), ("t1", True), (5, True), ("t2", False), (6, False)])
-async def test_a_stop_that_is_meant_for_one_turn_stops_no_other(desk, meant, stopped):
-    """Also where that turn has just begun, and the stop names the row of the inbox that opened it."""
+async def test_a_stop_for_one_turn_stops_no_other(desk, meant, stopped):
+    """Also if that turn has just started, and the stop names the inbox row that opened it."""
     told: list[str] = []
 
     class Running:

@@ -1,4 +1,4 @@
-"""The bus of a worker: its queues are the store's, and another process may be at their other end."""
+"""A worker's bus: its queues are in the store, and another process may be at their other end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gate:
 
 
 class Chat:
-    """A worker on a store, and a channel with a store of its own on the same file."""
+    """A worker on a store, and a channel with its own store object on the same file."""
 
     def __init__(self, folder: Path, busy: str, *steps: Any) -> None:
         self.provider = ScriptedProvider([*steps])
@@ -69,7 +69,7 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         await chat.channel.publish_inbound(said("and two"))
         session = chat.agent.dispatcher.session("me", "test:one")
         assert session is not None
-        await until(lambda: bool(session.steering))  # the worker has heard of it
+        await until(lambda: bool(session.steering))  # the worker has been notified
         gate.open.set()
         assert await chat.hear() == "both answered"
         assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]
@@ -95,14 +95,14 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
 
         monkeypatch.setattr(chat.store, "waiting", slow)
         await chat.channel.publish_inbound(said("and three"))
-        await read.wait()  # two and three have been read, and two is taken before anybody hears of it
+        await read.wait()  # two and three have been read, and two is taken before any notification
         for gate in gates[:-1]:
             gate.open.set()
         await gates[-1].reached.wait()
         passed.set()
-        if answers == 1:  # if not, the turn that runs is that of the third
+        if answers == 1:  # if not, the running turn is that of the third
             await until(lambda: "and three" in str(session.steering))
-        await asyncio.sleep(0.1)  # nobody hears of anything a second time
+        await asyncio.sleep(0.1)  # nothing is announced twice
         gates[-1].open.set()
         for _ in range(answers):
             await chat.hear()
@@ -130,19 +130,19 @@ async def test_stop_from_another_process_reaches_the_worker_that_runs_the_turn(t
         assert await chat.hear() == "later answer"
 
 
-async def test_stop_that_is_said_while_nobody_runs_the_turn_ends_it_all_the_same(tmp_path):
+async def test_stop_ends_a_turn_even_while_no_process_runs_it(tmp_path):
     gate = Gate()
     async with Chat(tmp_path, "queue", gate) as chat:
         await chat.channel.publish_inbound(said("one"))
         await gate.reached.wait()
-    chat = Chat(tmp_path, "queue", "NEVER")  # the turn was cut off, and a worker comes to go on with it
+    chat = Chat(tmp_path, "queue", "NEVER")  # the turn was interrupted, and a worker comes to resume it
     await chat.channel.publish_inbound(said("/stop"))
     async with chat:
         assert await chat.hear() == "Stopped. The work so far is kept."
 
 
 @pytest.mark.parametrize("words", [("one", "/stop"), ("/stop", "one")])
-async def test_stop_that_waits_with_a_message_ends_its_turn_if_it_was_said_after_it(tmp_path, words):
+async def test_a_queued_stop_ends_the_turn_of_a_message_sent_before_it(tmp_path, words):
     chat = Chat(tmp_path, "queue", "answer")
     for text in words:
         await chat.channel.publish_inbound(said(text))
@@ -151,7 +151,7 @@ async def test_stop_that_waits_with_a_message_ends_its_turn_if_it_was_said_after
         assert [await chat.hear() for _ in heard] == heard
 
 
-async def test_stop_reaches_a_turn_that_another_process_takes_up_at_that_very_moment(tmp_path):
+async def test_stop_reaches_a_turn_that_another_process_claims_at_that_moment(tmp_path):
     first, second = Gate(), Gate()
     async with Chat(tmp_path, "queue", first) as chat:
         await chat.channel.publish_inbound(said("one"))
@@ -184,7 +184,7 @@ async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monk
     async with AgentLoop(MessageBus(), ScriptedProvider([second]), tmp_path, store=tmp_path / "store.db") as other:
 
         async def too_late(owner: str, key: str) -> Any:
-            goes_on = asyncio.create_task(other.resume("test:one"))  # takes the turn up just now
+            goes_on = asyncio.create_task(other.resume("test:one"))  # claims the turn at this moment
             await second.reached.wait()
             goes_on.cancel()
             late.store.session = session  # type: ignore[method-assign]
@@ -198,7 +198,7 @@ async def test_a_worker_waits_for_no_other_process_to_stop_a_turn(tmp_path, monk
             assert await late.hear() == "another answer"
 
 
-async def test_stop_that_comes_too_late_for_its_turn_stops_no_other(tmp_path):
+async def test_a_late_stop_stops_no_other_turn(tmp_path):
     late, other = Chat(tmp_path, "queue", "second answer"), Chat(tmp_path, "queue", "first answer")
     begin, over = late.store.begin, asyncio.Event()
 
@@ -211,7 +211,7 @@ async def test_stop_that_comes_too_late_for_its_turn_stops_no_other(tmp_path):
     await late.channel.publish_inbound(said("/stop"))
     async with late:
         assert await late.hear() == "Stopped. The work so far is kept."
-        async with other:  # is quicker to take up what was to be stopped, and answers it
+        async with other:  # claims the message to be stopped first, and answers it
             assert await late.hear() == "first answer"
         await late.channel.publish_inbound(said("two"))
         over.set()
@@ -225,7 +225,7 @@ async def test_messages_wait_in_order_behind_a_turn(tmp_path):
         assert [await chat.hear() for _ in range(3)] == ["a1", "a2", "a3"]
 
 
-async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monkeypatch, caplog):
+async def test_a_worker_continues_after_a_failed_read_of_the_store(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("everloop.runtime.owners.RETRY_SECONDS", 0.05)
     async with Chat(tmp_path, "queue", "answer") as chat:
         path = tmp_path / "store.db"
@@ -245,21 +245,21 @@ async def test_a_worker_goes_on_after_the_store_could_not_be_read(tmp_path, monk
     assert "locked" in caplog.text
 
 
-async def test_a_worker_that_had_a_subagent_before_it_ran_still_hears_of_new_messages(tmp_path):
+async def test_a_worker_that_had_a_subagent_before_it_ran_still_receives_new_messages(tmp_path):
     chat = Chat(tmp_path, "queue", call("spawn", task="count", wait=True), "40 beans", "counted", "first", "second")
-    assert await chat.agent.process_direct("how many?") == "counted"  # it listens for a stop of the sub-agent
+    assert await chat.agent.process_direct("how many?") == "counted"  # it subscribes to a stop of the sub-agent
     async with chat:
         for text in ("first", "second"):
             await chat.channel.publish_inbound(said(text))
             assert await chat.hear() == text
 
 
-async def test_what_was_not_acknowledged_is_sent_again_with_its_mark(tmp_path):
+async def test_unacknowledged_answers_are_sent_again_with_a_repeat_mark(tmp_path):
     async with Chat(tmp_path, "queue", "answer") as chat:
         await chat.channel.publish_inbound(said("one"))
         first = await asyncio.wait_for(chat.channel.consume_outbound(), 30)
         assert (first.content, first.repeat) == ("answer", False)
-        await chat.channel.close()  # it never said `sent`
+        await chat.channel.close()  # it never acknowledged with `sent`
         other = DurableBus(SQLiteStore(tmp_path / "store.db"))
         again = await asyncio.wait_for(other.consume_outbound(), 30)
         assert (again.content, again.repeat) == ("answer", True)

@@ -1,4 +1,4 @@
-"""A chat or a `run` that is killed: a worker on the same machine goes on with its turn at once."""
+"""A killed chat or `run`: a worker on the same machine resumes its turn at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..server.serving import call, worker
 from ..store.postgres.fixtures import *  # noqa: F403
 from ..support.commands import environment, start, until
 
-LEASE = "[worker]\nlease_seconds = 3600\n"  # longer than any test: whoever waited for it would fail
+LEASE = "[worker]\nlease_seconds = 3600\n"  # longer than any test, so that waiting for it fails
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -32,7 +32,7 @@ def settings(request: Any, tmp_path: Path) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def in_a_call(fake: FakeOpenAI, folder: Path, settings: dict[str, str], *arguments: str) -> AsyncIterator[Any]:
-    """A chat (without arguments) or another command whose turn is in a tool call that does not end."""
+    """A chat (without arguments) or another command whose turn is in an endless tool call."""
     fake.calls(call("exec", command="touch begun; sleep 600"))
     home = {"EVERLOOP_HOME": str(folder), "EVERLOOP_WORKSPACE": str(folder / "workspace")}
     stdin = asyncio.subprocess.DEVNULL if arguments else asyncio.subprocess.PIPE
@@ -49,7 +49,7 @@ async def in_a_call(fake: FakeOpenAI, folder: Path, settings: dict[str, str], *a
 
 
 async def works(fake: FakeOpenAI, folder: Path, settings: dict[str, str]) -> None:
-    """Wait until the worker has answered a message: it has looked at all that there is."""
+    """Wait until the worker has answered a message, and thus seen all existing work."""
     fake.reply("I work")
     store: Store = PostgresStore(settings["EVERLOOP_STORE"]) if settings else SQLiteStore(folder / "everloop.db")
     before = len(fake.requests)
@@ -62,14 +62,14 @@ async def works(fake: FakeOpenAI, folder: Path, settings: dict[str, str]) -> Non
 
 
 async def goes_on(fake: FakeOpenAI) -> None:
-    """Wait until the model is told of the call that was cut off."""
+    """Wait until the interrupted call is reported to the model."""
     before = len(fake.requests)
     await until(lambda: len(fake.requests) > before)
     assert "outcome unknown" in str(fake.requests[-1].body)
 
 
 @pytest.mark.parametrize("arguments", [(), ("run", "go")], ids=["chat", "run"])
-async def test_a_worker_goes_on_at_once_with_what_a_killed_process_ran(
+async def test_a_worker_resumes_the_turn_of_a_killed_process_at_once(
     tmp_path: Path, settings: dict[str, str], arguments: tuple[str, ...]
 ):
     async with FakeOpenAI() as fake, worker(fake, tmp_path, **settings):
@@ -80,7 +80,7 @@ async def test_a_worker_goes_on_at_once_with_what_a_killed_process_ran(
             await goes_on(fake)
 
 
-async def test_a_worker_that_came_later_goes_on_with_it_too(tmp_path: Path, settings: dict[str, str]):
+async def test_a_worker_that_starts_later_resumes_it_too(tmp_path: Path, settings: dict[str, str]):
     async with (
         FakeOpenAI() as fake,
         in_a_call(fake, tmp_path, settings, "run", "go") as process,

@@ -1,4 +1,4 @@
-"""A chat whose turn another process takes to its end: its answer is shown, now or when the person comes back, once."""
+"""A chat whose turn another process finishes: its answer is shown once, now or when the user returns."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ async def ended(home: Path) -> None:
 
 
 def waiting(folder: Path) -> int:
-    """How many messages have come in that are not done."""
+    """Return the number of messages received but not done."""
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as db:
         return int(db.execute("SELECT count(*) FROM inbox WHERE state <> 'done'").fetchone()[0])
 
 
 async def shown(agent: AgentLoop, answer: str) -> str:
-    """What of the outbox is shown beside an answer that was shown just now."""
+    """Return the outbox messages that are shown in addition to an answer shown just now."""
     output = Output(io.StringIO(), colour=False)
     await show_undelivered(agent, "cli:direct", output, shown=answer)
     return str(output._stream.getvalue())  # type: ignore[attr-defined]
 
 
-async def test_the_answer_to_a_killed_chat_is_shown_when_the_person_comes_back(tmp_path: Path) -> None:
+async def test_the_answer_to_a_killed_chat_is_shown_when_the_user_returns(tmp_path: Path) -> None:
     settings: Any = {"EVERLOOP_HOME": str(tmp_path), "EVERLOOP_WORKSPACE": str(tmp_path / "workspace")}
     async with HeldOpenAI() as server:
         server.hold(Reply("never heard"))
@@ -67,7 +67,7 @@ async def test_the_answer_to_a_killed_chat_is_shown_when_the_person_comes_back(t
         chat.kill()
         await chat.communicate()
         server.reply("Fine.")
-        async with process(server, tmp_path):  # a server of the same store looks for what is to be done
+        async with process(server, tmp_path):  # a server on the same store looks for work
             await ended(tmp_path)
         server.reply("You are welcome.")
         back = await everloop(server=server, stdin=b"thanks\n", **settings)
@@ -87,7 +87,7 @@ async def test_an_answer_of_another_process_that_was_shown_is_not_shown_once_mor
     begin = store.begin
 
     async def later(*given: Any) -> Any:
-        """The worker is quicker than the chat to take up what waits behind the job."""
+        """Let the worker claim the messages queued behind the job before the chat does."""
         if gate.open.is_set():
             await until(lambda: waiting(tmp_path) == 0)
         return await begin(*given)
@@ -108,7 +108,7 @@ async def test_an_answer_of_another_process_that_was_shown_is_not_shown_once_mor
         await worker.close()
 
 
-async def test_an_answer_that_somebody_in_the_process_waits_for_is_not_sent_as_well(tmp_path: Path) -> None:
+async def test_an_answer_with_a_local_waiter_is_not_sent_as_well(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     async with AgentLoop(DurableBus(store), ScriptedProvider(["here it is"]), tmp_path, store=store) as agent:
         assert await agent.process_direct("where is it?", attended=True) == "here it is"
@@ -116,20 +116,20 @@ async def test_an_answer_that_somebody_in_the_process_waits_for_is_not_sent_as_w
 
 
 class Closed(io.StringIO):
-    """A screen that nobody looks at any more."""
+    """A closed screen."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
 async def left(store: SQLiteStore, *texts: str) -> None:
-    """Let answers stand in the outbox that nobody was there to send."""
+    """Put answers into the outbox that no process was available to send."""
     message = InboundMessage("cli", "cron", "direct", "/status")
     outgoing = [OutboundMessage("cli", "direct", text) for text in texts]
     await store.answer(await store.accept(message.addressed(), "urgent"), outgoing)
 
 
-async def test_an_answer_that_could_not_be_shown_is_shown_the_next_time(tmp_path: Path) -> None:
+async def test_an_answer_that_could_not_be_shown_is_shown_next_time(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     await left(store, "Fine.")
     await store.close()
@@ -141,7 +141,7 @@ async def test_an_answer_that_could_not_be_shown_is_shown_the_next_time(tmp_path
         assert await shown(agent, "") == ""
 
 
-async def test_however_much_was_said_meanwhile_all_of_it_is_shown(tmp_path: Path) -> None:
+async def test_all_answers_from_an_absence_are_shown_however_many(tmp_path: Path) -> None:
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=tmp_path / "store.db") as agent:
         assert isinstance(agent.store, SQLiteStore)
         await left(agent.store, *(f"job {number}" for number in range(250)))
@@ -149,7 +149,7 @@ async def test_however_much_was_said_meanwhile_all_of_it_is_shown(tmp_path: Path
 
 
 class Screen(io.StringIO):
-    """What is put on the screen, and what the outbox says at that moment."""
+    """The screen's contents, and the state of the outbox at each write."""
 
     def __init__(self, unsent: Callable[[], int]) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ async def test_an_answer_of_another_process_is_shown_though_a_turn_ended_here_me
     begin = here.begin
 
     async def late(*given: Any) -> Any:
-        """Another process is quicker to take up what waits behind the first turn."""
+        """Another process claims the messages queued behind the first turn."""
         if chat.provider.requests:  # type: ignore[attr-defined]
             await other.resume()
             taken.set()
@@ -214,7 +214,7 @@ async def test_the_chat_at_a_terminal_shows_such_an_answer_too(tmp_path: Path, m
     async with AgentLoop(MessageBus(), ScriptedProvider(["a job's answer"]), tmp_path, store=tmp_path / "s") as agent:
 
         async def elsewhere(line: str, *_: Any, **__: Any) -> str:
-            """While another process runs the turn, one of this session ends here."""
+            """A turn of this session ends here while another process runs the next one."""
             await AgentLoop.process_direct(agent, "do the job")
             return "the answer"
 

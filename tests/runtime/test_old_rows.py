@@ -16,7 +16,7 @@ from everloop.log import UserSaid, decode_entry, encode_entry, messages_of
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 
-# As the version before wrote them: `metadata` had the facts, and there was neither `cause` nor `untrusted`.
+# As the previous version wrote them: the facts were in `metadata`, without `cause` or `untrusted`.
 OLD: dict[str, Any] = {
     "channel": "sub",
     "sender_id": "agent",

@@ -1,4 +1,4 @@
-"""The order of answers, and what happens when something goes wrong or is too much."""
+"""The order of answers, and behaviour under errors and overload."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_message_with_a_known_id_is_taken_once(start, tmp_path):
     assert [entry.content for entry in await entries(tmp_path) if isinstance(entry, UserSaid)] == ["hi", "again"]
 
 
-async def test_whoever_hands_in_a_known_id_gets_the_same_answer(start):
+async def test_resubmitting_a_known_id_gives_the_same_answer(start):
     gate = Gate("the answer")
     chat = start(ScriptedProvider([gate]))
     message = InboundMessage("test", "user", "1", "hi", id="m1", reply=False).addressed()
@@ -76,7 +76,7 @@ async def test_whoever_hands_in_a_known_id_gets_the_same_answer(start):
     assert await asyncio.wait_for(late, 20) == "the answer"
 
 
-async def test_an_error_is_a_readable_reply_and_the_loop_goes_on(start):
+async def test_an_error_is_a_readable_reply_and_the_loop_continues(start):
     chat = start(ScriptedProvider([RuntimeError("no such model"), "fine"]))
     assert await chat.ask("hi") == "Sorry, I encountered an error: no such model"
     assert await chat.ask("hi") == "fine"
@@ -98,7 +98,7 @@ async def test_the_work_is_kept_when_the_rounds_are_used_up(start):
     assert await chat.ask("go on") == "8"  # system, user, 2 × (call, result), notice, user
 
 
-async def test_a_full_bus_pushes_back(start):
+async def test_a_full_bus_applies_backpressure(start):
     bus = MessageBus(size=2)
     await bus.publish_inbound(InboundMessage("test", "u", "1", "a"))
     await bus.publish_inbound(InboundMessage("test", "u", "1", "b"))
@@ -110,7 +110,7 @@ async def test_a_full_bus_pushes_back(start):
     await publisher
 
 
-async def test_a_provider_that_returns_something_else_is_told_so(start):
+async def test_a_provider_that_returns_the_wrong_type_gets_a_clear_error(start):
     class Sloppy(LLMProvider):
         async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
             return "just text"
@@ -127,7 +127,7 @@ async def test_a_provider_that_returns_something_else_is_told_so(start):
         ({"content": None, "tool_calls": [{"name": "f"}]}, "a call that is a dict, not a ToolCallRequest"),
     ],
 )
-async def test_a_provider_whose_answer_has_parts_of_another_type_is_told_which(start, answer, told):
+async def test_a_provider_whose_response_has_invalid_fields_gets_an_error_that_names_them(start, answer, told):
     class Sloppy(LLMProvider):
         async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
             return LLMResponse(**answer)
@@ -135,7 +135,7 @@ async def test_a_provider_whose_answer_has_parts_of_another_type_is_told_which(s
     assert f"the provider returned {told}" in await start(Sloppy()).agent.process_direct("hi")
 
 
-async def test_a_provider_whose_chat_is_not_async_is_told_so(start):
+async def test_a_provider_whose_chat_is_not_async_gets_a_clear_error(start):
     class Sloppy(LLMProvider):
         def chat(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
             return LLMResponse("hi")
@@ -143,7 +143,7 @@ async def test_a_provider_whose_chat_is_not_async_is_told_so(start):
     assert "Sloppy.chat() is not an async function" in await start(Sloppy()).agent.process_direct("hi")
 
 
-async def test_a_call_without_a_name_is_an_unknown_tool_and_the_turn_goes_on(start):
+async def test_a_call_without_a_name_is_an_unknown_tool_and_the_turn_continues(start):
     none: Any = None
     number: Any = 7
     nameless = [ToolCallRequest("c1", none, {}), ToolCallRequest("c2", number, {})]

@@ -1,4 +1,4 @@
-"""Scheduled reminders: said as they were written, without a model."""
+"""Scheduled reminders: sent as written, without a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def no_model(messages, tools):
 
 
 @pytest.mark.parametrize("config", [None, Config(day_tokens=1)], ids=["plain", "budget"])
-async def test_a_reminder_that_is_due_is_sent_as_its_text_and_no_model_is_asked(tmp_path, config):
+async def test_a_due_reminder_is_sent_as_written_without_a_model_call(tmp_path, config):
     store = SQLiteStore(tmp_path / "store.db")
     bus, provider = MessageBus(), ScriptedProvider([no_model], repeat_last=True)
     async with AgentLoop(bus, provider, tmp_path, store=store, config=config) as agent:
@@ -36,7 +36,7 @@ async def test_a_reminder_that_is_due_is_sent_as_its_text_and_no_model_is_asked(
         await running
 
 
-async def test_the_model_sets_a_reminder_and_is_not_asked_again(tmp_path):
+async def test_the_model_sets_a_reminder_and_is_not_called_when_it_fires(tmp_path):
     bus = MessageBus()
     add = call("cron", action="add", message="look at the tide", at="in 1 second", deliver="text")
     async with AgentLoop(bus, ScriptedProvider([add, "I will."]), tmp_path, store=tmp_path / "s.db") as agent:

@@ -43,7 +43,7 @@ def test_what_a_message_answers(text, answer):
     assert answer_of(text) == answer
 
 
-def test_only_a_persons_bare_word_is_a_reply():
+def test_only_a_bare_word_from_a_user_is_a_reply():
     def kind(content: str = "y", channel: str = "test", **more: Any) -> str:
         return kind_of(InboundMessage(channel, "ann", "1", content, **more))
 
@@ -117,7 +117,7 @@ async def test_a_plain_yes_grants_nothing(tmp_path, pad):
     assert pad.launched == ["ada"]
 
 
-async def test_what_was_granted_outside_the_workspace_is_the_very_path_and_no_other(tmp_path):
+async def test_a_grant_outside_the_workspace_covers_exactly_one_path(tmp_path):
     workspace, outside = tmp_path / "workspace", tmp_path / "outside"
     workspace.mkdir()
     outside.mkdir()
@@ -140,7 +140,7 @@ async def test_what_was_granted_outside_the_workspace_is_the_very_path_and_no_ot
     assert (outside / "a").read_text() == "text of a"
 
 
-async def test_what_was_granted_to_a_command_is_the_very_command(tmp_path):
+async def test_a_grant_for_a_command_covers_exactly_that_command(tmp_path):
     rules = Config(policy=(Rule(do="ask", command="touch"),))
     lines = ["touch a", "rm a", "touch a", "touch b", "touch a; touch b"]
     steps: list[Any] = [step for line in lines for step in (call("exec", command=line), line)]
@@ -160,7 +160,7 @@ async def test_what_was_granted_to_a_command_is_the_very_command(tmp_path):
 # ---------------------------------------------------------------------------------------------- over a bus
 
 
-async def test_in_a_group_any_member_of_the_chat_answers_and_nobody_elsewhere(tmp_path, pad):
+async def test_in_a_group_any_member_may_answer_and_other_chats_may_not(tmp_path, pad):
     async with agent_of(tmp_path, pad, [LAUNCH[0], "hm?", LAUNCH[1]]) as agent:
         running = asyncio.create_task(agent.run())
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "group", "up!"))
@@ -181,7 +181,7 @@ async def test_in_a_group_any_member_of_the_chat_answers_and_nobody_elsewhere(tm
 
 
 @pytest.mark.parametrize("word", ["y", "a", "always", "/approve always"])
-async def test_what_comes_from_inside_the_system_answers_nothing(tmp_path, pad, word):
+async def test_internal_messages_do_not_answer_a_question(tmp_path, pad, word):
     async with agent_of(tmp_path, pad, [*LAUNCH, "heard"]) as agent:
         running = asyncio.create_task(agent.run())
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "up!"))
@@ -205,7 +205,7 @@ async def test_a_word_answers_whatever_other_messages_do(tmp_path, pad, busy):
     assert pad.launched == ["ada"]
 
 
-async def test_a_word_delivered_again_neither_answers_again_nor_is_said(tmp_path, pad):
+async def test_a_redelivered_reply_neither_answers_again_nor_becomes_a_message(tmp_path, pad):
     steps = [call("launch", name="ada"), call("launch", name="bob"), "both"]
     async with agent_of(tmp_path, pad, steps) as agent:
         running = asyncio.create_task(agent.run())
@@ -233,7 +233,8 @@ def rows(folder: Path, sql: str) -> list[Any]:
 
 
 def checked(folder: Path) -> bool:
-    """Whether the question is answered; what was granted is on disk exactly then, and nothing ran before."""
+    """Return whether the question is answered; check that the grant is on disk exactly then, and that nothing ran
+    before."""
     answered = [json.loads(data) for (data,) in rows(folder, "SELECT data FROM entry WHERE kind = 'decided'")]
     granted = rows(folder, "SELECT name FROM session_grant")
     assert granted == ([("tool:launch",)] if answered else [])
@@ -258,7 +259,7 @@ async def test_killed_between_question_and_answer_and_at_every_write_of_the_answ
         assert await forge.run("questioner", folder=str(folder), what="answer") == 0  # delivered once more
         assert checked(folder)
         launched = (folder / "launched").read_text().split() if (folder / "launched").exists() else []
-        assert launched in (["ada"], [])  # it may have been cut off: then it is not repeated
+        assert launched in (["ada"], [])  # if it was interrupted, it is not repeated
         return True
 
     killed = [await one(at) for at in range(1, 11)]
@@ -269,7 +270,7 @@ async def test_an_answer_accepted_before_a_kill_is_taken_by_the_next_start(tmp_p
     async with agent_of(tmp_path, pad, LAUNCH[:1]) as agent:
         await agent.process_direct("up!", attended=True)
     store = SQLiteStore(tmp_path / "store.db")
-    await DurableBus(store).publish_inbound(InboundMessage("cli", "ann", "direct", "y"))  # and no agent is there
+    await DurableBus(store).publish_inbound(InboundMessage("cli", "ann", "direct", "y"))  # and no agent is running
     await store.close()
     store = SQLiteStore(tmp_path / "store.db")
     bus = DurableBus(store)

@@ -20,7 +20,7 @@ async def test_stop_ends_run_at_once_and_a_new_loop_finishes_the_turn(start):
     await gate.reached.wait()
     began = asyncio.get_running_loop().time()
     await chat.stop()
-    assert asyncio.get_running_loop().time() - began < 10  # of no end
+    assert asyncio.get_running_loop().time() - began < 10  # endless
     provider = ScriptedProvider(["finished later"])
     assert await start(provider).hear() == "finished later"
     assert [message["role"] for message in provider.requests[0].messages] == ["system", "user", "assistant", "tool"]
@@ -57,7 +57,7 @@ async def test_a_message_taken_from_the_bus_is_not_lost_when_the_loop_is_stopped
 
 
 @pytest.mark.parametrize("hops", range(8))
-async def test_whoever_waits_for_an_answer_hears_that_the_loop_was_closed(start, hops):
+async def test_closing_the_loop_fails_pending_waits_for_an_answer(start, hops):
     chat = start(ScriptedProvider([Gate()], repeat_last=True))
     await asyncio.sleep(0.02)
     waiting = asyncio.create_task(chat.agent.process_direct("hi"))
@@ -70,7 +70,7 @@ async def test_whoever_waits_for_an_answer_hears_that_the_loop_was_closed(start,
         await asyncio.wait_for(waiting, 20)
 
 
-async def test_a_loop_that_was_stopped_at_any_instant_can_be_used_again(start):
+async def test_a_loop_stopped_at_any_moment_can_be_used_again(start):
     provider = ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True)
     chat = start(provider)
     await asyncio.sleep(0.02)
@@ -85,7 +85,7 @@ async def test_a_loop_that_was_stopped_at_any_instant_can_be_used_again(start):
         assert await asyncio.wait_for(chat.agent.process_direct("again", f"cli:{hops}"), 20) == "again"
 
 
-async def test_an_answer_that_was_not_handed_out_when_the_loop_stopped_comes_after_its_next_start(start):
+async def test_an_answer_not_delivered_when_the_loop_stopped_arrives_after_its_next_start(start):
     bus = MessageBus(size=1)
     chat = start(ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True), bus)
     for n in range(3):
@@ -94,13 +94,13 @@ async def test_an_answer_that_was_not_handed_out_when_the_loop_stopped_comes_aft
     await asyncio.sleep(0.1)
     await chat.stop()
     chat.task = asyncio.create_task(chat.agent.run())
-    await asyncio.sleep(0.1)  # the answer that is on the bus already is not put there again
+    await asyncio.sleep(0.1)  # the answer that is already on the bus is not put there again
     assert sorted([await chat.hear() for _ in range(3)]) == ["0", "1", "2"]
     await asyncio.sleep(0.05)
     assert bus.outbound_size == 0
 
 
-async def test_an_answer_that_is_taken_while_the_loop_starts_again_does_not_come_twice(start, monkeypatch):
+async def test_an_answer_taken_while_the_loop_restarts_does_not_arrive_twice(start, monkeypatch):
     chat = start(ScriptedProvider(["hello"]))
     await chat.say("hi")
     await until(lambda: chat.bus.outbound_size == 1)
@@ -121,11 +121,11 @@ async def test_an_answer_that_is_taken_while_the_loop_starts_again_does_not_come
     assert await chat.hear() == "hello"
     await asyncio.sleep(0.1)  # it is marked as sent
     go_on.set()
-    await asyncio.sleep(0.1)  # the time in which it would be put on the bus again
+    await asyncio.sleep(0.1)  # time in which it would be put on the bus again
     assert chat.bus.outbound_size == 0
 
 
-async def test_an_answer_is_sent_again_by_a_new_loop_when_nobody_took_it(start):
+async def test_a_new_loop_resends_an_answer_that_was_not_taken(start):
     chat = start(ScriptedProvider(["hello"]))
     await chat.say("hi")
     await until(lambda: chat.bus.outbound_size == 1)
@@ -135,7 +135,7 @@ async def test_an_answer_is_sent_again_by_a_new_loop_when_nobody_took_it(start):
     assert (message.content, message.repeat) == ("hello", True)
 
 
-async def test_a_caller_who_gives_up_stops_nobody_else(start):
+async def test_a_cancelled_caller_does_not_affect_others(start):
     gate = Gate("late")
     chat = start(ScriptedProvider([gate, "next"]))
     caller = asyncio.create_task(chat.agent.process_direct("hi"))

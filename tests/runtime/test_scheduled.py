@@ -27,7 +27,7 @@ def start(tmp_path, model, **settings) -> Chat:
     return Chat(AgentLoop(bus, model, tmp_path, config=config, store=tmp_path / "store.db"), bus)
 
 
-async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_there(tmp_path):
+async def test_a_job_created_by_the_agent_fires_and_is_answered_in_its_chat(tmp_path):
     model = ScriptedProvider(
         [call("cron", action="add", message="water the beans", at="in 1 second"), "ok", "Watered."]
     )
@@ -46,7 +46,7 @@ async def test_a_job_that_the_agent_makes_comes_into_its_chat_and_is_answered_th
     assert said[1].content == "water the beans"
     assert model.requests[-1].messages[-1]["content"] == f"water the beans\n\n[{note}]"
     assert f"the job {said[1].job}," in note
-    assert "scheduled work" in note  # the model must not take it for somebody who is there
+    assert "scheduled work" in note  # the model must not mistake it for a user
     assert "Nobody is there" in note
     await chat.stop()
     await chat.agent.close()
@@ -81,7 +81,7 @@ async def test_a_job_missed_while_down_comes_once_at_the_start(tmp_path):
     await chat.agent.close()
 
 
-async def test_the_heartbeat_speaks_when_there_is_something_to_say_and_is_silent_otherwise(tmp_path):
+async def test_the_heartbeat_answers_only_if_there_is_something_to_report(tmp_path):
     (tmp_path / "HEARTBEAT.md").write_text("# Tasks\n- [ ] look at the beans\n")
     model = ScriptedProvider(["HEARTBEAT_OK", "The beans are dry.", *["HEARTBEAT_OK"] * 20])
     chat = start(tmp_path, model, heartbeat_minutes=1 / 60, heartbeat_to="test:1")
@@ -98,7 +98,7 @@ async def test_the_heartbeat_speaks_when_there_is_something_to_say_and_is_silent
     await chat.agent.close()
 
 
-async def test_a_store_that_is_full_when_the_heartbeat_begins_ends_no_scheduled_work(tmp_path, monkeypatch, caplog):
+async def test_a_full_store_at_the_start_of_the_heartbeat_does_not_end_scheduled_work(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("everloop.cron.heartbeat.RETRY_SECONDS", 0.05)
     store = SQLiteStore(tmp_path / "store.db")
     set_timer = store.set_timer
@@ -128,7 +128,7 @@ async def test_the_loop_is_quiet_when_it_is_stopped(tmp_path):
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_path):
+async def test_a_jobs_answer_is_kept_for_its_chat_until_the_user_returns(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     config = Config(home=tmp_path / "home")
     worker = AgentLoop(DurableBus(store), ScriptedProvider(["Watered."]), tmp_path, config=config, store=store)
@@ -148,7 +148,7 @@ async def test_what_a_job_said_while_nobody_was_there_is_kept_for_its_chat(tmp_p
 
 @asynccontextmanager
 async def owners(folder: Path, *steps: Any) -> AsyncIterator[Owners]:
-    """The agents of a process, with no jobs but those that are there when it begins."""
+    """The agents of a process, without jobs added after its start."""
     store = SQLiteStore(folder / "store.db")
     config = Config(home=folder / "home", workspace=folder)
     made = Owners(config, store, ScriptedProvider([*steps]), agent_of)
@@ -162,7 +162,7 @@ async def owners(folder: Path, *steps: Any) -> AsyncIterator[Owners]:
         await store.close()
 
 
-async def test_a_process_that_is_told_to_end_leaves_jobs_to_the_others(tmp_path):
+async def test_a_terminating_process_leaves_jobs_to_the_others(tmp_path):
     async with owners(tmp_path) as one:
         cron = (await one.agent("me")).cron_service
         job = await cron.add("water", every="1h", channel="test", chat_id="1", owner="ada")
@@ -174,7 +174,7 @@ async def test_a_process_that_is_told_to_end_leaves_jobs_to_the_others(tmp_path)
         assert [timer.due_at for timer in await one.store.timers()] == [job.next_due]
 
 
-async def test_what_is_fired_while_a_process_is_told_to_end_is_for_the_others_at_once(tmp_path):
+async def test_a_job_fired_by_a_terminating_process_goes_to_the_others_at_once(tmp_path):
     async with owners(tmp_path) as one, owners(tmp_path, "Watered.") as other:
         cron = (await one.agent("me")).cron_service
         fire = one.store.fire_timer
@@ -186,7 +186,7 @@ async def test_what_is_fired_while_a_process_is_told_to_end_is_for_the_others_at
         one.store.fire_timer = told_to_end  # type: ignore[method-assign,assignment]
         job = await cron.add("water", every="1h", channel="test", chat_id="1", owner="ada")
         await other.agent("ada")
-        await asyncio.sleep(0.5)  # by then nobody looks any more because somebody has come
+        await asyncio.sleep(0.5)  # by then no process checks because of a newcomer
         cron.clock = lambda: job.next_due
         cron.changed()
         async with asyncio.timeout(20):

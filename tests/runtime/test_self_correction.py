@@ -1,4 +1,4 @@
-"""A model that repeats a failing call is told so, and then its turn ends."""
+"""A model that repeats a failing call is warned, and then its turn ends."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ async def test_the_same_failing_call_is_noticed_and_then_the_turn_ends(tmp_path)
     assert "fail" in answer
 
 
-async def test_other_arguments_are_another_call(tmp_path):
+async def test_different_arguments_make_a_different_call(tmp_path):
     _, answer, _ = await turn_of(tmp_path, *(call("fail", n=n) for n in range(6)), "found it")
     assert answer == "found it"
 
 
-async def test_something_new_that_works_in_between_starts_the_count_again(tmp_path):
+async def test_a_new_successful_call_in_between_resets_the_count(tmp_path):
     steps: list[Any] = []
     for n in range(4):
         steps += [call("fail"), call("write_file", path="a.txt", content=str(n))]
@@ -67,7 +67,7 @@ async def test_something_new_that_works_in_between_starts_the_count_again(tmp_pa
     assert answer == "fixed"
 
 
-async def test_doing_the_same_old_thing_in_between_does_not(tmp_path):
+async def test_a_repeated_successful_call_in_between_does_not_reset_the_count(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     steps: list[Any] = []
     for _ in range(4):
@@ -76,7 +76,7 @@ async def test_doing_the_same_old_thing_in_between_does_not(tmp_path):
     assert log[-1].reason == "repeating"
 
 
-async def test_calls_of_tools_that_do_not_exist_count_too(tmp_path):
+async def test_calls_of_unknown_tools_count_too(tmp_path):
     _, _, log = await turn_of(tmp_path, *(call("nonsense") for _ in range(3)))
     assert log[-1].reason == "repeating"
 
@@ -88,7 +88,7 @@ def test_an_earlier_turn_does_not_count():
     assert failed_before([UserSaid("1"), *failed, *again], Call("b", "x")) == 1
 
 
-async def test_a_result_beyond_its_budget_is_cut_in_the_middle_and_the_whole_can_be_read(tmp_path):
+async def test_a_long_result_is_shortened_in_the_middle_and_saved_in_full(tmp_path):
     @tool
     async def talk() -> str:
         """Says much."""

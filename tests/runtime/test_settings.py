@@ -25,7 +25,7 @@ def made(workspace: Path, *script: Any, **options: Any) -> AgentLoop:
     return AgentLoop(MessageBus(), ScriptedProvider(list(script)), workspace, **options)
 
 
-async def test_what_is_left_out_comes_from_the_config(tmp_path):
+async def test_omitted_arguments_come_from_the_config(tmp_path):
     config = Config(model="named", max_iterations=3, busy="steer", restrict_to_workspace=True)
     async with made(tmp_path / "w", "hi", config=config) as agent:
         assert (agent.model, agent.max_iterations, agent.restrict_to_workspace) == ("named", 3, True)
@@ -34,7 +34,7 @@ async def test_what_is_left_out_comes_from_the_config(tmp_path):
         assert agent.provider.requests[0].model == "named"  # type: ignore[attr-defined]
 
 
-def test_a_workspace_stays_the_same_when_the_program_changes_its_folder(tmp_path, monkeypatch):
+def test_the_workspace_does_not_change_with_the_current_folder(tmp_path, monkeypatch):
     for folder in ("garden", "elsewhere"):
         (tmp_path / folder).mkdir()
     (tmp_path / "garden" / "AGENTS.md").write_text("Water the beans.")
@@ -65,7 +65,7 @@ async def test_without_a_config_the_documented_defaults_hold(tmp_path):
         assert (agent.model, agent.max_iterations, agent.restrict_to_workspace) == (None, 20, False)
 
 
-async def test_a_loop_of_the_persons_settings_is_restricted_as_they_say(tmp_path, settings):
+async def test_a_loop_with_the_users_settings_is_restricted_accordingly(tmp_path, settings):
     outside = tmp_path / "outside.txt"
     write = call("write_file", path=str(outside), content="x")
     async with made(tmp_path / "w", write, "done", config=settings) as agent:
@@ -74,7 +74,7 @@ async def test_a_loop_of_the_persons_settings_is_restricted_as_they_say(tmp_path
 
 
 @pytest.mark.parametrize("config", [{"model": "m"}, "config.toml", object()])
-async def test_a_config_that_is_none_is_refused(tmp_path, config):
+async def test_an_invalid_config_is_refused(tmp_path, config):
     with pytest.raises(TypeError, match="config must be a Config"):
         made(tmp_path, config=config)
 
@@ -91,7 +91,7 @@ async def test_two_workspaces_with_one_config_share_no_history(tmp_path, setting
 @pytest.mark.parametrize("config", [None, Config(), Config(policy=(Rule(do="deny", tool="exec"),))])
 async def test_the_home_of_the_environment_holds_the_store_with_and_without_a_config(tmp_path, monkeypatch, config):
     monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path / "elsewhere"))
-    if config is not None:  # the home is read when the settings are made
+    if config is not None:  # the home is read when the settings are created
         config = Config(policy=config.policy)
     async with made(tmp_path / "w", "hi", config=config) as agent:
         await agent.process_direct("hello")
@@ -216,7 +216,7 @@ async def test_a_missing_workspace_is_one_clear_line(tmp_path, caplog):
     assert not (tmp_path / "a").exists()
 
 
-async def test_a_workspace_that_is_not_there_yet_is_made_in_a_folder_that_is(tmp_path):
+async def test_a_missing_workspace_is_created_in_an_existing_folder(tmp_path):
     async with AgentLoop(MessageBus(), ScriptedProvider(["hello"]), tmp_path / "new", store=tmp_path / "s.db") as agent:
         assert await agent.process_direct("hi") == "hello"
     assert (tmp_path / "new").is_dir()

@@ -1,4 +1,4 @@
-"""Streaming: whatever gets lost on the way, comes twice or comes late, a subscriber is shown the log's text once."""
+"""Streaming: whatever is lost, duplicated or late on the way, a subscriber sees the log's text once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST, SECOND = "Let me look at it. ", "There is nothing 😀 in the folder, not
 
 
 class Shown:
-    """What a client has been shown, put together as it would."""
+    """The text a client has seen, assembled as a client would."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, str] = {}
@@ -54,7 +54,7 @@ class Shown:
 
 @pytest.fixture
 async def recorded(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, int, list[Batch]]]:
-    """A turn of two rounds that has run: its store, its row of the inbox, and all that was told of it."""
+    """A completed turn of two rounds: its store, its inbox row, and all events published about it."""
     answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
     store, batches = SQLiteStore(tmp_path / "store.db"), list[Batch]()
     provider = ScriptedProvider([answer, SECOND])
@@ -66,7 +66,7 @@ async def recorded(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, int, list
 
 
 class Ways(TurnStreams):
-    """Streams that nothing is published on: batches are handed to the subscriber by the test."""
+    """Streams without a publisher: the test passes batches to the subscriber."""
 
     def __init__(self, ask: Callable[[], Batch] | None = None) -> None:
         super().__init__(NoRelay(), lambda *_: None)
@@ -90,7 +90,7 @@ def subscribed(store: SQLiteStore, shown: Shown, ask: Callable[[], Batch] | None
 
 
 async def follow(store: SQLiteStore, row: int, batches: list[Batch], shown: Shown) -> None:
-    """Show these, and at the end what the log has."""
+    """Deliver these, and at the end what the log contains."""
     await followed(store, subscribed(store, shown), row, batches)
 
 
@@ -112,13 +112,13 @@ def right(shown: Shown) -> bool:
     return shown.texts == [FIRST, SECOND] and shown.tools == tools and shown.ends == 1
 
 
-async def test_a_turn_that_is_over_is_shown_from_the_log(recorded):
+async def test_a_finished_turn_is_shown_from_the_log(recorded):
     store, row, _ = recorded
     await follow(store, row, [], shown := Shown())
     assert right(shown)
 
 
-async def test_of_a_session_with_more_turns_only_the_one_is_shown(recorded, tmp_path):
+async def test_only_one_turn_of_a_session_is_shown(recorded, tmp_path):
     store, row, _ = recorded
     async with AgentLoop(MessageBus(), ScriptedProvider(["canary"]), tmp_path, store=SQLiteStore(store.path)) as agent:
         await agent.process_direct("and now?")
@@ -130,8 +130,8 @@ Way = Callable[[Batch], list[Batch]]
 
 
 class Paced(ScriptedProvider):
-    """A model that says its next word when the one before it has been taken: however slow the machine is, the log has
-    an answer only after those who follow had the time to show its words."""
+    """A model that sends each word once the previous one was taken, so that even on a slow machine subscribers have
+    shown the words before the log has the answer."""
 
     def __init__(self, steps: list[Any], taken: Callable[[], bool]) -> None:
         super().__init__(steps)
@@ -144,7 +144,7 @@ class Paced(ScriptedProvider):
 
 
 async def watched_live(folder: Path, way: Way, ask: Callable[[], Batch] | None = None) -> Shown:
-    """What a follower has shown of a turn at its end, when all that was told of it came this way."""
+    """Return what a subscriber has shown of a turn at its end, given events delivered in this way."""
     answer = LLMResponse(FIRST, [call("list_dir", path=".")], "tool_calls")
     shown, store, begun = Shown(), SQLiteStore(folder / "store.db"), list[Batch]()
     subscriber = subscribed(store, shown, ask)
@@ -167,13 +167,13 @@ async def watched_live(folder: Path, way: Way, ask: Callable[[], Batch] | None =
     return shown
 
 
-async def test_what_happens_is_shown_when_it_happens(tmp_path):
+async def test_events_are_shown_as_they_happen(tmp_path):
     shown = await watched_live(tmp_path, lambda batch: [batch])
     assert right(shown)
     assert min(shown.pieces.values()) > 2
 
 
-async def test_what_was_missed_is_asked_for_and_shown_before_the_end(tmp_path):
+async def test_missed_events_are_requested_and_shown_before_the_end(tmp_path):
     told: list[Batch] = []
 
     def way(batch: Batch) -> list[Batch]:
@@ -192,7 +192,7 @@ async def test_what_was_missed_is_asked_for_and_shown_before_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_is_lost_comes_twice_or_late_the_text_is_the_logs(tmp_path, seed):
+async def test_lost_duplicated_and_late_events_still_give_the_logs_text(tmp_path, seed):
     chance, kept = random.Random(seed), list[Batch]()
 
     def way(batch: Batch) -> list[Batch]:
@@ -203,7 +203,7 @@ async def test_whatever_is_lost_comes_twice_or_late_the_text_is_the_logs(tmp_pat
     assert right(shown)
 
 
-async def test_what_is_told_of_other_turns_is_not_shown(tmp_path):
+async def test_events_of_other_turns_are_not_shown(tmp_path):
     def way(batch: Batch) -> list[Batch]:
         text = events.Text("canary")
         return [replace(batch, turn="another", events=[text], attempt="another", chars=0), batch]
@@ -213,7 +213,7 @@ async def test_what_is_told_of_other_turns_is_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 10, 14])
-async def test_a_turn_that_moves_elsewhere_goes_on_where_it_was_shown(recorded, count):
+async def test_a_handed_off_turn_continues_where_the_stream_left_off(recorded, count):
     store, row, batches = recorded
     shown = Shown()
     subscriber = subscribed(store, shown)
@@ -228,7 +228,7 @@ def pieces(text: str, size: int = 3) -> list[tuple[int, str]]:
 
 
 def taken(cursor: TextCursor, attempt: str, told: list[tuple[int, str]]) -> tuple[str, int, bool]:
-    """(what was shown since it last began again, how often it did, whether something was missed)"""
+    """(text shown since the last restart, number of restarts, whether something was missed)"""
     text, again, missed = "", 0, False
     if attempt != cursor.attempt:
         cursor.begin(attempt)
@@ -242,14 +242,14 @@ def taken(cursor: TextCursor, attempt: str, told: list[tuple[int, str]]) -> tupl
     return text, again, missed
 
 
-def test_a_round_that_is_begun_again_and_says_the_same_is_shown_once():
+def test_a_retried_round_with_the_same_text_is_shown_once():
     cursor = TextCursor()
     assert taken(cursor, "1.0", pieces("abcdefgh")) == ("abcdefgh", 0, False)
     assert taken(cursor, "2.0", pieces("abcdefghijkl", 5)) == ("ijkl", 0, False)
     assert cursor.finish("abcdefghijkl") == ""
 
 
-def test_a_round_that_is_begun_again_and_says_something_else_begins_again():
+def test_a_retried_round_with_different_text_starts_over():
     cursor = TextCursor()
     taken(cursor, "1.0", pieces("abcdefgh"))
     assert taken(cursor, "2.0", pieces("abcxyz")) == ("abcxyz", 1, False)
@@ -265,21 +265,21 @@ def test_an_attempt_that_ends_short_is_behind_and_differs_from_the_log():
     assert cursor.finish("abcdefghi") == "i"
 
 
-def test_what_was_shown_longest_counts_after_several_attempts():
+def test_the_longest_shown_text_counts_after_several_attempts():
     cursor = TextCursor()
     taken(cursor, "1.0", pieces("abcdefgh"))
     taken(cursor, "2.0", pieces("abc"))
     assert taken(cursor, "3.0", pieces("abcdefghij")) == ("ij", 0, False)
 
 
-def test_a_gap_is_noticed_and_filled_by_all_that_there_is():
+def test_a_gap_is_detected_and_filled_with_all_text_so_far():
     cursor = TextCursor()
     told = pieces("abcdefghi")
     assert taken(cursor, "1.0", [told[0], told[2]]) == ("abc", 0, True)
     assert taken(cursor, "1.0", [(0, "abcdefghi")]) == ("defghi", 0, False)
 
 
-def test_a_try_whose_beginning_was_missed_is_not_mixed_with_the_one_before():
+def test_an_attempt_with_a_missed_beginning_is_not_mixed_with_the_previous_one():
     cursor = TextCursor()
     taken(cursor, "1.0", pieces("abcdef"))
     assert taken(cursor, "2.0", [(6, "XYZ")]) == ("", 0, True)
@@ -287,26 +287,26 @@ def test_a_try_whose_beginning_was_missed_is_not_mixed_with_the_one_before():
 
 
 @pytest.mark.parametrize("chars", range(10))
-def test_a_subscriber_that_reconnects_is_shown_what_follows_its_position(chars: int):
+def test_a_reconnecting_subscriber_gets_what_follows_its_position(chars: int):
     text = "abcdéfghi"
     cursor = TextCursor(Position(1, chars, checksum(text[:chars])))
     assert taken(cursor, "", pieces(text)) == (text[chars:], 0, False)
 
 
-def test_a_subscriber_that_reconnects_to_another_text_starts_over():
+def test_a_subscriber_that_reconnects_to_a_different_text_starts_over():
     cursor = TextCursor(Position(1, 4, checksum("abcd")))
     assert taken(cursor, "", pieces("abXdefgh", 1)) == ("abXdefgh", 1, False)
 
 
 @pytest.mark.parametrize("ending", ["", " ", "\n", "\n\n"])
-def test_a_subscriber_has_all_of_a_text_whatever_spaces_ended_its_stream(ending: str):
+def test_a_subscriber_has_the_whole_text_whatever_spaces_ended_its_stream(ending: str):
     shown = "abc" + ending
     has = Position(1, len(shown), checksum(shown))
     assert has.is_all_of("abc")
     assert not has.is_all_of("abd")
     assert not has.is_all_of("ab")
     assert not has.is_all_of("abcde")
-    assert Position(1, len(shown)).is_all_of("xyz")  # without a checksum they are taken to be the same
+    assert Position(1, len(shown)).is_all_of("xyz")  # without a checksum they are assumed to be the same
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_subscriber_has_all_of_a_text_whatever_spaces_ended_its_stream(ending:
         ("", "", ""),
     ],
 )
-def test_spaces_that_the_log_has_not_bring_nothing_twice(shown: str, logged: str, rest: str):
+def test_spaces_missing_from_the_log_cause_no_duplicates(shown: str, logged: str, rest: str):
     cursor = TextCursor()
     taken(cursor, "1.0", [(0, shown)])
     assert cursor.finish(logged) == rest
@@ -345,7 +345,7 @@ EVERY_EVENT: list[events.Event] = [
 ]
 
 
-def test_every_event_goes_over_the_wire_and_comes_back_the_same():
+def test_every_event_round_trips_over_the_wire():
     assert {type(event) for event in EVERY_EVENT} == set(events.Event.__args__)
     batch = Batch("t", 7, "1.0", 3, EVERY_EVENT)
     data = encode(batch)
@@ -353,16 +353,16 @@ def test_every_event_goes_over_the_wire_and_comes_back_the_same():
     assert decode(data) == batch
 
 
-def test_half_a_letter_is_no_reason_to_fail():
+def test_a_split_multibyte_character_does_not_fail():
     assert decode(encode(Batch("t", 1, "1.0", 0, [events.Text("a\ud83d")]))).events
 
 
-def test_an_event_that_is_not_known_here_is_left_out():
+def test_an_unknown_event_is_skipped():
     data = msgspec.json.encode(("t", 1, "1.0", 0, [("Newer", {"x": 1}), ("Text", {"text": "hi", "more": 2})]))
     assert decode(data).events == [events.Text("hi")]
 
 
-async def test_nothing_is_streamed_when_nobody_watches(tmp_path: Path):
+async def test_nothing_is_streamed_without_a_subscriber(tmp_path: Path):
     provider = ScriptedProvider(["one", "two"])
     async with AgentLoop(MessageBus(), provider, tmp_path, store=SQLiteStore(tmp_path / "s.db")) as agent:
         await agent.process_direct("go")
@@ -373,8 +373,8 @@ async def test_nothing_is_streamed_when_nobody_watches(tmp_path: Path):
     assert [request.streamed for request in provider.requests] == [False, True]
 
 
-async def test_the_entry_of_an_answer_follows_the_place_of_its_round(recorded):
-    """On this the places rest: text belongs to the answer that is the next entry."""
+async def test_an_answers_entry_follows_the_position_of_its_round(recorded):
+    """Positions rely on this: text belongs to the answer that is the next entry."""
     store, row, batches = recorded
     found = await store.incoming(row)
     entries = {one.seq: one.entry for one in await store.read_log(found.session)}

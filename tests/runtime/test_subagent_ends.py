@@ -1,4 +1,4 @@
-"""Sub-agents that end before their time: by a word, with their turn, or because nobody can read what they are to do."""
+"""Sub-agents that end early: on a stop, with their turn, or because their task cannot be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_stop_ends_them_and_nothing_is_reported(house):
     assert await silent(agent)
 
 
-async def test_stop_ends_one_that_is_waited_for(house):
+async def test_stop_ends_an_awaited_sub_agent(house):
     gate = Gate("late")
     agent = house.start(Both([call("spawn", task="slow", wait=True), "NEVER"], [gate]))
     await say(agent, "go")
@@ -71,7 +71,7 @@ async def test_stop_from_a_process_that_runs_no_turns_ends_one_that_has_not_begu
     assert (await house.log(f"sub:{id}"))[-1].reason == "cancelled"
 
 
-async def test_a_turn_that_is_replaced_ends_those_that_it_waited_for_and_no_others(house):
+async def test_a_replaced_turn_ends_only_its_awaited_sub_agents(house):
     gates = [Gate("late"), Gate("40 beans")]
     model = Both(
         [call("spawn", task="count"), "ok", call("spawn", task="slow", wait=True), "second", "third"], [*gates[::-1]]
@@ -91,7 +91,7 @@ async def test_a_turn_that_is_replaced_ends_those_that_it_waited_for_and_no_othe
     assert sorted(log[-1].reason for log in logs) == ["answer", "cancelled"]
 
 
-async def test_a_client_that_leaves_ends_those_of_its_turn(house):
+async def test_a_client_that_disconnects_ends_the_sub_agents_of_its_turn(house):
     gate = Gate("late")
     agent = house.start(Both([call("spawn", task="slow"), "NEVER"], [gate]))
     message = InboundMessage("api", "ada", "1", "go", id="m1", request=Request())
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_ends_those_of_its_turn(house):
 
 
 @pytest.mark.parametrize(("reason", "heard"), [("cancelled", []), ("replaced", ["reported"])])
-async def test_one_that_is_just_being_started_when_its_turn_is_stopped_is_not_forgotten(house, reason, heard):
+async def test_a_sub_agent_being_started_when_its_turn_is_stopped_is_ended_too(house, reason, heard):
     agent = house.start(Both([call("spawn", task="count"), "reported"], ["40 beans"]))
     accept = agent.store.accept
 
@@ -127,7 +127,7 @@ async def test_one_that_is_just_being_started_when_its_turn_is_stopped_is_not_fo
     assert await silent(agent)
 
 
-async def test_one_whose_terms_cannot_be_read_fails_and_does_not_stay_open(house):
+async def test_a_sub_agent_with_unreadable_terms_fails_and_does_not_stay_open(house):
     agent = house.start(Both(["I see."], ["NEVER"]))
     facts = {"definition": {"of": "another version"}, "parent": "test:1", "origin": "test:1", "label": "odd"}
     task = InboundMessage("sub", "agent", "5", "go", id="spawn:5", reply=False, attended=False, metadata=facts)

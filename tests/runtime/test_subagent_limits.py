@@ -1,4 +1,4 @@
-"""What a sub-agent may use: a part of what is left to whoever started it. And how it is stopped, wherever it runs."""
+"""Limits of a sub-agent: a share of what its parent has left. And stopping it in any process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ You dig.
 
 
 class Levels(ScriptedProvider):
-    """A model that knows from its first message how deep it is, and has a script for each depth that never ends."""
+    """A model that knows its depth from its first message and has an endless script for each depth."""
 
     def __init__(self, *scripts: list[Any], tokens: int = 0) -> None:
         super().__init__([self._step], repeat_last=True)
@@ -72,7 +72,7 @@ async def direct(house: House, model: Any, rounds: int, **settings: Any) -> Any:
     return agent
 
 
-async def test_a_result_that_never_fits_is_an_error_for_the_one_that_waited(house):
+async def test_a_result_that_never_matches_is_an_error_for_the_waiting_agent(house):
     define(house)
     model = Both([spawns("beans"), "sorry"], ["done", "a", "b", "c", "about nine", "NEVER"])
     agent = house.start(model)
@@ -85,7 +85,7 @@ async def test_a_result_that_never_fits_is_an_error_for_the_one_that_waited(hous
     assert len(model.asked["child"]) == 5
 
 
-async def test_one_that_failed_is_an_error_for_the_one_that_waited(house):
+async def test_a_failed_sub_agent_is_an_error_for_the_waiting_agent(house):
     model = Both([call("spawn", task="fail", wait=True), "sorry"], [RuntimeError("no beans")])
     agent = house.start(model)
     await say(agent, "go")
@@ -94,7 +94,7 @@ async def test_one_that_failed_is_an_error_for_the_one_that_waited(house):
     assert (result.status, "no beans" in result.content) == ("error", True)
 
 
-async def test_one_that_failed_after_reading_outside_is_an_error_that_is_marked_as_data(house):
+async def test_the_error_of_a_tainted_sub_agent_is_marked_as_data(house):
     @tool(untrusted=True)
     async def page() -> str:
         """A page."""
@@ -109,7 +109,7 @@ async def test_one_that_failed_after_reading_outside_is_an_error_that_is_marked_
     assert (result.status, result.untrusted, "no beans" in result.content) == ("error", True, True)
 
 
-async def test_nobody_has_more_rounds_than_whoever_started_it_has_left(house):
+async def test_a_sub_agent_has_at_most_the_rounds_its_parent_has_left(house):
     define(house, DIGGER)
     model = Levels([look(), spawns("level 1"), "ok"], [look(), spawns("level 2")], [spawns("level 3")], [])
     agent = await direct(house, model, rounds=6)
@@ -118,7 +118,7 @@ async def test_nobody_has_more_rounds_than_whoever_started_it_has_left(house):
     assert model.rounds == {"level 0": 3, "level 1": 4, "level 2": 2, "level 3": 1}
 
 
-async def test_many_at_once_have_no_more_rounds_each_than_are_left(house):
+async def test_concurrent_sub_agents_each_have_at_most_the_rounds_left(house):
     define(house, DIGGER)
     model = Levels([look(), [spawns(f"level 1 {n}") for n in range(5)], "ok"], [])
     agent = await direct(house, model, rounds=4)
@@ -127,7 +127,7 @@ async def test_many_at_once_have_no_more_rounds_each_than_are_left(house):
     assert model.rounds == {"level 0": 3, **{f"level 1 {n}": 2 for n in range(5)}}
 
 
-async def test_a_sub_agent_without_a_definition_keeps_to_what_is_left_too(house):
+async def test_a_sub_agent_without_a_definition_has_the_same_limits(house):
     model = Levels([call("spawn", task="level 1", wait=True), "ok"], [])
     agent = await direct(house, model, rounds=4)
     await say(agent, "level 0")
@@ -135,7 +135,7 @@ async def test_a_sub_agent_without_a_definition_keeps_to_what_is_left_too(house)
     assert model.rounds["level 1"] == 3
 
 
-async def test_in_the_last_round_nothing_is_started(house):
+async def test_no_sub_agent_starts_in_the_last_round(house):
     model = Levels([call("spawn", task="level 1", wait=True)], ["NEVER"])
     agent = await direct(house, model, rounds=1)
     await say(agent, "level 0")
@@ -144,7 +144,7 @@ async def test_in_the_last_round_nothing_is_started(house):
     assert [entry.status for entry in await house.log("test:1") if isinstance(entry, CallEnded)] == ["error"]
 
 
-async def test_what_was_left_holds_over_a_restart(house):
+async def test_the_remaining_rounds_survive_a_restart(house):
     define(house, DIGGER)
     gate = Gate(look())
     first = Both([spawns("beans")], [gate])
@@ -160,7 +160,7 @@ async def test_what_was_left_holds_over_a_restart(house):
     assert [type(entry) for entry in work[:3]] == [ModelAnswered, ModelAnswered, TurnEnded]
 
 
-async def test_no_phase_goes_on_after_the_time_of_whoever_started_it(house):
+async def test_no_phase_outlives_the_deadline_of_the_parent(house):
     define(house, DIGGER)
     gate = Gate("never")
     model = Both([], [spawns("slower"), gate, "NEVER", "NEVER"])
@@ -176,7 +176,7 @@ async def test_no_phase_goes_on_after_the_time_of_whoever_started_it(house):
     assert len(model.asked["child"]) == 2
 
 
-async def test_tokens_that_a_sub_agent_was_given_count_with_all_below_it(house):
+async def test_a_sub_agents_token_budget_includes_its_descendants(house):
     define(house, DIGGER)
     model = Levels(
         [spawns("level 1", tokens=40_000), "ok"], [[spawns("level 2 a"), spawns("level 2 b")]], [], tokens=7_000
@@ -185,12 +185,12 @@ async def test_tokens_that_a_sub_agent_was_given_count_with_all_below_it(house):
     await say(agent, "level 0")
     assert (await hear(agent))[2] == "ok"
     below = sum(count for task, count in model.rounds.items() if task != "level 0")
-    assert 3 <= below <= 6  # two at a time may each take the last bit
+    assert 3 <= below <= 6  # two concurrent ones may each use the last part
     logs = [await house.log(child) for child in await house.children()]
     assert "budget" in {entry.reason for log in logs for entry in log if isinstance(entry, TurnEnded)}
 
 
-async def test_tokens_hold_over_a_restart_and_do_not_bind_the_one_that_gave_them(house):
+async def test_a_token_budget_survives_a_restart_and_does_not_limit_the_parent(house):
     define(house, DIGGER)
     model = Levels([spawns("level 1", tokens=25_000), look(), look(), "ok"], [look(), look()], tokens=9_000)
     gate = Gate(look())
@@ -214,7 +214,7 @@ async def test_tokens_hold_over_a_restart_and_do_not_bind_the_one_that_gave_them
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
-async def test_stop_ends_those_that_run_in_another_process(house, tmp_path, bus):
+async def test_stop_ends_sub_agents_in_another_process(house, tmp_path, bus):
     store = tmp_path / "store.db"
     SQLiteStore(store)
     process = await asyncio.create_subprocess_exec(
@@ -235,7 +235,7 @@ async def test_stop_ends_those_that_run_in_another_process(house, tmp_path, bus)
             logs = [await house.log(child) for child in await house.children()]
             ended = [log[-1] for log in logs if log and isinstance(log[-1], TurnEnded)]
         assert {entry.reason for entry in ended} == {"cancelled"}
-        assert process.returncode is None  # the process itself goes on
+        assert process.returncode is None  # the process itself continues
         assert await agent.subagents.running() == []
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""Sub-agents: work in a session of its own, and its result, once, in the chat that asked for it."""
+"""Sub-agents: work in a separate session, and its result, once, in the chat that started it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ You count ${what}.
 
 
 class Both(ScriptedProvider):
-    """A model that is the agent and its sub-agents: each has a script of its own."""
+    """A model for the agent and its sub-agents, with a separate script for each."""
 
     def __init__(self, parent: list[Any], child: list[Any]) -> None:
         super().__init__([self._answer_one], repeat_last=True)
@@ -48,7 +48,7 @@ class Both(ScriptedProvider):
 
 
 class House:
-    """Agents on one store, one after another, each with somebody at its bus."""
+    """Agents on one store, one after another, each with a user at its bus."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,7 +145,7 @@ async def test_with_wait_the_result_is_the_result_of_the_call(house):
     assert await silent(agent)
 
 
-async def test_many_work_side_by_side(house):
+async def test_many_sub_agents_work_concurrently(house):
     gates = [Gate("one"), Gate("two"), Gate("three")]
     calls = [[call("spawn", task=f"part {n}", wait=True) for n in range(3)], "all three"]
     agent = house.start(Both(calls, list(gates)))
@@ -156,7 +156,7 @@ async def test_many_work_side_by_side(house):
     assert (await hear(agent))[2] == "all three"
 
 
-async def test_there_are_only_so_many_at_once(house):
+async def test_the_number_of_concurrent_sub_agents_is_limited(house):
     gate = Gate("done")
     model = Both([[call("spawn", task="a"), call("spawn", task="b")], "one of two", "reported"], [gate])
     agent = house.start(model, subagents=1)
@@ -214,7 +214,7 @@ async def test_a_restart_in_between_delivers_the_result_once(house, wait):
     assert len(await house.children()) == 1
 
 
-async def test_one_that_fails_or_is_cut_short_says_so(house):
+async def test_a_sub_agent_that_fails_or_is_cut_short_says_so(house):
     model = Both([call("spawn", task="fail"), "ok", "I see."], [RuntimeError("no beans")])
     agent = house.start(model)
     await say(agent, "go")
@@ -234,7 +234,7 @@ async def test_its_time_is_limited(house):
     assert "time was up" in model.asked["parent"][-1][0][-1]["content"]
 
 
-async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
+async def test_untrusted_content_it_read_taints_the_agent_that_gets_the_report(house):
     @tool(untrusted=True)
     async def page() -> str:
         """Read a page."""
@@ -247,7 +247,7 @@ async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
     agent.tools.register(page)
     await say(agent, "read it")
     await hear(agent)
-    assert "May I do this?" in (await hear(agent))[2]  # a report is attended, as the chat is
+    assert "May I do this?" in (await hear(agent))[2]  # a report is attended, like the chat
     results = [
         entry for entry in await house.log("test:1") if isinstance(entry, CallEnded) and entry.name == "web_fetch"
     ]
@@ -257,7 +257,7 @@ async def test_what_it_read_outside_taints_the_agent_that_is_told(house):
     assert "untrusted data from sub-agent" in str(said[-1].content)
 
 
-async def test_what_only_read_own_files_is_passed_on_as_such(house):
+async def test_a_report_from_own_files_only_is_marked_as_such(house):
     model = Both(
         [call("read_file", path="mine.txt"), call("spawn", task="read"), "ok", "done"],
         [call("read_file", path="mine.txt"), "it says so"],
@@ -319,7 +319,7 @@ async def test_a_defined_agent_works_with_its_tools_and_is_then_asked_for_its_re
 
 
 @pytest.mark.parametrize("wait", [False, True])
-async def test_one_that_a_limit_cut_short_has_one_turn_for_what_it_has(house, wait):
+async def test_a_sub_agent_that_hit_a_limit_has_one_grace_turn(house, wait):
     define(house)
     steps = [call("list_dir", path="."), call("list_dir", path="agents"), "two at least"]
     parent = [call("spawn", task="beans", agent="counter", wait=wait), "ok", "I see"]
@@ -347,7 +347,7 @@ async def test_a_granted_spawn_goes_only_as_deep_as_the_settings_say(house):
     assert len(await house.children()) == 1
 
 
-async def test_one_that_never_gives_a_result_that_fits_is_told_as_failed(house):
+async def test_a_sub_agent_without_a_valid_result_is_reported_as_failed(house):
     define(house)
     model = Both([call("spawn", task="beans", agent="counter"), "ok", "sorry"], ["done", "a", "b", "c", "d", "NEVER"])
     agent = house.start(model)
@@ -358,7 +358,7 @@ async def test_one_that_never_gives_a_result_that_fits_is_told_as_failed(house):
     assert len(model.asked["child"]) == 5
 
 
-async def test_a_restart_between_the_phases_goes_on_with_the_definition_as_it_was(house):
+async def test_a_restart_between_phases_continues_with_the_original_definition(house):
     define(house)
     gate = Gate("never")
     agent = house.start(Both([call("spawn", task="beans", agent="counter"), "ok"], ["counted", gate]))
@@ -374,7 +374,7 @@ async def test_a_restart_between_the_phases_goes_on_with_the_definition_as_it_wa
     assert await silent(agent)
 
 
-async def test_an_agent_that_names_a_tool_which_is_not_there_is_not_started(house):
+async def test_an_agent_that_names_an_unknown_tool_is_not_started(house):
     define(house, COUNTER.replace("list_dir", "lits_dir"))
     model = Both([call("spawn", task="x", agent="counter"), "ok"], [])
     agent = house.start(model)
@@ -384,7 +384,7 @@ async def test_an_agent_that_names_a_tool_which_is_not_there_is_not_started(hous
     assert await house.children() == []
 
 
-async def test_an_agent_that_is_not_there_or_is_broken_is_an_error_that_names_it(house):
+async def test_a_missing_or_broken_agent_is_named_in_the_error(house):
     define(house, COUNTER.replace("query:", "qeury:"))
     calls = [call("spawn", task="x", agent="counter"), call("spawn", task="x", agent="inspector")]
     model = Both([calls, "ok"], [])
@@ -398,7 +398,7 @@ async def test_an_agent_that_is_not_there_or_is_broken_is_an_error_that_names_it
     assert await house.children() == []
 
 
-async def test_the_manager_is_there_for_programs(house):
+async def test_the_manager_is_available_to_programs(house):
     agent = house.start(Both(["told"], ["found"]))
     assert isinstance(agent.subagents, SubagentManager)
     id = await agent.subagents.spawn("find it", report=False)
@@ -406,13 +406,13 @@ async def test_the_manager_is_there_for_programs(house):
     assert await agent.subagents.running() == []
 
 
-async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house, monkeypatch):
+async def test_an_end_between_the_check_and_the_wait_is_not_missed(house, monkeypatch):
     agent = house.start(Both([], ["found"]))
     real = agent.subagents._outcome
 
     async def slow(owner: str, id: str, key: str) -> Any:
         ended = await real(owner, id, key)
-        await until(lambda: agent.dispatcher.session(owner, key) is None)  # it ends between the look and the wait
+        await until(lambda: agent.dispatcher.session(owner, key) is None)  # it ends between the check and the wait
         return ended
 
     monkeypatch.setattr(agent.subagents, "_outcome", slow)
@@ -420,7 +420,7 @@ async def test_an_end_that_comes_while_somebody_looks_for_it_is_not_missed(house
     assert await asyncio.wait_for(agent.subagents.result(id), 30) == "found"
 
 
-async def test_a_skill_or_an_agent_that_is_called_like_a_tool_is_told_for_what_it_is(house):
+async def test_calling_a_skill_or_an_agent_like_a_tool_is_explained(house):
     define(house)
     model = Both([call("counter", what="beans"), call("git"), call("gti"), "ok"], [])
     agent = house.start(model)
@@ -433,7 +433,7 @@ async def test_a_skill_or_an_agent_that_is_called_like_a_tool_is_told_for_what_i
     assert "does not exist" in results[2].content
 
 
-async def test_broken_definitions_are_told_once_to_whoever_runs_the_agent(house, caplog):
+async def test_broken_definitions_are_logged_once(house, caplog):
     define(house, "---\nname: counter\n---\nx\n")
     agent = house.start(Both(["a", "b"], []))
     for text in ("one", "two"):
@@ -444,7 +444,7 @@ async def test_broken_definitions_are_told_once_to_whoever_runs_the_agent(house,
     ]
 
 
-async def test_what_one_that_is_waited_for_read_outside_taints_the_agent_that_waited(house):
+async def test_untrusted_content_read_by_an_awaited_sub_agent_taints_the_waiting_agent(house):
     @tool(untrusted=True)
     async def page() -> str:
         """A page."""

@@ -30,7 +30,7 @@ def test_an_answer_becomes_a_title(answer: str) -> None:
     assert title_of(answer) == "Feeding herons"
 
 
-def test_what_is_no_title_is_none_and_a_long_one_is_cut():
+def test_an_unsuitable_title_is_dropped_and_a_long_one_truncated():
     assert title_of("") == title_of(" \n…\n") == ""
     assert len(title_of("word " * 100)) <= 60
 
@@ -41,7 +41,7 @@ def agent_of(tmp_path, model: ScriptedProvider, **settings: Any) -> AgentLoop:
     return AgentLoop(MessageBus(), model, tmp_path / "w", config=config, store=tmp_path / "store.db")
 
 
-async def test_a_session_is_named_once_and_asks_the_model_for_summaries(tmp_path):
+async def test_a_session_is_titled_once_by_the_summary_model(tmp_path):
     provider = ScriptedProvider(["Fish.", "Feeding herons"])
     async with agent_of(tmp_path, provider, summary_model="small") as agent:
         assert await agent.name_session() == ""
@@ -58,7 +58,7 @@ async def test_a_session_is_named_once_and_asks_the_model_for_summaries(tmp_path
 @pytest.mark.parametrize(
     "settings", [{"titles": "words"}, {"provider": "local"}, {"day_tokens": 1_000_000}], ids=lambda one: next(iter(one))
 )
-async def test_no_model_is_asked_where_it_is_off_the_models_own_machine_or_over_the_budget(tmp_path, settings):
+async def test_no_title_is_requested_if_disabled_local_or_over_budget(tmp_path, settings):
     provider = ScriptedProvider(["Fish.", "Feeding herons"])
     async with agent_of(tmp_path, provider, **settings) as agent:
         await agent.process_direct("What do herons eat?")

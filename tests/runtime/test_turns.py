@@ -1,4 +1,4 @@
-"""What a turn knows of itself, the calls in it side by side, and the prompt."""
+"""A turn's own context, its parallel calls, and the prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from .chat import Held, until
         ("direct", "cli", "direct", "cli:direct"),
     ],
 )
-async def test_a_system_message_works_in_its_origins_session_and_answers_there(start, chat_id, channel, chat, session):
+async def test_a_system_message_is_processed_and_answered_in_its_origins_session(
+    start, chat_id, channel, chat, session
+):
     provider = ScriptedProvider(["hello", "the sub-agent is done"])
     running = start(provider)
     await running.agent.process_direct("hi", session)

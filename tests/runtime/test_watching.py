@@ -1,4 +1,4 @@
-"""Watching a turn."""
+"""Subscribing to a turn's events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_events_come_in_the_order_of_what_happens(start):
     assert seen[-1] == ev.TurnEnded(seen[0].turn, "answer", "It is empty.")  # type: ignore[union-attr]
 
 
-async def test_a_provider_is_streamed_only_while_somebody_watches(start):
+async def test_a_provider_streams_only_with_a_subscriber(start):
     provider = ScriptedProvider(["a", "b"])
     chat = start(provider)
     await chat.agent.process_direct("x")
@@ -40,7 +40,7 @@ async def test_a_provider_is_streamed_only_while_somebody_watches(start):
     assert [request.streamed for request in provider.requests] == [False, True]
 
 
-async def test_a_provider_with_only_chat_is_watched_too(start):
+async def test_a_provider_with_only_chat_still_gives_events(start):
     chat = start(ChatOnlyProvider([LLMResponse("whole", reasoning="thought")]))
     seen: list[ev.Event] = []
     await chat.agent.process_direct("x", on_event=seen.append)
@@ -49,7 +49,7 @@ async def test_a_provider_with_only_chat_is_watched_too(start):
     ]  # fmt: skip
 
 
-async def test_a_stream_without_a_whole_answer_at_its_end_is_put_together(start):
+async def test_a_stream_without_a_final_response_is_assembled_from_its_chunks(start):
     class Pieces(LLMProvider):
         async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> AsyncIterator[Delta]:
             for delta in (Delta("lost"), Delta(restart="cut"), Delta("he"), Delta("llo")):
@@ -61,7 +61,7 @@ async def test_a_stream_without_a_whole_answer_at_its_end_is_put_together(start)
     assert ev.Restarted("cut") in seen
 
 
-async def test_a_turn_can_be_watched_from_its_middle_and_let_go_again(start):
+async def test_a_subscriber_can_join_and_leave_in_the_middle_of_a_turn(start):
     first, second = Gate(call("list_dir")), Gate("seen by nobody")
     chat = start(ScriptedProvider([first, second]))
     seen: list[ev.Event] = []
@@ -71,13 +71,13 @@ async def test_a_turn_can_be_watched_from_its_middle_and_let_go_again(start):
     first.open.set()
     await second.reached.wait()
     unwatch()
-    unwatch()  # once more does no harm
+    unwatch()  # leaving twice does no harm
     second.open.set()
     await chat.hear()
     assert [type(event).__name__ for event in seen] == ["ToolStarted", "ToolEnded"]
 
 
-async def test_a_watcher_that_raises_harms_neither_the_turn_nor_other_watchers(start, caplog):
+async def test_a_watcher_that_raises_affects_neither_the_turn_nor_other_watchers(start, caplog):
     def broken(event: ev.Event) -> None:
         raise RuntimeError("I cannot watch")
 

@@ -532,4 +532,5 @@ async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last
         await scene.run(None)
         places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
         kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
-    assert sum(kills) >= len(kills) - 4  # the number of writes varies a little
+    # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
+    assert sum(kills) >= 0.8 * len(kills)

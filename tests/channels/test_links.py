@@ -60,8 +60,15 @@ async def code_of(network: HookNetwork, who: str) -> str:
 async def linked(network: HookNetwork, who: str, other: str) -> str:
     """Link the chats of two accounts. Return the code."""
     code = await code_of(network, who)
-    assert (await tells(network, other, f"/link {code}")).startswith("This chat shares the session of ")
+    await joins(network, other, code, who)
     return code
+
+
+async def joins(network: HookNetwork, other: str, code: str, who: str) -> None:
+    """Let a chat join the session of another by its code, and wait until both were told."""
+    before = len(network.heard(who))
+    assert (await tells(network, other, f"/link {code}")).startswith("This chat shares the session of ")
+    await until(lambda: any("shares this session now" in text for text in network.heard(who)[before:]))
 
 
 async def said_in(store: Store, session: str) -> list[str]:
@@ -154,6 +161,7 @@ async def test_a_third_chat_joins_by_a_code_of_either_and_the_first_ends_it_for_
     async with running(network.settings, tmp_path, Says("ok")) as store:
         await linked(network, ANNA, BERT)
         await linked(network, BERT, CARL)
+        assert network.heard(BERT)[-1].endswith("If that is not you, send /unlink from hook:anna.")
         assert await shared(store) == [("hook:anna", "hook:bert", "hook:carl")]
         await tells(network, CARL, "the third")
         assert await said_in(store, "hook:anna") == ["the third"]
@@ -196,7 +204,7 @@ async def test_a_chat_shares_one_session_at_a_time_and_none_with_itself(network:
         code = await code_of(network, ANNA)
         assert await tells(network, ANNA, f"/link {code}") == links.OTHER_CHAT
         assert await tells(network, ANNA, f"/link {code}", chat="a second chat") == links.OTHER_CHAT
-        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
+        await joins(network, BERT, code, ANNA)
         code = await code_of(network, CARL)
         assert await tells(network, BERT, f"/link {code}") == links.UNLINK_FIRST
         assert await tells(network, ANNA, f"/link {code}") == links.UNLINK_FIRST
@@ -524,4 +532,5 @@ async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last
         await scene.run(None)
         places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
         kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
-    assert sum(kills) >= len(kills) - 4  # the number of writes varies a little
+    # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
+    assert sum(kills) >= 0.8 * len(kills)

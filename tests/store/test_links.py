@@ -13,7 +13,7 @@ from everloop.channels.links import (
     BUSY,
     NO_CODE,
     ChatLinks,
-    LinkCode,
+    Joined,
     LinkStore,
     Sender,
     command_in,
@@ -35,7 +35,7 @@ async def offered(links: LinkStore, name: str, code: str, message: str = "") -> 
     return made.code
 
 
-async def joined(links: LinkStore, name: str, code: str, message: str = "") -> LinkCode | str:
+async def joined(links: LinkStore, name: str, code: str, message: str = "") -> Joined | str:
     return await links.change(lambda kept: join(kept, code, sender(name, message), time.time(), busy=False))
 
 
@@ -45,9 +45,9 @@ async def test_a_code_is_used_once_by_workers_that_take_it_at_once(opened):
         anna, code = f"anna{number}", f"AAAAAAA{number + 2}"
         assert await offered(workers[0], anna, code) == code
         results = await asyncio.gather(*(joined(workers[n % 2], f"b{number}-{n}", code) for n in range(6)))
-        assert [one for one in results if one != NO_CODE] == [one for one in results if isinstance(one, LinkCode)]
-        assert sum(isinstance(one, LinkCode) for one in results) == 1
-        winner = f"hook:b{number}-{next(n for n, one in enumerate(results) if isinstance(one, LinkCode))}"
+        assert [one for one in results if one != NO_CODE] == [one for one in results if isinstance(one, Joined)]
+        assert sum(isinstance(one, Joined) for one in results) == 1
+        winner = f"hook:b{number}-{next(n for n, one in enumerate(results) if isinstance(one, Joined))}"
         shared = (await workers[1].read()).of(winner)
         assert shared is not None
         assert [one.account for one in shared.members] == [f"hook:{anna}", winner]
@@ -59,7 +59,7 @@ async def test_a_command_that_two_workers_take_is_one_command(opened):
     codes = await asyncio.gather(*(offered(one, "anna", f"AAAAAAA{n + 2}", "m1") for n, one in enumerate(workers)))
     assert codes[0] == codes[1]
     results = await asyncio.gather(*(joined(one, "bert", codes[0], "m2") for one in workers))
-    assert all(isinstance(one, LinkCode) for one in results)
+    assert all(isinstance(one, Joined) for one in results)
     assert results[0] == results[1]
     assert await joined(workers[0], "bert", codes[0], "m3") == NO_CODE
     assert await asyncio.gather(*(one.change(lambda kept: leave(kept, "hook:bert")) for one in workers)) != [True, True]
@@ -98,3 +98,13 @@ async def test_the_commands_work_in_both_stores_and_wait_for_an_open_turn(store,
     assert await session_of("bert") == "hook:anna"
     assert await told("anna", "/unlink", "m6") == ALONE
     assert await session_of("bert") is None
+
+
+async def test_a_code_of_a_person_who_was_just_made_to_leave_is_of_their_own_session(store):
+    links = LinkStore(store, "me")
+    await offered(links, "anna", "AAAAAAA2")
+    assert isinstance(await joined(links, "bert", "AAAAAAA2"), Joined)
+    bert = sender("bert", "m9")
+    await links.change(lambda kept: leave(kept, "hook:bert"))  # after his command was received, and before it ran
+    made = await links.change(lambda kept: offer(kept, bert, "AAAAAAA3", time.time()))
+    assert made.session == "hook:bert"

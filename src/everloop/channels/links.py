@@ -24,6 +24,7 @@ from .base import Can, Received
 T = TypeVar("T")
 MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
 MOST_SESSIONS = 20  # that an account has shared, and which are remembered
+APART = f"{LINK}:apart:"  # begins the session of those to whom that of their chat is closed
 LinkCommand = Literal["link", "unlink"]
 
 DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
@@ -104,8 +105,17 @@ class Sender:
     account: str
     name: str
     chat_id: str
-    session: str  # of that chat
+    own: str  # the session of that chat
     message: str  # the id of the command
+    by_settings: str = ""  # the session of the person whom the settings name
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The code by which an account has joined a session, and the account that ends it for all."""
+
+    code: LinkCode
+    home: str
 
 
 class Links(msgspec.Struct, frozen=True):
@@ -130,8 +140,12 @@ class Links(msgspec.Struct, frozen=True):
         closed = {one.session for one in self.shared if not (direct and one.home == account)}
         session = own
         while session in closed:
-            session = f"{LINK}:apart:{session}"
+            session = APART + session
         return session if session != own else None
+
+    def current(self, sender: Sender) -> str:
+        """Return the session that a person's direct messages belong to."""
+        return sender.by_settings or self.session_of(sender.account, sender.own, direct=True) or sender.own
 
 
 def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
@@ -140,24 +154,24 @@ def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, Lin
     for one in valid:
         if (one.account, one.message) == (asks.account, asks.message):
             return links, one
-    made = LinkCode(code, asks.account, asks.chat_id, asks.name, asks.session, now, asks.message)
+    made = LinkCode(code, asks.account, asks.chat_id, asks.name, links.current(asks), now, asks.message)
     others = (one for one in valid if one.account != asks.account)
     return msgspec.structs.replace(links, codes=(*others, made)), made
 
 
-def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> tuple[Links, LinkCode | str]:
-    """Let an account join a session by a code. Return the code, or why not; "" if it was told so before."""
+def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> tuple[Links, Joined | str]:
+    """Let an account join a session by a code. Return whose it is, or why not; "" if it was told so before."""
     shared = links.of(joins.account)
     member = shared.find(joins.account) if shared is not None else None
-    if member is not None and member.code is not None and member.message == joins.message:
-        return links, member.code  # this very message did it
+    if shared is not None and member is not None and member.code is not None and member.message == joins.message:
+        return links, Joined(member.code, shared.home)  # this very message did it
     links, code = guess(links, typed, joins.account, now)
     if not isinstance(code, LinkCode):
         return links, code
     if code.account == joins.account:
         return links, OTHER_CHAT
-    if shared is not None or code.session == joins.session:
-        return links, ALREADY if code.session == joins.session else UNLINK_FIRST
+    if shared is not None or code.session == links.current(joins):
+        return links, ALREADY if code.session == links.current(joins) else UNLINK_FIRST
     if busy:
         return links, BUSY
     known = next((one for one in links.shared if one.session == code.session), None)
@@ -166,7 +180,8 @@ def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> 
     before = known.members if known is not None else (Member(code.account, code.name, code.at),)
     made = SharedSession(code.session, (*before, Member(joins.account, joins.name, now, code, joins.message)))
     codes = tuple(one for one in links.codes if one is not code and one.account != joins.account)
-    return Links(codes, (*(one for one in links.shared if one is not known), made), links.guesses), code
+    shown = (*(one for one in links.shared if one is not known), made)
+    return Links(codes, shown, links.guesses), Joined(code, made.home)
 
 
 def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, LinkCode | str]:
@@ -285,10 +300,10 @@ class ChatLinks:
             if typed and command == "link":
                 await self._links.change(lambda links: revoke(links, typed, account, now))
             return Reply(DIRECT_ONLY)
-        session, by_settings = await self.session_of(message, own) or own, self._person_of(message) is not None
-        sender = Sender(account, one_line(message.name, 60), chat_id, session, id)
+        by_settings = "" if (person := self._person_of(message)) is None else f"{LINK}:{person}"
+        sender = Sender(account, one_line(message.name, 60), chat_id, own, id, by_settings)
         if command == "unlink":
-            await self._links.change(lambda links: leave(links, account, session if by_settings else ""))
+            await self._links.change(lambda links: leave(links, account, by_settings))
             return Reply(ONLY_SETTINGS if by_settings else ALONE)
         if not typed:
             made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
@@ -298,15 +313,20 @@ class ChatLinks:
             )
         if by_settings:
             return Reply(BY_SETTINGS)
-        busy = await self._is_busy(session)
+        busy = await self._is_busy((await self._links.read()).current(sender))
         found = await self._links.change(lambda links: join(links, typed, sender, now, busy=busy))
         if isinstance(found, str):
             return Reply(found)
-        here, there = _shown(sender.name, account), _shown(found.name, found.account)
+        code = found.code
+        here, there = _shown(sender.name, account), _shown(code.name, code.account)
+        # An account of the settings, and the one whose session it was, can make all others leave.
+        ends = found.home == code.account or (
+            code.session.startswith(f"{LINK}:") and not code.session.startswith(APART)
+        )
         return Reply(
             f"This chat shares the session of {there} now. /unlink ends that.",
-            found,
-            f"{here} shares this session now. If that is not you, send /unlink.",
+            code,
+            f"{here} shares this session now. If that is not you, send /unlink{'' if ends else f' from {found.home}'}.",
         )
 
     async def _is_busy(self, session: str) -> bool:

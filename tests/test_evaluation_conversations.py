@@ -132,7 +132,7 @@ class IdealSmallModel(LLMProvider):
             if request.tool_calls and self._left and self._left[0]["tool"] == request.tool_calls[0].name:
                 self._left.pop(0)
             return request
-        if not self._left or "_talk" in request:
+        if not self._left or ("_talk" in request and "_code" not in request):
             needs_a_look = request["_wanted"] == "call" and messages[-1]["role"] == "user"
             named = paths_in(self._turn.request)
             return self._call("read_file", path=named[0]) if needs_a_look and named else LLMResponse(self._turn.answer)

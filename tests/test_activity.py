@@ -49,7 +49,7 @@ def facts(activity: Sequence[ActivityEvent], event: str) -> list[dict[str, Any]]
     return [one.facts for one in activity if one.event == event]
 
 
-def test_a_turn_is_told_in_the_order_in_which_it_happened():
+def test_a_turn_is_shown_in_chronological_order():
     answered = ModelAnswered(None, (A,), usage=USAGE, model="m", seconds=0.4, first_token=0.1)
     found = told(
         HI, answered, CallEnded("a", "look", "seen it", seconds=0.25), ModelAnswered("yes"), TurnEnded("answer")
@@ -77,7 +77,7 @@ def test_a_turn_is_told_in_the_order_in_which_it_happened():
     ]
 
 
-def test_every_entry_is_told_exactly_once():
+def test_every_entry_is_shown_exactly_once():
     entries: list[Entry] = [
         HI, ModelAnswered(None, (A, B)), CallsBegun(("a", "b")), CallEnded("a", "look", "no", "error", repeats=1),
         CallEnded("b", "send", "sent"), UserSaid("more"), Compacted(1, "short", 1), ModelAnswered("yes"),
@@ -104,7 +104,7 @@ def test_in_pieces_it_is_the_same_story_but_for_the_moment_at_which_something_be
     assert sorted(map(key, pieces)) == sorted(map(key, whole))
 
 
-def test_what_is_under_way_is_told_before_it_ends():
+def test_steps_in_progress_are_shown_before_they_end():
     assert names(told(HI)) == ["request", "model_called"]
     assert names(told(HI, ModelAnswered(None, (A,))))[-1] == "tool_started"
     assert names(told(HI, ModelAnswered(None, (A,)), CallsBegun(("a",))))[-1] == "tool_started"
@@ -113,7 +113,7 @@ def test_what_is_under_way_is_told_before_it_ends():
     assert facts(waits, "asked") == [{"tools": ["look"], "calls": ["a"], "question": "may I?"}]
 
 
-def test_a_persons_word_is_told_and_lets_the_call_start():
+def test_an_approval_is_shown_and_lets_the_call_start():
     found = told(HI, ModelAnswered(None, (A,)), CallsAsked(("a",), "may I?"), CallsDecided(("a",), True))
     assert names(found)[-2:] == ["decided", "tool_started"]
     found = told(HI, ModelAnswered(None, (A,)), CallsAsked(("a",), "may I?"), CallsDecided(("a",), False, "ada", "no"))
@@ -153,7 +153,7 @@ def test_what_is_handed_to_the_client_leaves_the_model_alone():
         (A, CallEnded("a", "look", "m", "cancelled"), []),
     ],
 )
-def test_every_kind_of_feedback_is_told(call, ended, kinds):
+def test_every_kind_of_feedback_is_shown(call, ended, kinds):
     found = facts(told(HI, ModelAnswered(None, (call,)), ended), "feedback")
     assert [one["kind"] for one in found] == kinds
     assert all((one["tool"], one["call"]) == ("look", "a") and one["text"] for one in found)
@@ -204,7 +204,7 @@ def test_an_old_log_that_does_not_say_how_long_the_model_took_tells_the_time_tha
     assert facts(found, "model_answered")[0]["seconds"] == 1.0
 
 
-def test_summaries_and_notes_are_told():
+def test_summaries_and_notes_are_shown():
     found = told(Compacted(3, "short", 2, {"a": "file"}, usage=USAGE), Cleared(), Noted({"role": "user"}))
     assert names(found) == ["compacted", "cleared", "noted"]
     assert found[0].facts == {"turns": 2, "results": 1, "input_tokens": 10, "output_tokens": 2, "cached_tokens": 4}

@@ -53,7 +53,7 @@ async def test_a_full_bus_makes_its_publisher_wait(side):
     assert [(await consume()).content for _ in range(2)] == ["2", "3"]
 
 
-async def test_whoever_published_hears_that_it_was_taken():
+async def test_the_publisher_is_notified_when_a_message_is_taken():
     bus, taken = MessageBus(), []
     await bus.publish_outbound(OutboundMessage("a", "c", "x"), lambda: taken.append(1))
     assert taken == []

@@ -1,4 +1,4 @@
-"""Kill it anywhere and it goes on: SIGKILL at every write to disk, and between them."""
+"""A program killed anywhere resumes: SIGKILL at every write to disk, and between writes."""
 
 from __future__ import annotations
 

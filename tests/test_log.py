@@ -61,7 +61,7 @@ def test_an_entry_is_read_as_it_was_written(entry):
     assert decode_entry(encode_entry(entry)) == entry
 
 
-def test_an_entry_says_its_kind_and_leaves_out_what_is_not_there():
+def test_an_entry_names_its_kind_and_omits_empty_fields():
     assert encode_entry(UserSaid("hi")) == '{"type":"user","content":"hi"}'
     assert encode_entry(TurnEnded("answer")) == '{"type":"end","reason":"answer"}'
 
@@ -76,7 +76,7 @@ def test_a_long_history_of_a_client_is_encoded_in_pieces_with_the_same_bytes(cou
 
 
 @pytest.mark.parametrize("data", ["", "{}", '{"type":"nothing"}', '{"type":"user","content":7}', "[1]"])
-def test_what_is_no_entry_is_refused(data):
+def test_an_invalid_entry_is_refused(data):
     with pytest.raises(msgspec.MsgspecError):
         decode_entry(data)
 
@@ -86,7 +86,7 @@ A, B = Call("a", "look"), Call("b", "send", {"to": "x"})
 ROUND: list[Entry] = [ModelAnswered("I look", (A, B)), CallEnded("b", "send", "sent"), CallEnded("a", "look", "seen")]
 
 
-def test_the_open_turn_is_what_stands_behind_the_last_end():
+def test_the_open_turn_is_everything_after_the_last_end():
     assert open_turn([]) == []
     assert open_turn([HI, BYE]) == []
     assert open_turn([HI, BYE, HI, *ROUND]) == [HI, *ROUND]

@@ -258,7 +258,7 @@ async def test_a_missing_step_is_found(missing):
 
 
 @pytest.mark.parametrize("place", [2, 4])
-async def test_a_result_of_a_call_that_nobody_made_is_found(place):
+async def test_a_result_without_a_call_is_found(place):
     result = await replay([*RECORDED[:place], CallEnded("x", "three", "?"), *RECORDED[place:]])
     assert result.difference is not None
     assert result.difference.step == place + 1
@@ -288,7 +288,7 @@ async def test_steps_after_the_end_are_found():
     assert not (await replay([*RECORDED, ModelAnswered("more"), TurnEnded("answer", "more")])).same
 
 
-async def test_nothing_is_no_turn():
+async def test_a_log_without_a_complete_turn_does_not_replay():
     assert not (await replay([])).same
     assert not (await replay([TurnEnded("answer", "x")])).same
 

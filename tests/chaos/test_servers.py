@@ -83,7 +83,7 @@ def _body(mark: str) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
-async def test_whoever_repeats_gets_one_answer_and_nothing_unsafe_is_done_twice(tmp_path: Path):
+async def test_a_repeated_request_gets_one_answer_and_no_unsafe_call_runs_twice(tmp_path: Path):
     servers = Servers()
     asked = {f"c{client}": [f"c{client}m{number}" for number in range(MESSAGES)] for client in range(CLIENTS)}
 

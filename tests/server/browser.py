@@ -31,12 +31,12 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 class Tab:
-    """A page that is logged in, and everything that it asked for or complained about."""
+    """A logged-in page, with a record of its requests and console errors."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.requests: list[str] = []
-        self.resumed: list[str] = []  # ids that the page went on from
+        self.resumed: list[str] = []  # ids from which the page resumed
         self.errors: list[str] = []
         page.on("request", self._note)
         page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -54,7 +54,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """All that the assistant has said."""
+        """The text of all answers."""
         said = [one["content"] or "" for _, one in sorted(self.entries.items()) if one["kind"] == "answer"]
         return "".join(said) + self.live
 
@@ -73,7 +73,7 @@ class Feed:
         self.comments: list[str] = []
 
     async def read(self, until: Callable[[Page], bool] | None = None) -> Page:
-        """Read until the page is so, or to the feed's end."""
+        """Read until the page satisfies a condition, or to the feed's end."""
         fields: dict[str, str] = {}
         async with asyncio.timeout(40):
             while until is None or not until(self.page):
@@ -102,7 +102,7 @@ class PageClient(Client):
     async def feed(
         self, key: str, page: Page | None = None, headers: Mapping[str, str] | None = None, **query: Any
     ) -> Feed:
-        """Open a feed; with the page of an earlier one, go on where that was."""
+        """Open a feed; with the page of an earlier one, resume from its position."""
         sent = {**self.headers, **(headers or {})}
         if page is not None and page.last_id:
             sent["Last-Event-ID"] = page.last_id
@@ -137,7 +137,7 @@ def is_over(page: Page) -> bool:
 
 
 async def said(client: PageClient, key: str, text: str) -> Page:
-    """Say something in a session, and wait until its turn has ended."""
+    """Send a message to a session, and wait until its turn has ended."""
     feed = await client.feed(key)
     await client.say(key, text)
     page = await feed.read(lambda page: is_over(page) and any(one.get("text") == text for one in page.entries.values()))

@@ -50,7 +50,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
 
 @pytest.fixture
 def shared_server(running: Serving) -> Serving:
-    """The module's server, with nothing left of the tests before."""
+    """The module's server, cleared of earlier tests."""
     running.fake.requests.clear()
     running.fake.replies.clear()
     return running

@@ -1,4 +1,4 @@
-"""A small application behind the guard, on a real socket, and clients that write what they like."""
+"""A small application behind the guard, on a real socket, and clients that write arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class House:
-    """Counts what got in: a handler that must not run did not."""
+    """Counts the requests that reached a handler."""
 
     store: SQLiteStore
     guard: Guard

@@ -173,7 +173,7 @@ class Serving(Client):
         self.store = owners.store
 
     async def client(self, name: str, owner: str | None = None, rights: str = "use") -> Client:
-        """A client with a token. With the first one, the person of the machine gets a token, too: it needs one now."""
+        """A client with a token. With the first token, the machine's own user gets one too, since it now needs one."""
         if not self.headers:
             self.headers = await self._token("person", "me", "use,admin")
         client = Client(self.url, self.http)
@@ -273,7 +273,7 @@ async def process(
 
 
 async def refuses(url: str) -> None:
-    """Wait until a server that was told to end has heard it: it takes no more connections."""
+    """Wait until a terminated server has noticed the signal and accepts no more connections."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     async with asyncio.timeout(30):
         with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):  # or it closes its door just then

@@ -1,4 +1,4 @@
-"""Who may use the web page: one-time links, logins with a token, cookies that other pages and commands cannot use."""
+"""Access to the web page: one-time links, logins with a token, and cookies that other pages and commands cannot use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def is_parked(server: Serving) -> bool:
     return info.parked and not (server.owners.config.workspace / "canary.txt").exists()
 
 
-async def test_a_link_lets_one_browser_in_as_the_person_of_this_machine(server: Serving):
+async def test_a_link_logs_one_browser_in_as_the_user_of_this_machine(server: Serving):
     link = await server.server.access.new_link()
     client, found = await visit(server, link=link)
     assert found["body"]["owner"] == "me"
@@ -81,7 +81,7 @@ async def test_a_link_lets_one_browser_in_as_the_person_of_this_machine(server: 
     assert (status, body["error"]["code"]) == (401, "not_logged_in")
 
 
-async def test_a_link_is_used_once_over_all_servers_and_only_for_some_minutes(
+async def test_a_link_works_once_across_all_servers_and_expires_after_minutes(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ):
     home, store = server.owners.config.home, server.store
@@ -234,8 +234,8 @@ async def test_serve_prints_a_link_that_works_and_a_cookie_outlives_the_server(t
                 assert response.status == 401
 
 
-async def test_serve_opens_the_page_in_the_browser_where_it_is_told_to(tmp_path: Path):
-    """The browser here is a program that writes down what it is asked to open."""
+async def test_serve_opens_the_page_in_the_browser_on_request(tmp_path: Path):
+    """The browser here is a program that records the address it is asked to open."""
     browser, seen = tmp_path / "browser", tmp_path / "seen"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
     browser.chmod(0o755)

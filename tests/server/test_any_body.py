@@ -27,7 +27,7 @@ def read_or_error(body: bytes) -> ChatRequest | ApiError:
 
 
 def outcome(body: bytes) -> ChatRequest | ApiError:
-    """What comes of a body: nothing but a request, or an error with a name for it."""
+    """Return the outcome of a body: a request, or an error that names a parameter."""
     request = read_or_error(body)
     if isinstance(request, ApiError):
         assert request.status == 400
@@ -67,7 +67,7 @@ DEEP = 200_000
     ],
     ids=lambda body: repr(body[:40]),
 )  # fmt: skip
-def test_a_body_that_is_no_request_is_an_error_of_the_client(body):
+def test_an_invalid_body_is_a_client_error(body):
     assert isinstance(outcome(body), ApiError)
 
 
@@ -142,7 +142,7 @@ def test_whatever_looks_like_a_request_is_read_or_refused(body):
 @given(
     st.binary(max_size=200) | st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_whatever_comes_is_read_or_refused(value):
+def test_any_body_is_read_or_refused(value):
     outcome(value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
@@ -150,7 +150,7 @@ TALK = st.lists(st.sampled_from(["user", "system", "assistant", "calls"]), max_s
 
 
 @given(TALK, st.data())
-def test_every_conversation_that_a_client_may_have_had_is_taken(roles, data):
+def test_every_valid_conversation_is_accepted(roles, data):
     messages: list[dict[str, Any]] = []
     for role in roles:
         if role == "calls":

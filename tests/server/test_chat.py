@@ -65,7 +65,7 @@ async def test_the_prompt_is_the_same_from_request_to_request(server: Serving):
     assert first == second
 
 
-async def test_the_first_token_leaves_when_it_comes(server: Serving):
+async def test_the_first_token_is_sent_as_soon_as_it_arrives(server: Serving):
     server.fake.hang(30, after_chunks=1, text="early and late", tokens=["early", " and late"])
     async with server.post({"messages": [{"role": "user", "content": "go"}], "stream": True}) as response:
         streamed = Streamed()
@@ -88,7 +88,7 @@ async def test_a_stream_is_what_clients_expect(server: Serving):
     assert len({chunk["id"] for chunk in streamed.chunks}) == 1
 
 
-async def test_what_the_tools_do_is_told_in_comments(server: Serving):
+async def test_tool_activity_is_sent_as_comments(server: Serving):
     server.fake.calls(call("list_dir", path="."), text="Let me look.")
     server.fake.reply("Nothing is here.")
     streamed = await server.stream("what is here?")
@@ -97,7 +97,7 @@ async def test_what_the_tools_do_is_told_in_comments(server: Serving):
     assert [("started" in one, "list_dir" in one) for one in told] == [(True, True), (False, True)]
 
 
-async def test_a_long_tool_is_bridged_by_signs_of_life(tmp_path: Path):
+async def test_keep_alives_are_sent_during_a_long_tool_call(tmp_path: Path):
     async with serving(tmp_path, ping_seconds=0.05) as server:
         server.fake.calls(call("exec", command="sleep 0.6"))
         server.fake.reply("slept")
@@ -144,7 +144,7 @@ async def test_a_streamed_call_comes_in_the_pieces_that_clients_put_together(ser
     assert streamed.finish == "tool_calls"
 
 
-async def test_a_call_of_a_tool_that_nobody_has_goes_back_to_the_model_and_none_to_the_client(server: Serving):
+async def test_a_call_of_an_unknown_tool_is_returned_to_the_model_and_not_to_the_client(server: Serving):
     server.fake.calls(call("get_weather", "w1", city="Oslo"), call("nonsense", "n1"))
     server.fake.calls(call("get_weather", "w2", city="Oslo"))
     body = await server.ask("weather?", tools=[function("get_weather", city={"type": "string"})])
@@ -166,7 +166,7 @@ async def test_a_picture_reaches_the_model(server: Serving):
     assert any(part["type"] == "image_url" and PIXEL in part["image_url"]["url"] for part in sent)
 
 
-async def test_the_wishes_of_a_client_reach_the_model(server: Serving):
+async def test_the_options_of_a_client_reach_the_model(server: Serving):
     server.fake.reply("{}")
     wishes: dict[str, Any] = {
         "temperature": 0.5,
@@ -190,7 +190,7 @@ async def test_a_request_ends_after_its_rounds(server: Serving):
     assert len(server.fake.requests) == 5
 
 
-async def test_what_the_model_says_of_its_end_is_passed_on(server: Serving):
+async def test_the_models_finish_reason_is_passed_on(server: Serving):
     server.fake.reply("cut", finish_reason="length")
     assert (await server.ask("long"))["choices"][0]["finish_reason"] == "length"
 
@@ -239,12 +239,12 @@ async def test_a_model_of_the_servers_list_answers_and_any_other_name_gets_the_u
         assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_it_says_that_it_is_well(server: Serving):
+async def test_the_health_endpoint_answers(server: Serving):
     assert await server.get("/healthz") == (200, {"status": "ok"})
     assert (await server.get("/readyz"))[0] == 200
 
 
-async def test_a_request_that_would_need_a_persons_word_is_refused_that_and_goes_on(tmp_path: Path):
+async def test_a_call_that_needs_approval_is_denied_and_the_request_continues(tmp_path: Path):
     from everloop.config import Rule
 
     async with serving(tmp_path, policy=(Rule(do="ask", tool="write_file"),)) as server:
@@ -284,7 +284,7 @@ async def test_parameters_without_effect_are_named_in_a_header(server: Serving, 
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v2/chat/completions", "/chat/completions", "/api/pull"])
-async def test_a_path_that_is_none_names_what_the_server_speaks(server: Serving, path: str):
+async def test_an_unknown_path_lists_the_supported_apis(server: Serving, path: str):
     async with server.http.post(server.url + path, json={}) as response:
         body, status = await response.text(), response.status
     assert status == 404
@@ -301,7 +301,7 @@ async def test_many_at_once_do_not_see_each_other(tmp_path: Path):
         await asyncio.gather(*(one(number) for number in range(20)))
 
 
-async def test_nothing_is_left_to_be_sent_to_a_client_that_has_gone(server: Serving):
+async def test_nothing_stays_in_the_outbox_for_a_client_that_disconnected(server: Serving):
     server.fake.calls(call("message", content="one moment"), call("spawn", "c2", task="look around"))
     server.fake.reply("I looked around.")  # the sub-agent, which is waited for
     server.fake.reply("All is well.")

@@ -82,7 +82,7 @@ async def until(house: House, entered: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_token_gets_so_many_requests_at_once_and_another_is_not_kept_out_by_it(house):
+async def test_concurrent_requests_are_limited_per_token(house):
     anna, berta = await house.token("anna"), await house.token("berta")
     waiting = [asyncio.create_task(house.ask("POST", "/wait", authorization=f"Bearer {anna}")) for _ in range(2)]
     await until(house, 2)
@@ -130,11 +130,11 @@ async def test_a_place_is_free_again_however_a_request_ended(house):
 # ---------------------------------------------------------------------------------------------- patience
 
 
-async def test_a_body_that_dribbles_is_given_up_and_its_rest_is_never_a_request(house):
+async def test_a_slow_body_times_out_and_its_rest_is_never_parsed_as_a_request(house):
     began = time.monotonic()
     dribble = [head("POST /echo", JSON + "Content-Length: 900"), *["x"] * 8, head("GET /read")]
     answers = await house.raw(*dribble, pause=0.1)
-    assert time.monotonic() - began < 15  # all of it may take 900 bytes, and nobody waits for them
+    assert time.monotonic() - began < 15  # the whole body may have 900 bytes, and the server does not wait for them
     assert [answer.status for answer in answers] == [408]
     assert answers[0].error["code"] == "request_timeout"
     assert house.entered == []
@@ -261,7 +261,7 @@ STRANGE = {
 async def test_what_two_readers_could_read_differently_runs_nothing_and_is_told_in_openais_shape(house, name):
     answers = await house.raw(STRANGE[name])
     assert house.entered == []
-    assert answers, "the client is told"
+    assert answers, "the client gets no error"
     for answer in answers:
         assert 400 <= answer.status < 500
         assert answer.error
@@ -308,7 +308,7 @@ async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pas
 # ---------------------------------------------------------------------------------------------- many connections
 
 
-async def test_silent_connections_keep_nobody_out_and_those_at_work_stay(tmp_path):
+async def test_idle_connections_do_not_block_new_ones_and_active_ones_stay(tmp_path):
     async with opened_house(tmp_path, connections=10) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
         async with asyncio.timeout(20):

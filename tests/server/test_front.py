@@ -60,7 +60,7 @@ async def test_requests_wait_for_a_worker_and_are_answered_by_it(tmp_path: Path,
 
 
 async def test_a_worker_that_is_ended_leaves_its_turn_after_the_step_to_another(tmp_path: Path, where: dict[str, str]):
-    """Told to end while the model writes: that answer is kept, and what it calls is run by the other one."""
+    """The worker is terminated during a model call: the answer is kept, and the other worker runs its tool calls."""
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         async with worker(fake, tmp_path, **where) as first:
             fake.calls(call("exec", command="echo once >> runs.txt"), delay=1.5)
@@ -76,7 +76,7 @@ async def test_a_worker_that_is_ended_leaves_its_turn_after_the_step_to_another(
 
 
 async def test_a_request_whose_worker_is_killed_is_answered_by_another(tmp_path: Path, where: dict[str, str]):
-    """Its client still waits, at the server: it is not taken for one that nobody waits for."""
+    """Its client still waits at the server, so the request does not count as abandoned."""
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         async with worker(fake, tmp_path, **where) as first:
             fake.reply("never heard", delay=30)
@@ -103,7 +103,7 @@ async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: P
         assert text_of(await client.ask("and now?", kept)) == "goes on"
 
 
-async def test_an_owner_whose_folder_cannot_be_made_holds_up_nobody_else(tmp_path: Path, where: dict[str, str]):
+async def test_an_owner_whose_folder_cannot_be_created_does_not_block_the_others(tmp_path: Path, where: dict[str, str]):
     (tmp_path / "owners").mkdir()
     (tmp_path / "owners" / "bob").write_text("in the way")
     store = opened(tmp_path, where)
@@ -174,7 +174,7 @@ async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
 
 
 async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_path: Path, where: dict[str, str]):
-    """It waits for a client of its own meanwhile, and what it would begin for others then would be cut off."""
+    """It still waits for its own client; a turn it started for others now would be interrupted."""
     (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 6\n[worker]\nlease_seconds = 10\n")
     store = opened(tmp_path, where)
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, process(fake, tmp_path, **where) as (made, url):

@@ -1,4 +1,4 @@
-"""Who is let in, under which name, from which page, and whose request it then is."""
+"""Which requests are admitted, by host name, origin and token, and to which owner they belong."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_a_token_gives_the_request_its_owner_and_no_other(guarded):
     assert [json.loads(answer.body)["owner"] for answer in both] == ["anna", "berta"] * 10
 
 
-async def test_where_a_token_is_needed_nobody_comes_in_without_a_right_one(guarded):
+async def test_a_required_token_must_be_valid(guarded):
     token = await guarded.token("anna")
     wrong = [
         None, "", "Bearer", "Bearer ", f"Basic {token}", token, f"Bearer {token[:-1]}", f"Bearer {token}A",
@@ -262,7 +262,7 @@ async def test_once_a_token_has_existed_every_request_needs_one_also_after_the_l
     assert (await house.ask("GET", "/healthz")).status == 200
 
 
-async def test_a_server_that_starts_after_the_last_token_was_revoked_lets_nobody_in_without_one(tmp_path):
+async def test_a_server_started_after_the_last_token_was_revoked_still_requires_one(tmp_path):
     async with opened_house(tmp_path) as house:
         await house.token("anna")
         (made,) = await house.store.tokens()
@@ -326,7 +326,7 @@ async def test_the_key_that_a_client_makes_up_is_no_wrong_token_while_there_are_
 
 
 @pytest.mark.parametrize(("loopback", "token_needed"), [(True, True), (False, False), (False, True)])
-async def test_nobody_is_taken_for_the_person_of_the_machine_unless_only_it_can_come(tmp_path, loopback, token_needed):
+async def test_only_requests_that_must_be_local_act_as_the_machines_user(tmp_path, loopback, token_needed):
     async with opened_house(tmp_path, loopback=loopback, token_needed=token_needed) as house:
         for made_up in (None, "Bearer x", "Bearer"):
             assert (await house.ask(authorization=made_up)).status == 401
@@ -348,12 +348,12 @@ ORDINARY = """
 """
 
 
-async def test_what_clients_send_by_themselves_is_no_sign_of_a_proxy(house):
+async def test_headers_that_clients_send_by_default_do_not_indicate_a_proxy(house):
     assert (await house.ask(**dict.fromkeys(ORDINARY.split(), "x"))).status == 200
 
 
 @pytest.mark.parametrize("header", PROXIES.split())
-async def test_whoever_comes_through_a_proxy_on_this_machine_is_not_its_person(house, header):
+async def test_a_request_through_a_local_proxy_does_not_act_as_the_machines_user(house, header):
     for authorization in (None, "Bearer x"):
         assert (await house.ask(**{header: "for=192.0.2.1"}, authorization=authorization)).status == 401
     assert house.entered == []
@@ -387,7 +387,7 @@ async def test_health_needs_no_token_and_nothing_else_does_without(guarded):
     assert len(guarded.entered) == 2
 
 
-async def test_a_store_that_cannot_be_read_lets_nobody_in_and_tells_nothing(guarded, caplog):
+async def test_with_an_unreadable_store_every_request_is_refused_without_details(guarded, caplog):
     token = await guarded.token("anna")
     await guarded.store.close()
     guarded.store.path.write_bytes(b"not a database" * 100)
@@ -434,7 +434,7 @@ async def test_an_unknown_address_and_a_wrong_method_are_errors_in_openais_shape
     assert house.entered == []
 
 
-async def test_what_goes_wrong_inside_is_in_the_log_and_not_in_the_response(house, caplog):
+async def test_internal_errors_are_logged_and_not_sent(house, caplog):
     with caplog.at_level(logging.ERROR):
         answer = await house.ask("POST", "/broken")
     assert (answer.status, answer.error["type"]) == (500, "server_error")

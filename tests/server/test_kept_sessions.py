@@ -124,7 +124,7 @@ async def test_a_request_whose_client_left_is_run_again_when_it_is_repeated(serv
     assert text_of(await server.ask("go", once)) == "now it works"
 
 
-async def test_whoever_repeats_a_request_gets_its_answer_though_the_first_connection_breaks(server: Serving):
+async def test_a_repeated_request_gets_its_answer_even_if_the_first_connection_breaks(server: Serving):
     server.fake.reply("the only answer", delay=3.0)
     first = asyncio.create_task(server.ask("go", ONCE))
     await until(lambda: server.fake.requests)
@@ -176,7 +176,7 @@ async def test_requests_of_one_session_wait_for_each_other(server: Serving):
     assert (text_of(await one), text_of(await two)) == ("first", "second")
 
 
-async def test_a_client_that_leaves_the_queue_stops_nobody_else(server: Serving):
+async def test_a_client_that_leaves_the_queue_does_not_affect_others(server: Serving):
     server.fake.reply("first", delay=3.0)
     one = asyncio.create_task(server.ask("one", ADA))
     await until(lambda: server.fake.requests)
@@ -189,13 +189,13 @@ async def test_a_client_that_leaves_the_queue_stops_nobody_else(server: Serving)
 
 
 @pytest.mark.parametrize("key", ["", " ", "a" * 201, "sub:x", "system:x"])
-async def test_a_key_that_cannot_be_one_is_refused(server: Serving, key: str):
+async def test_an_invalid_session_key_is_refused(server: Serving, key: str):
     status, error = await server.fails("hi", {"X-Session": key})
     assert (status, error["param"]) == (400, "X-Session")
     assert not server.fake.requests
 
 
-async def test_a_reminder_of_the_client_behind_the_last_message_hides_it_not(server: Serving):
+async def test_a_client_reminder_after_the_last_message_does_not_hide_it(server: Serving):
     server.fake.reply("hello")
     await server.ask([{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}], ADA)
     assert server.seen()[-1] == {"role": "user", "content": "hi"}

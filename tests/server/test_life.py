@@ -1,4 +1,4 @@
-"""Clients that go away, servers that are killed or stopped, and what is left on disk."""
+"""Clients that disconnect, servers that are killed or stopped, and the state on disk."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_keeps_what_was_sai
     assert "one two" in str(await server.entries())
 
 
-async def test_one_who_stays_gets_the_answer_though_all_who_asked_with_it_leave(server: Serving, monkeypatch):
-    """Each time just as it joins their turn, which then ends for want of anybody who waits."""
+async def test_a_client_that_stays_gets_the_answer_although_the_others_leave(server: Serving, monkeypatch):
+    """They leave just as it joins their turn, which then ends for lack of a waiter."""
     others = [await server.client(name, "ada") for name in ("first", "second")]
     stays = await server.client("stays", "ada")
     joined, counted, count = asyncio.Semaphore(0), asyncio.Event(), asyncio.Event()
@@ -307,7 +307,7 @@ async def test_without_a_token_it_only_listens_to_this_machine(tmp_path: Path, f
     assert "everloop token add" in done.err
 
 
-async def test_with_all_tokens_revoked_it_only_listens_to_this_machine_and_lets_nobody_in(
+async def test_with_all_tokens_revoked_it_listens_only_locally_and_refuses_every_request(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
     from ..support.commands import everloop

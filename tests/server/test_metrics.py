@@ -56,7 +56,7 @@ async def server(tmp_path) -> AsyncIterator[Serving]:
         yield made
 
 
-async def test_the_person_of_the_machine_reads_it_without_a_token(server):
+async def test_the_machines_user_reads_it_without_a_token(server):
     found = await at_work(server)
     assert value(found, "everloop_store_up") == 1
 
@@ -79,7 +79,7 @@ async def test_a_page_of_another_origin_does_not_get_it(server):
     assert (status, "everloop_" in text) == (403, False)
 
 
-async def test_nothing_that_anybody_said_or_is_called_is_in_it(server):
+async def test_it_contains_no_message_text_and_no_names(server):
     owner = await server.client("somebody", owner=CANARY)
     server.fake.reply("Hello.")
     await owner.ask(CANARY, {"X-Session": f"web:{CANARY}"})
@@ -210,7 +210,7 @@ async def test_a_port_that_is_taken_is_one_line():
     assert str(port) in done.err
 
 
-async def test_whoever_leaves_while_the_store_is_away_leaves_no_error_that_nobody_hears(server, monkeypatch):
+async def test_a_client_that_leaves_while_the_store_is_unavailable_causes_no_unhandled_error(server, monkeypatch):
     forgotten: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
     client = await server.client("prometheus", "me", "admin")

@@ -168,7 +168,7 @@ async def test_a_worker_finishes_an_owners_turn_in_the_owners_workspace(tmp_path
         assert not (tmp_path / "workspace/here.txt").exists()
 
 
-async def test_another_owner_does_not_hear_later_of_what_the_model_said(
+async def test_another_owner_does_not_learn_later_what_the_model_server_said(
     server: Serving, caplog: pytest.LogCaptureFixture
 ):
     """Not in the next turn of a session, not by a command, not from a sub-agent, and not by searching."""
@@ -260,7 +260,7 @@ async def test_a_host_of_the_persons_own_network_is_not_for_others(tmp_path: Pat
     assert fetched == ["/me"]
 
 
-async def test_a_job_and_a_sub_agent_of_an_owner_work_in_the_owners_workspace_whoever_fires_them(tmp_path: Path):
+async def test_an_owners_jobs_and_sub_agents_use_the_owners_workspace_in_every_process(tmp_path: Path):
     async with serving(tmp_path) as server:
         ada = await server.client("ada")
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=4)
@@ -282,7 +282,7 @@ async def test_a_job_and_a_sub_agent_of_an_owner_work_in_the_owners_workspace_wh
 
 
 async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: Path):
-    """An owner whose agent is not at work yet still gets it once the store can be read again."""
+    """An owner whose agent has not started yet still gets it once the store can be read again."""
 
     class Sick(SQLiteStore):
         sick = asked = 0
@@ -317,7 +317,7 @@ async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: 
         await store.close()
 
 
-async def test_a_disk_that_is_full_is_told_without_its_place_to_others_and_recovered_from(server: Serving):
+async def test_a_full_disk_is_reported_to_other_owners_without_its_path_and_recovered_from(server: Serving):
     ada = await server.client("ada")
     server.fake.reply("hello")
     await ada.ask("hi")

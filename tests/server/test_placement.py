@@ -86,7 +86,7 @@ def sessions_in(postgres: Server, dsn: str, owner: str) -> int:
 
 
 class Talk:
-    """A client that says one numbered message after the other, and says those again that were not answered."""
+    """A client that sends numbered messages one after another, and repeats unanswered ones."""
 
     def __init__(self, urls: list[str], http: aiohttp.ClientSession, token: str, session: str) -> None:
         self.clients = [Client(url, http, token) for url in urls]
@@ -117,7 +117,8 @@ class Talk:
 async def test_an_owner_is_moved_under_traffic_there_and_back_and_nothing_is_lost_or_doubled(
     postgres, database, other, tmp_path
 ):
-    """Two servers, two databases. Whatever was answered is in the log once, in order, and only where the owner is."""
+    """Two servers, two databases. Every answered message is in the log once, in order, and only in the owner's
+    database."""
     anna, bob = await add_token(database, "anna"), await add_token(database, "bob")
     settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database, "EVERLOOP_MODEL": SCRIPT}
     async with FakeOpenAI() as fake, contextlib.AsyncExitStack() as stack:
@@ -368,7 +369,7 @@ async def test_a_message_that_comes_in_during_the_pause_is_moved_or_refused(post
 
 
 async def test_a_move_that_is_cut_off_holds_requests_back_until_it_is_completed(postgres, database, other):
-    """Between the two commits the owner is in both: neither must go on alone."""
+    """Between the two commits, the owner is in both databases, and neither may continue alone."""
     await add_token(database, "anna")
     name, where = name_of(database), DSN(database)
     postgres.sql(

@@ -1,4 +1,4 @@
-"""Requests a minute: so many of an owner and not one more, over all server processes of a store."""
+"""Requests per minute: an exact limit per owner across all server processes of a store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Serving]:
         yield running
 
 
-async def test_more_than_that_get_a_429_in_openais_words_that_says_when_to_come_again(server: Serving):
+async def test_requests_over_the_limit_get_an_openai_429_with_a_retry_time(server: Serving):
     for _ in range(2):
         assert text_of(await server.ask("hi")) == ANSWER
     for body in (ASK, {**ASK, "stream": True}):
@@ -47,7 +47,7 @@ async def test_more_than_that_get_a_429_in_openais_words_that_says_when_to_come_
     assert len(server.fake.requests) == 2
 
 
-async def test_the_time_that_is_told_is_true(server: Serving):
+async def test_the_reported_retry_time_is_correct(server: Serving):
     began = time.time()
     for _ in range(2):
         await server.ask("hi")
@@ -203,7 +203,7 @@ async def status_of(client: Client) -> int:
 
 
 async def shift(store: Store, seconds: float) -> None:
-    """Let time go by for the counts."""
+    """Advance the clock of the counters."""
 
     def work(db: Any) -> None:
         db.execute(f"UPDATE rate SET began = began - {seconds}")

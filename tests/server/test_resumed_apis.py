@@ -1,4 +1,4 @@
-"""A stream of another API than chat completions that breaks off with its server goes on behind its last event."""
+"""Interrupted streams of APIs other than chat completions resume after their last event."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def read(response: aiohttp.ClientResponse, place: tuple[str, ...], until: 
 
 
 @pytest.mark.parametrize("path", STREAMS)
-async def test_a_stream_goes_on_after_a_kill_where_the_client_was(tmp_path: Path, path: str):
+async def test_a_stream_resumes_at_the_clients_position_after_a_kill(tmp_path: Path, path: str):
     body, place = STREAMS[path]
     async with FakeOpenAI() as fake, aiohttp.ClientSession(headers=KEYS) as session:
         fake.hang(50, after_chunks=3, text="".join(WORDS), tokens=WORDS)

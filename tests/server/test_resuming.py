@@ -1,4 +1,4 @@
-"""Streams that break off and are asked for again: the client gets what follows its position, and nothing twice."""
+"""Streams that are interrupted and resumed: the client gets what follows its position, and nothing twice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def back(position: str, headers: dict[str, str] | None = None) -> dict[str, str]
     return {**(headers or ONCE), "Last-Event-ID": position}
 
 
-async def test_only_a_stream_that_can_be_asked_for_again_has_positions(server: Serving):
+async def test_only_a_resumable_stream_has_positions(server: Serving):
     for headers, some in (({}, False), ({"X-Session": "a"}, False), ({"Idempotency-Key": "k"}, False), (ONCE, True)):
         server.fake.reply(TEXT)
         assert bool((await server.stream("go", headers)).ids) is some
@@ -97,7 +97,7 @@ async def test_without_a_position_the_whole_answer_comes_again(server: Serving):
     assert (await server.stream("go", ONCE)).text == TEXT
 
 
-async def test_a_client_that_comes_back_while_the_answer_is_written_goes_on_where_it_was(server: Serving):
+async def test_a_client_that_reconnects_during_the_answer_resumes_at_its_position(server: Serving):
     server.fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
     first = await begin(server, "word10 ")
     resumed = await server.stream("go", back(first.ids[-1]))
@@ -219,7 +219,7 @@ def test_a_client_that_reads_slowly_costs_no_more_than_the_text():
     assert "".join(piece.text for piece in feed._waiting if piece.kind == "text") == "ab" * 20_000
 
 
-async def test_one_who_comes_when_another_has_gone_sees_the_answer_as_it_is_written(server: Serving):
+async def test_a_client_that_connects_after_another_left_sees_the_answer_as_it_is_written(server: Serving):
     server.fake.reply(TEXT, tokens=WORDS, token_delay=0.06)
     first = await begin(server, "word3 ")
     second = await begin(server, "word5 ")

@@ -1,4 +1,4 @@
-"""A server whose database has gone away: whoever watches it hears so soon, and it can be told to end."""
+"""A server whose database is unavailable: monitoring soon sees it, and the server can still be terminated."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
                 await asyncio.sleep(0.1)
 
 
-async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_away(
+async def test_metrics_read_with_a_token_show_that_the_store_is_unavailable(
     fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"
@@ -83,16 +83,16 @@ async def test_whoever_reads_the_numbers_with_a_token_hears_that_the_store_is_aw
     async with proxied(database, place) as (proxy, dsn), process(fake, tmp_path, EVERLOOP_STORE=dsn) as (_, url):
         assert "everloop_store_up 1" in (await read("/metrics", good))[1]
         take_away(proxy, place)
-        await asyncio.sleep(2.1)  # for which one look at the store serves all
+        await asyncio.sleep(2.1)  # during which one store query serves all
         async with asyncio.timeout(SOON):
             status, text = await read("/metrics", good)
         assert (status, "everloop_store_up 0" in text) == (200, True)
-        with pytest.raises(TimeoutError):  # one that nobody knows waits for the store
+        with pytest.raises(TimeoutError):  # an unknown token waits for the store
             async with asyncio.timeout(5):
                 await read("/metrics", new_token())
 
 
-async def test_without_any_token_the_numbers_still_say_that_the_store_is_away(
+async def test_metrics_without_any_token_show_that_the_store_is_unavailable(
     fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"

@@ -1,4 +1,4 @@
-"""Clients that come in crowds and leave at any moment: nothing of theirs stays behind."""
+"""Crowds of clients that disconnect at any moment leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def descriptors() -> int:
 
 
 async def come_and_go(server: Serving, number: int) -> None:
-    """Connect, say some of a request, and leave: politely or not, at once or a little later."""
+    """Connect, send part of a request, and disconnect: cleanly or not, at once or a little later."""
     lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     lines += [f"Content-Length: {len(BODY)}"]
     if number % 3 == 0:

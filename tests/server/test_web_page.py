@@ -221,7 +221,7 @@ HOSTILE = (
 )
 
 
-async def test_hostile_content_runs_nothing_and_asks_nobody(browser: Browser, tmp_path: Path):
+async def test_hostile_content_runs_nothing_and_sends_no_request(browser: Browser, tmp_path: Path):
     heard: list[str] = []
 
     async def hear(request: web.Request) -> web.Response:
@@ -293,7 +293,7 @@ for bed in garden:
 
 
 async def filled(server: Serving, one: Tab) -> None:
-    """A conversation with something of everything."""
+    """A conversation with every kind of content."""
     server.fake.reply("I look at the beds first.")
     server.fake.replies[-1].calls = [
         call("exec", id="e", command="ls -l && echo done"),

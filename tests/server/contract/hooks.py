@@ -1,4 +1,4 @@
-"""Loaded by schemathesis: most of what it makes up then reaches the agent."""
+"""Hooks for schemathesis, so that most generated requests reach the agent."""
 
 from __future__ import annotations
 

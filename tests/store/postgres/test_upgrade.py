@@ -181,7 +181,7 @@ from everloop.actions import next_action
 from everloop.log import decode_entry, encode_entry
 def decided(log):
     action = next_action(log)
-    facts = {name: getattr(action, name) for name in action.__match_args__ if name != "text"}
+    facts = {name: getattr(action, name) for name in type(action).__annotations__ if name != "text"}
     return f"{type(action).__name__} {facts}"
 for line in sys.stdin:
     log = [decode_entry(data) for data in json.loads(line)]

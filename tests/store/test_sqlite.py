@@ -25,6 +25,7 @@ from everloop.store.sqlite import store as sqlite_store
 from everloop.store.sqlite import transactions as tx
 from everloop.store.sqlite.schema import MIGRATIONS, migrate
 
+from ..support.commands import until
 from ..support.unflushed import flushed
 
 
@@ -329,6 +330,28 @@ async def test_a_store_is_used_while_it_is_being_closed(store):
         await asyncio.gather(store.close(), store.accept(message(str(n))), store.sessions("me"))
     await store.close()
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 20
+
+
+async def test_a_read_that_begins_while_the_store_is_closed_keeps_its_connection(store):
+    """SQLite fails on a connection that is closed during a query, and some versions of Python crash."""
+    before, began, go_on = threading.Event(), threading.Event(), threading.Event()
+    reading = asyncio.create_task(store._in_reader(lambda db: before.wait(30)))
+    await until(lambda: store._readers is not None)
+    ending = asyncio.create_task(store.close())
+    await until(lambda: store._readers is None)
+
+    def read(db):
+        began.set()
+        go_on.wait(30)
+        return db.execute("SELECT 1").fetchall()
+
+    late = asyncio.create_task(store._in_reader(read))
+    await until(began.is_set)
+    before.set()
+    await ending
+    go_on.set()
+    assert await late == [(1,)]
+    assert await reading
 
 
 def test_a_store_serves_one_event_loop_after_another(tmp_path):

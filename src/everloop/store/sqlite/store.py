@@ -64,6 +64,31 @@ LOCK_SECONDS = 30.0  # how long a write waits for another program that has locke
 IO_ERROR_SECONDS = 1.0  # how long opening is retried after an I/O error
 
 
+class _Readers:
+    """Two threads, each with a connection of its own. What is read while they are closed needs others."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="everloop-reader")
+        self._connect = connect
+        self._local = threading.local()
+        self._open: list[sqlite3.Connection] = []
+
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection of the calling thread."""
+        known: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if known is None:
+            known = self._local.connection = self._connect()
+            known.execute("PRAGMA query_only = ON")
+            self._open.append(known)
+        return known
+
+    def close(self) -> None:
+        """Wait for what is being read, then close the connections. Call it in a thread."""
+        self.pool.shutdown()
+        for connection in self._open:
+            connection.close()
+
+
 class SQLiteStore:
     """Log, inbox, outbox, leases and timers in one file.
 
@@ -83,9 +108,7 @@ class SQLiteStore:
         self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always, lock_seconds)
         self.relay: EventRelay = NoRelay()
         self._announcements = Announcements()
-        self._readers: ThreadPoolExecutor | None = None
-        self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._readers: _Readers | None = None
 
     @cached_property
     def path(self) -> Path:
@@ -525,11 +548,7 @@ class SQLiteStore:
         await self.writer.close()
         if self._readers is not None:
             readers, self._readers = self._readers, None
-            await asyncio.get_running_loop().run_in_executor(None, readers.shutdown)
-            for connection in self._open:
-                connection.close()
-            self._open.clear()
-            self._local = threading.local()
+            await asyncio.get_running_loop().run_in_executor(None, readers.close)
 
     async def _write(self, sql: str, *values: object) -> int:
         """Run one statement, and return the number of rows it changed."""
@@ -540,15 +559,12 @@ class SQLiteStore:
 
     async def _in_reader(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._readers is None:
-            self._readers = ThreadPoolExecutor(2, thread_name_prefix="everloop-reader")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._with_reader, work)
+            self._readers = _Readers(self._connect)
+        readers = self._readers
+        return await asyncio.get_running_loop().run_in_executor(readers.pool, self._with_reader, readers, work)
 
-    def _with_reader(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._connect()
-            connection.execute("PRAGMA query_only = ON")
-            self._open.append(connection)
+    def _with_reader(self, readers: _Readers, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = readers.connection()
         try:
             return work(connection)
         except sqlite3.Error as error:

@@ -136,6 +136,18 @@ async def test_a_client_that_leaves_while_notified_of_a_question_does_not_affect
     assert await (await desk.dispatcher.submit(said("another"))) == WAITS
 
 
+async def test_a_client_that_leaves_before_its_session_is_claimed_follows_no_turn(desk):
+    assert await desk.store.begin("me", "test:one", desk.other, said("one")) is not None
+    followed: dict[str, list[int]] = {"stays": [], "leaves": []}
+    for client, rows in followed.items():
+        answer = await desk.dispatcher.submit(said("two"), on_elsewhere=rows.append)
+        if client == "leaves":
+            answer.cancel()
+        await until(lambda: desk.dispatcher.session("me", "test:one") is None)
+    assert len(followed["stays"]) == 1
+    assert followed["leaves"] == []
+
+
 @pytest.mark.parametrize(("meant", "stopped"), [(None, True), ("t1", True), (5, True), ("t2", False), (6, False)])
 async def test_a_stop_for_one_turn_stops_no_other(desk, meant, stopped):
     """Also if that turn has just started, and the stop names the inbox row that opened it."""

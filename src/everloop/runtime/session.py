@@ -74,11 +74,15 @@ class Submission(msgspec.Struct):
         return self.message.owner, self.message.session_key
 
     def follow_elsewhere(self, row: int) -> None:
-        """Switch the waiter to the turn of this inbox row, which runs or ran elsewhere, and show nothing more."""
+        """Switch the waiter to the turn of this inbox row, which runs or ran elsewhere, and show nothing more.
+
+        A waiter that has left follows nothing: it would never unsubscribe.
+        """
         on_elsewhere, self.on_elsewhere = self.on_elsewhere, None
         if on_elsewhere is not None:
             self.show = None
-            on_elsewhere(row)
+            if not self.answer.done():
+                on_elsewhere(row)
 
 
 class Waiters:

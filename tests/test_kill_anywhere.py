@@ -254,7 +254,7 @@ async def test_messages_that_arrive_while_earlier_ones_are_written_keep_their_or
             second.set()
             go_on.wait(30)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 5), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())
@@ -307,7 +307,7 @@ async def test_messages_taken_from_the_bus_are_kept_when_the_loop_is_stopped(tmp
             holding.set()
             go_on.wait(30)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 3), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())

@@ -121,7 +121,7 @@ async def test_a_message_waits_for_two_writes_before_the_model_is_asked(tmp_path
         def count(what: str) -> None:
             notes.writes += what == "before"
 
-        store.writer.hook = count
+        store.writer.commit_hooks.add(count)
         for number in range(1, 8):
             notes.writes = 0
             await hook.say("1", f"message {number}")

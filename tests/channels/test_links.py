@@ -398,10 +398,10 @@ async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else
             if number == 100:  # late writes of earlier answers are not counted
                 await until(lambda: len(network.heard(EVE)) == links.MOST_WRONG)
                 await tells(network, CARL, "/status")
-                store.writer.hook = count
+                unhook = store.writer.commit_hooks.add(count)
             await network.say(EVE, f"/link {number:08}", sender=DORA)
         assert writes <= 2
-        store.writer.hook = None
+        unhook()
         await network.say(EVE, f"/link {code}", sender=DORA)  # correct, but too late
         assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
         assert await shared(store) == [("hook:anna", "hook:bert")]

@@ -223,12 +223,12 @@ async def test_a_write_is_reported_only_after_the_commit(store):
         if when == "after":
             order.extend(told)
 
-    store.writer.hook = hook
+    unhook = store.writer.commit_hooks.add(hook)
     future = store.writer.submit(lambda db: None)
     future.add_done_callback(lambda _: told.append("told"))
     await future
     await asyncio.sleep(0)
-    store.writer.hook = None
+    unhook()
     assert order == ["before", "after"]
     assert told == ["told"]
 
@@ -292,9 +292,9 @@ async def test_a_commit_that_fails_fails_every_write_in_it_and_the_next_one_work
         if when == "before":
             raise sqlite3.OperationalError("the disk says no")
 
-    store.writer.hook = fail
+    unhook = store.writer.commit_hooks.add(fail)
     results = await asyncio.gather(*(store.accept(message()) for _ in range(5)), return_exceptions=True)
-    store.writer.hook = None
+    unhook()
     assert all(isinstance(result, StoreError) and "the disk says no" in one_line(result) for result in results)
     await store.accept(message())
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 2

@@ -89,7 +89,7 @@ async def test_a_long_past_is_indexed_in_short_transactions(store, monkeypatch):
         await keep(store, *(f"beans {n} {m}" for m in range(12)), key=f"test:{n}")
     await keep(store, "beans " + "x" * 150, "beans " + "y" * 150, "beans", key="test:9")
     sizes: list[int] = []
-    store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
+    store.writer.commit_hooks.add(lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry"))))
     assert len(await store.search("me", "beans", 100)) == 63
     steps = [after - before for before, after in itertools.pairwise(sizes) if after > before]
     assert sum(steps) + sizes[0] == 63
@@ -102,7 +102,7 @@ async def test_long_texts_make_the_transactions_shorter(store, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHARACTERS", 200)
     await keep(store, *(f"beans {'x' * 150} {n}" for n in range(5)))
     sizes: list[int] = [0]
-    store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
+    store.writer.commit_hooks.add(lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry"))))
     assert len(await store.search("me", "beans")) == 5
     assert [after - before for before, after in itertools.pairwise(sizes) if after > before] == [2, 2, 1]
 
@@ -139,7 +139,7 @@ async def main(path, when, commits):
         if now == when and left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     print(len(await store.search("me", "beans", 1000)))
     await store.close()
 

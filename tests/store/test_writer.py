@@ -109,10 +109,10 @@ async def test_a_message_whose_steering_was_not_written_is_not_done_with_the_tur
         if when == "before":
             raise sqlite3.OperationalError("the disk says no")
 
-    store.writer.hook = fail
+    unhook = store.writer.commit_hooks.add(fail)
     with pytest.raises(StoreError, match="the disk says no"):
         await store.append(claim, [UserSaid("second")], took=[steered.id])
-    store.writer.hook = None
+    unhook()
     finished = await store.finish(claim, [TurnEnded("cancelled", "Stopped.")])
     assert finished.more
     assert [row.message.content for row in await store.waiting("me", "test:1")] == ["second"]
@@ -144,7 +144,9 @@ async def test_no_write_to_a_removed_file_is_reported_as_kept(store, replaced):
 def at(store: SQLiteStore) -> list[str]:
     """Return the threads in which the store commits from now on."""
     threads: list[str] = []
-    store.writer.hook = lambda when: threads.append(threading.current_thread().name) if when == "before" else None
+    store.writer.commit_hooks.add(
+        lambda when: threads.append(threading.current_thread().name) if when == "before" else None
+    )
     return threads
 
 

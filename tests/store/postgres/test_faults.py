@@ -89,7 +89,7 @@ async def test_a_commit_whose_response_was_lost_is_looked_up_and_not_repeated(po
                         proxy.cut = cut
                     number += 1
 
-            store.connections.hook = cut_one
+            store.connections.commit_hooks.add(cut_one)
             await whole_turn(store, worker)
             assert proxy.cuts == 1
             assert [row.message.content for row in await store.waiting("me", "test:2")] == ["follows"]
@@ -114,7 +114,7 @@ async def test_a_step_whose_response_was_lost_is_looked_up_and_not_repeated(post
                         proxy.cut = cut
                     number += 1
 
-            store.connections.hook = cut_one
+            store.connections.commit_hooks.add(cut_one)
             row = await store.accept(said("two"))
             claim = await store.begin("me", "test:1", worker)
             assert claim is not None
@@ -163,7 +163,7 @@ async def test_killing_a_backend_in_the_middle_of_a_write_costs_nothing(postgres
                 killed += len(postgres.sql(kill, name))
 
         await store.workers()
-        store.connections.hook = kill_all
+        store.connections.commit_hooks.add(kill_all)
         await whole_turn(store, worker)
         assert killed >= 5
     assert traces(postgres, database) == ONCE

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from ...errors import StoreError
-from ..jobs import Job, Wakers, Write, settle
+from ..jobs import CommitHooks, Job, Wakers, Write, settle
 from .commit_mark import CommitMark
 
 T = TypeVar("T")
@@ -40,8 +40,7 @@ class Writer:
     """Runs jobs on one connection in one thread.
 
     Queued jobs are committed together, with one flush if any of them needs it; a job that fails is rolled back to its
-    own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is called with
-    "before" and "after" around every commit.
+    own savepoint without affecting the others. `flush_always` flushes every commit.
 
     A short statement that needs no flush only copies a few pages to the kernel's cache, which takes a fraction of the
     time of waking a thread and being woken by it. It runs where it is submitted, on the same connection, if the thread
@@ -56,7 +55,7 @@ class Writer:
         flush_always: bool = False,
         lock_seconds: float = 30.0,
     ) -> None:
-        self.hook: Callable[[str], None] | None = None
+        self.commit_hooks = CommitHooks()
         self.commits = 0
         self.flushes = 0
         self._connect = connect
@@ -121,7 +120,7 @@ class Writer:
             if connection is None or not connection.is_at_hand():
                 return None
             connection.use(HERE)
-            self._tell("before")
+            self.commit_hooks.call("before")
             result = work(connection.db)
             self._committed(False)
         except Exception as failed:
@@ -174,7 +173,7 @@ class Writer:
         try:
             connection.use(FLUSHED if flush else WRITTEN)
             if len(batch) == 1 and batch[0].kind in ("statement", "short") and not flush:
-                self._tell("before")
+                self.commit_hooks.call("before")
                 batch[0].result = batch[0].work(db)
                 self._committed(flush)
                 return batch
@@ -232,7 +231,7 @@ class Writer:
                 db.execute("ROLLBACK")  # nothing was written
                 return
             number = connection.mark.advance(db) if flush else 0
-            self._tell("before")
+            self.commit_hooks.call("before")
             db.execute("COMMIT")
             self._committed(flush)
             if flush:
@@ -246,14 +245,10 @@ class Writer:
     def _committed(self, flush: bool) -> None:
         self.commits += 1
         self.flushes += flush
-        self._tell("after")
+        self.commit_hooks.call("after")
 
     def _explained(self, error: Exception) -> Exception:
         return self._explain(error) if isinstance(error, sqlite3.Error) else error
-
-    def _tell(self, when: str) -> None:
-        if self.hook is not None:
-            self.hook(when)
 
 
 class _Mode(msgspec.Struct, frozen=True):

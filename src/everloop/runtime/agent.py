@@ -203,7 +203,7 @@ class AgentLoop:
             self.tools.register(built_in)
         if self._settings.subagents > 0:
             self.tools.register(SpawnTool(self.subagents))
-        self.tools.register(CronTool(lambda: self.cron_service))
+        self.tools.register(CronTool(self))
 
     # Parts that only some agents need are created on first use.
 

@@ -148,13 +148,20 @@ def test_no_attribute_waits_for_a_callback():
     assert wrong == []
 
 
-def test_no_constructor_has_a_lambda_over_a_later_object():
+def test_no_object_is_made_with_a_lambda_over_a_later_object():
+    """Neither in a constructor nor anywhere else; a function that only looks up `self` later hides what is needed."""
     wrong = []
     for place, node in found(ast.FunctionDef, ""):
         assert isinstance(node, ast.FunctionDef)
         if node.name == "__init__":
             lambdas = [one for one in ast.walk(node) if isinstance(one, ast.Lambda)]
             wrong += [place for one in lambdas if re.search(r"\bself\._?\w+\.", ast.unparse(one))]
+    for place, node in found(ast.Call, ""):
+        assert isinstance(node, ast.Call)
+        if re.search(r"(^|\.)_?[A-Z]\w*$", ast.unparse(node.func)):  # a class
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            lambdas = [one for one in given if isinstance(one, ast.Lambda) and not one.args.args]
+            wrong += [place for one in lambdas if re.search(r"\bself\b", ast.unparse(one))]
     assert wrong == []
 
 

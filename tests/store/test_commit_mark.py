@@ -13,8 +13,7 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.commit_mark import mark_file
-from everloop.store.sqlite.writer import PAGE_BYTES
+from everloop.store.sqlite.writer import PAGE_BYTES, mark_file
 
 from ..support.commands import everloop
 

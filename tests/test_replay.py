@@ -110,7 +110,7 @@ async def test_steered_messages_are_replayed_at_their_positions(tmp_path):
         second = asyncio.create_task(agent.process_direct("two"))
         session = agent.dispatcher.session("me", KEY)
         assert session is not None
-        await until(lambda: session.steering)
+        await until(lambda: session.state.steering)
         ready.set()
         await asyncio.gather(first, second)
         entries, history = await made.turn()

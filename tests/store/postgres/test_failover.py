@@ -273,7 +273,7 @@ async def test_a_lost_standby_is_in_the_log_the_metrics_and_the_doctor_within_fi
     async with closing(store):
         await peer.join()
         await store.accept(said("before"))
-        await until(lambda: store.heartbeat._has_sync_standby)  # it has connected
+        await until(lambda: store.heartbeat.standby.is_needed)  # it has connected
         await asyncio.to_thread(servers.standby.crash)
         while await asyncio.to_thread(servers.primary.sql, "SELECT 1 FROM pg_stat_replication"):
             await asyncio.sleep(0.01)

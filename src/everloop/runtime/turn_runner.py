@@ -110,19 +110,18 @@ class Models(msgspec.Struct):
     ) -> Model:
         if is_reminder(claim):
             return Reminder(claim.message.content, free)
-        kind = TurnModelCall if spec.ask_model is None else partial(SteppedModelCall, spec.ask_model)
+        kind = TurnModelCall if spec.ask_model is None else SteppedModelCall
         return kind(
             self.provider,
             spec.model or self.model,
-            spec.tools,
-            self.compactor.measure(spec.model),
-            self.budgets,
             claim,
-            spec.options,
-            self.text_calls,
-            compose,
-            free,
-            texts,
+            spec,
+            budgets=self.budgets,
+            measure=self.compactor.measure(spec.model),
+            text_calls=self.text_calls,
+            free=free,
+            texts=texts,
+            compose=compose,
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window | None:

@@ -31,7 +31,7 @@ def token(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
-    """The store that an owner's tokens are in; without an owner, all that have tokens."""
+    """The store that has an owner's tokens; without an owner, all stores that have tokens."""
     from ..store.location import store_at
 
     places: list[Path | DSN] = [config.store]
@@ -103,7 +103,7 @@ def _owner_of(name: str) -> str:
 
 
 def _meant(tokens: list[Token], name: str) -> Token:
-    """The valid token with this name, else the only one whose id begins with it."""
+    """Return the valid token with this name, else the only one whose id starts with it."""
     living = [token for token in tokens if token.revoked_at is None]
     if found := [token for token in living if token.name == name]:
         return found[0]

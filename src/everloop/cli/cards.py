@@ -1,4 +1,4 @@
-"""Tool calls as cards: one line while a call runs, and what it did when it has ended, in short or in full."""
+"""Tool calls as cards: one line while a call runs, and a short or full account once it has ended."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Line = tuple[Style, str]
 
 
 class Card(msgspec.Struct):
-    """A tool call, and what it did."""
+    """A tool call, and what it has done."""
 
     number: int
     name: str
     arguments: dict[str, Any]
     since: float
-    before: str | None = None  # the file that it writes, as it was; None if that is unknown
+    before: str | None = None  # the file that it writes, as it was before; None if that is unknown
     latest: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=LIVE_LINES))
     ended: events.ToolEnded | None = None
 
@@ -53,7 +53,7 @@ class Card(msgspec.Struct):
         return f"{self.name}({short_arguments(self.arguments)})"
 
     def head(self) -> list[Line]:
-        """The card's first line."""
+        """Return the card's first line."""
         assert self.ended is not None
         mark = mark_of(self.name, self.ended.status, self.ended.content)
         look: Style = "good" if mark == "✓" else "bad"
@@ -79,7 +79,7 @@ class Card(msgspec.Struct):
         return self.ended is not None and self.ended.status == "ok" and self.name in ("write_file", "edit_file")
 
     def body(self, most: int = SHOWN_LINES) -> tuple[list[Line], int]:
-        """The lines below the first one in short, and how many were left out."""
+        """Return the lines below the first one in short form, and how many were left out."""
         assert self.ended is not None
         if self._is_written:
             lines = self.diff()
@@ -93,7 +93,7 @@ class Card(msgspec.Struct):
         return [], 0
 
     def diff(self) -> list[Line]:
-        """What an edit or a write changed."""
+        """Return what an edit or a write changed."""
         match self.name, self.arguments:
             case "edit_file", {"old_text": str(old), "new_text": str(new)}:
                 return diff_lines(old, new, numbers=False)
@@ -102,7 +102,7 @@ class Card(msgspec.Struct):
         return []
 
     def full(self) -> list[Line]:
-        """Everything about the call."""
+        """Return everything about the call."""
         lines: list[Line] = [("bold", f"#{self.number} {self.name}")]
         for name, value in self.arguments.items():
             text = value if isinstance(value, str) else repr(value)
@@ -116,7 +116,7 @@ class Card(msgspec.Struct):
 
 
 def diff_lines(old: str, new: str, *, numbers: bool = True) -> list[Line]:
-    """The lines that differ, with up to two around them."""
+    """Return the lines that differ, with up to two lines of context."""
     before, after = old.splitlines(), new.splitlines()
     lines: list[Line] = []
     for line in list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]:
@@ -130,7 +130,7 @@ def diff_lines(old: str, new: str, *, numbers: bool = True) -> list[Line]:
 
 
 def read_before(path: Path) -> str | None:
-    """The text of a small file; "" if there is none, None if it is something else."""
+    """Return the text of a small file; "" if there is none, None if it is not a text file of that size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -169,7 +169,7 @@ class CardRenderer(Renderer):
             self._open.clear()
 
     def live(self, picture: str, width: int) -> list[Line]:
-        """The running calls, each on one line with the time it has taken, and the latest that it said."""
+        """Return the running calls, one per line, each with its elapsed time and its latest progress."""
         now = time.monotonic()
         lines: list[Line] = []
         for card in self._open.values():
@@ -187,7 +187,7 @@ class CardRenderer(Renderer):
         self._finish(card, most=SHOWN_BY_USER)
 
     def ask(self, question: str) -> None:
-        """Write a question: what would be written or run, with the colours of a diff, and how to answer."""
+        """Write a question: what would be written or run, with diff colours, and how to answer."""
         self.asked = True
         self.output.fresh()
         from ..runtime.tool_calls import HOW_TO_ANSWER
@@ -200,7 +200,7 @@ class CardRenderer(Renderer):
             self.output.line(line, "good" if line.startswith("+") else "bad" if line.startswith("-") else "")
 
     def show(self, number: int | None = None) -> bool:
-        """Write a card in full, by default the latest; False if there is none with the number."""
+        """Write a card in full, by default the latest; return False if there is none with this number."""
         for card in reversed(self.cards):
             if number is None or card.number == number:
                 for look, line in card.full():

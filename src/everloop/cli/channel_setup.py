@@ -44,7 +44,7 @@ NETWORKS: dict[str, tuple[Question, ...]] = {
 
 
 def offer(config: Config) -> None:
-    """Ask whether to connect a chat network. An empty answer, or the end of the input, leaves everything as it is."""
+    """Ask whether to connect a chat network. An empty answer, or the end of the input, changes nothing."""
     print(f"\nThe agent can also answer in a chat network: {', '.join(NETWORKS)}.")
     try:
         while (network := input("Which one (Enter for none): ").strip().lower()) and network not in NETWORKS:
@@ -56,7 +56,7 @@ def offer(config: Config) -> None:
 
 
 def _ask(network: str) -> dict[str, str]:
-    """The settings of a network. What it refuses is asked for again."""
+    """Ask for the settings of a network. A setting that it refuses is asked for again."""
     import getpass
 
     from ..channels.base import make_channel

@@ -64,7 +64,7 @@ async def _list(config: Config, options: argparse.Namespace) -> int:
 
 
 async def facts_of(config: Config) -> list[dict[str, Any]]:
-    """What is known of each channel of the settings."""
+    """Return the state of each channel in the settings."""
     if not config.channels:
         return []
     async with _store(config) as store:
@@ -72,7 +72,7 @@ async def facts_of(config: Config) -> list[dict[str, Any]]:
 
 
 async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
-    """What is known of a channel, from the settings and from the store."""
+    """Return the state of a channel, from the settings and from the store."""
     from ..channels.access import Pairings
     from ..channels.base import make_channel
     from ..channels.links import LinkStore, channel_of
@@ -214,7 +214,7 @@ async def _unpair(config: Config, options: argparse.Namespace) -> int:
 
 
 async def _can(config: ChannelConfig) -> Can:
-    """What the channel's network can do; the settings of the channel may be wrong."""
+    """Return what the channel's network can do; the settings of the channel may be invalid."""
     from ..channels.base import Can, make_channel
 
     try:

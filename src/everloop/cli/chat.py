@@ -15,7 +15,7 @@ from .folder import enter
 from .main import INTERRUPTED
 from .setup import SMALL, with_model
 
-HINT_SHOWN = "better_models_shown"  # in the home, once the user was told of better models than the local one
+HINT_SHOWN = "better_models_shown"  # in the home, once the user has been told of better models than the local one
 
 
 def command(options: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def greeting(config: Config, key: str) -> str:
 
 
 def _why(config: Config) -> str:
-    """Why it is this model."""
+    """Return why this model is used."""
     from ..providers.local.choice import default_model
     from ..providers.local.weights import Weights
 
@@ -60,7 +60,7 @@ def _why(config: Config) -> str:
 
 
 def _is_first_time(mark: Path) -> bool:
-    """Whether a hint was not given yet; it counts as given from now on."""
+    """Return whether a hint has not been given yet; from now on it counts as given."""
     try:
         mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark.touch(exist_ok=False)

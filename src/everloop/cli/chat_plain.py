@@ -31,7 +31,7 @@ LONGEST_LINE = 10_000_000  # bytes
 
 
 async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> int:
-    """Read lines and answer each, until the input ends. Status 1 when a turn did not end with an answer.
+    """Read lines and answer each, until the input ends. Return status 1 if a turn did not end with an answer.
 
     With a `prompt` there is a user, who is greeted and shown everything.
     """
@@ -44,7 +44,7 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
         current = asyncio.current_task()
         assert current is not None
         ctrl_c = CtrlC(agent, key, current.cancel)
-        others = await left_behind(agent.store, key)  # a store that cannot be used is an error before the first prompt
+        others = await left_behind(agent.store, key)  # an unusable store is an error before the first prompt
         if prompt:
             out.line("\n".join(filter(None, (greeting, others))))
         agent.watch(key, view)
@@ -55,7 +55,7 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
         if not view.asked and (question := await agent.question(key)):
             out.line(question)
         while not ctrl_c.pressed:
-            if out.failed is not None:  # the answers have no reader any more
+            if out.failed is not None:  # the reader of the answers is gone
                 raise out.failed
             if prompt:
                 out.fresh()
@@ -119,7 +119,7 @@ class _Answers(Renderer):
 
 
 class Lines:
-    """Reads lines of a file descriptor in daemon threads, which do not keep the process from ending."""
+    """Reads lines from a file descriptor in daemon threads, which do not keep the process from ending."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -129,7 +129,7 @@ class Lines:
         self._number = 0
 
     async def next(self) -> str | None:
-        """The next line, or None at the end."""
+        """Return the next line, or None at the end."""
         while (end := self._buffer.find(b"\n", self._searched)) < 0 and not self._ended:
             self._searched = len(self._buffer)
             if self._searched > LONGEST_LINE:
@@ -160,7 +160,7 @@ class Lines:
         def read() -> None:
             try:
                 data = os.read(self._descriptor, 65536)
-            except OSError:  # closed, or a terminal that has gone: the end of the input
+            except OSError:  # closed, or a terminal that is gone: the end of the input
                 data = b""
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, data)

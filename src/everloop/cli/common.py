@@ -39,19 +39,21 @@ def load_config(options: argparse.Namespace) -> Config:
 
 
 def load_with_store(options: argparse.Namespace, *, claim: bool = False) -> Config:
-    """The settings with the store of their workspace, for commands that look at its sessions; with `claim`, for one
-    that may create it."""
+    """Return the settings with the store of their workspace, for commands that look at its sessions.
+
+    With `claim`, the command may create the store.
+    """
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     return with_own_store(load_config(options), person=person, claim=claim)
 
 
 def is_trusted(options: argparse.Namespace) -> bool:
-    """Whether the command line says that the workspace's files are trusted."""
+    """Return whether the command line says that the workspace's files are trusted."""
     return getattr(options, "trust", False)
 
 
 def session_key(options: argparse.Namespace, default: str) -> str:
-    """The session key given with --session, or the default."""
+    """Return the session key given with --session, or the default."""
     return checked_key(getattr(options, "session", default), "--session")
 
 
@@ -62,7 +64,7 @@ def checked_key(key: str, where: str) -> str:
 
 
 def chat_of(key: str) -> tuple[str, str]:
-    """The channel and chat id of a session's messages."""
+    """Return the channel and chat id of a session's messages."""
     channel, colon, chat_id = key.partition(":")
     return (channel, chat_id) if colon and channel and chat_id else ("cli", key)
 
@@ -95,7 +97,7 @@ def check_model(config: Config) -> None:
 
 
 def missing_model(config: Config) -> bool:
-    """Whether the settings lack a model or a server for it. A provider plugin may need no model's name."""
+    """Return whether the settings lack a model or a server for it. A provider plugin may need no model name."""
     if config.provider and not config.model and config.provider != "local":
         from ..providers.endpoints import ENDPOINTS
 
@@ -107,7 +109,7 @@ def missing_model(config: Config) -> bool:
 
 
 def is_local(config: Config) -> bool:
-    """Whether the settings mean the local model: by its name, or because they name nothing else."""
+    """Return whether the settings mean the local model: by its name, or because they name nothing else."""
     if config.provider:
         return config.provider == "local"
     if config.base_url or config.api_key:
@@ -121,7 +123,7 @@ def is_local(config: Config) -> bool:
 
 
 def make_agent(config: Config, bus: MessageBus | None = None, store: Store | None = None) -> AgentLoop:
-    """The agent that the settings describe. Everything a chat or a run needs is loaded when this returns."""
+    """Return the agent that the settings describe. Everything a chat or a run needs is loaded by then."""
     from ..bus import MessageBus
     from ..providers.factory import make_provider
     from ..runtime.agent import AgentLoop
@@ -133,8 +135,10 @@ def make_agent(config: Config, bus: MessageBus | None = None, store: Store | Non
 
 
 async def show_messages(bus: MessageBus, output: Output, watched: str = "") -> None:
-    """Show messages that answer no prompt: those of the tool `message`, and those of turns that another client began.
-    Answers of the `watched` session are skipped, since they are streamed."""
+    """Show messages that answer no prompt: those of the tool `message`, and answers of turns that another client began.
+
+    Answers of the `watched` session are skipped, since they are streamed.
+    """
     while True:
         message = await bus.consume_outbound()
         if message.reply_to is not None and (message.channel, message.chat_id) == chat_of(watched):
@@ -157,7 +161,7 @@ async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: st
 
 @contextlib.contextmanager
 def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
-    """Collect the answers and questions of turns that end or park here meanwhile: they are on the screen already."""
+    """Collect the answers and questions of turns that end or park here meanwhile: they are already on the screen."""
     from .. import events
 
     said: set[str] = set()
@@ -176,7 +180,7 @@ def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
 
 
 def with_leaving(line: str, text: str) -> str:
-    """The answer to a command; that to /help also names the one that only works in the terminal."""
+    """Return the answer to a command; that to /help also names the one that only works in the terminal."""
     from ..commands import command_of
 
     return f"{text}\n{LEAVE_HELP}" if command_of(line) == "help" else text
@@ -232,7 +236,7 @@ async def forget_outputs(home: Path, sessions: Iterable[tuple[str, str]]) -> Non
 
 
 async def left_behind(store: Store, key: str) -> str:
-    """A hint about other sessions that a crash left with unfinished turns; "" if there are none."""
+    """Return a hint about other sessions that a crash left with unfinished turns; "" if there are none."""
     waiting = [place for place in await store.ready("") if place != (OWNER, key)]
     others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
     if not others:
@@ -244,7 +248,7 @@ async def left_behind(store: Store, key: str) -> str:
 
 
 async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
-    """The only turn of an owner whose id begins with the prefix."""
+    """Return the only turn of an owner whose id starts with the prefix."""
     known = prefix and prefix.isascii() and prefix.isalnum()
     turns = await store.turns(owner, prefix=prefix, limit=6) if known else []
     if not turns:

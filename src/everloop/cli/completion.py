@@ -22,7 +22,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _words(of: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
-    """What can follow a command, for every command: by its path, such as "cron add"."""
+    """What can follow each command, by its path, such as "cron add"."""
     below: dict[str, Parser] = {}
     words: list[str] = []
     for action in of._actions:

@@ -1,4 +1,4 @@
-"""The databases of `everloop serve` with an owner directory: each has a store, agents and handlers of its own."""
+"""The databases of `everloop serve` with an owner directory: each has its own store, agents and handlers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ class _Opened:
 
 
 class Databases:
-    """All databases of a server: that of the settings, whose agents are `owners`, and those that the directory names,
-    which are opened when a request needs them."""
+    """All databases of a server: that of the settings, whose agents are `owners`, and those that the directory names.
+
+    The latter are opened when a request needs them.
+    """
 
     def __init__(
         self, config: Config, owners: Owners, meters: Meters, services: Callable[[Config, Store], Services]
@@ -60,7 +62,7 @@ class Databases:
         self.server = Server(config, owners, meters, services(config, owners.store), self._placement)
 
     async def start(self) -> list[str]:
-        """Listen; gives the URLs. A directory that cannot be used is an error before that."""
+        """Listen, and return the URLs. An unusable directory is an error before that."""
         try:
             await self._directory.databases()
             addresses = list(await self.server.start())

@@ -1,4 +1,4 @@
-"""`everloop doctor`: what is in use, what is missing, and the command that fixes it."""
+"""`everloop doctor`: what is used, what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _model_command(options: argparse.Namespace) -> int:
-    """Ask the model of the settings, or the one that is named."""
+    """Ask the model of the settings, or the named one."""
     from .common import check_model, load_config
     from .model_checks import NEEDED
     from .setup import with_model
@@ -113,7 +113,7 @@ async def _look(config: Config) -> tuple[list[Check], Overview | None]:
 
 
 async def checks_of(config: Config, store: Store) -> list[Check]:
-    """The checks for a server, with the store that it has open."""
+    """Return the checks for a server, with the store that it has open."""
     return [
         Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
         *(await _model(config)),
@@ -172,7 +172,7 @@ def _local(config: Config) -> list[Check]:
 
 
 async def _reached(name: str, config: Config) -> Check:
-    """Whether the provider can be reached. Only a connection is opened; nothing is sent."""
+    """Check whether the provider can be reached. This only opens a connection; nothing is sent."""
     from ..providers.endpoints import ENDPOINTS, key_for
     from ..providers.http import origin_of, proxy_for
 
@@ -206,7 +206,7 @@ def _workspace(folder: Path) -> Check:
 
 
 def _missing(name: str, place: Path | DSN) -> Check | None:
-    """Whether something missing can be created by the first turn; None if it exists."""
+    """Return whether something missing can be created by the first turn; None if it exists."""
     try:
         if isinstance(place, DSN) or place.exists():
             return None
@@ -253,7 +253,7 @@ def _place(config: Config) -> Check:
 
 
 async def _replication(store: Store) -> list[Check]:
-    """The standbys of a PostgreSQL; nothing for a server without any."""
+    """Check the standbys of a PostgreSQL; yield nothing for a server without any."""
     seen = await store.standbys()
     if seen is None:
         return []
@@ -276,7 +276,7 @@ async def _replication(store: Store) -> list[Check]:
 
 
 async def _channels(config: Config) -> list[Check]:
-    """Whether each channel's settings are right, what its worker says of it, and whether it has dead letters."""
+    """Check each channel's settings, its worker's status, and whether it has dead letters."""
     if not config.channels:
         return []
     from .channels import facts_of
@@ -298,8 +298,11 @@ async def _channels(config: Config) -> list[Check]:
 
 
 async def work_in(store: Store) -> Overview:
-    """An overview of the store. Sessions that seem stuck while a worker lives are checked twice: another worker takes
-    over the work of one that has just died within a moment."""
+    """Check the store's overview.
+
+    Sessions that seem stuck while a worker lives are checked twice: another worker takes over the work of one that has
+    just died within a moment.
+    """
     work = await store.overview()
     if work.processes and work.stuck:
         await asyncio.sleep(SECOND_LOOK_SECONDS)
@@ -347,7 +350,7 @@ def _name(session: Lease | Unheld) -> str:
 
 
 def _some(named: list[str], count: int) -> str:
-    """The first few, in parentheses."""
+    """Return the first few, in parentheses."""
     return f" ({', '.join(named[:_SHOWN])}{', …' if count > _SHOWN else ''})" if named else ""
 
 

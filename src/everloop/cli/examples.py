@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(path: str) -> str:
-    """The end of a command's help."""
+    """Return the end of a command's help."""
     shown = EXAMPLES.get(path, ())
     head = "example" if len(shown) == 1 else "examples"
     text = f"{head}:\n" + "\n".join(f"  {line}" for line in shown) if shown else ""

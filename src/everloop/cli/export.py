@@ -28,12 +28,13 @@ _SECRETS = re.compile(
     re.S,
 )
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.I)
-_SHORTEST = 8  # characters of a value that is taken for a secret because of its name
+_SHORTEST = 8  # characters of a value that counts as a secret because of its name
 
 
 def redactor(config: Config, env: dict[str, str] | None = None) -> Callable[[str], str]:
-    """Return a function that takes secrets out of a text: the settings' and the environment's, and all that look like a
-    key or a token."""
+    """Return a function that redacts secrets: the settings' and the environment's, and whatever looks like a key or a
+    token.
+    """
     own = [str(getattr(config, key.attribute)) for key in KEYS if key.secret]
     own += [value for name, value in (os.environ if env is None else env).items() if _NAMES.search(name)]
     known = sorted({value for value in own if len(value) >= _SHORTEST}, key=len, reverse=True)
@@ -47,7 +48,7 @@ def redactor(config: Config, env: dict[str, str] | None = None) -> Callable[[str
 
 
 def exported(entries: Sequence[Logged], title: str, form: Format, redact: Callable[[str], str]) -> str:
-    """The session as a text of this format."""
+    """Return the session as text in this format."""
     match form:
         case "jsonl":
             return "".join(f"{redact(as_json(row))}\n" for row in _rows(entries))
@@ -65,7 +66,7 @@ def _rows(entries: Sequence[Logged]) -> Iterable[dict[str, object]]:
 
 
 def _parts(entries: Sequence[Logged]) -> Iterable[tuple[str, str]]:
-    """What was said and done: its kind, and its text."""
+    """Return the kind and text of each entry."""
     for one in entries:
         match one.entry:
             case UserSaid() as said:
@@ -99,7 +100,7 @@ def _markdown(entries: Sequence[Logged], title: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """The text as a code block, whatever fences it holds itself."""
+    """Return the text as a code block, whatever fences it contains."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -116,7 +117,7 @@ div{white-space:pre-wrap;overflow-wrap:anywhere;margin:.6rem 0;padding:.6rem .9r
 
 
 def _page(title: str, parts: Iterable[tuple[str, str]]) -> str:
-    """One page without scripts, and without anything to load."""
+    """Return one page without scripts, and without anything to load."""
     known = ("user", "agent", "assistant", "call", "result")
     body = "\n".join(
         f'<div class="{kind if kind in known else "system"}">{html.escape(text)}</div>' for kind, text in parts

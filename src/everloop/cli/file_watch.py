@@ -1,7 +1,7 @@
 """Waits for writes to the store's file, so that `log --follow` need not poll it.
 
-Workers wake each other for work, not for each entry: a datagram for each write would slow the turn down. The kernel
-reports writes to a file for free (inotify). Where it cannot, the file's size and time are polled.
+Workers wake each other for work, not for each entry: a datagram per write would slow the turn down. The kernel reports
+writes to a file for free (inotify). If that is not available, the file's size and time are polled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import sys
 from pathlib import Path
 
-STEP_SECONDS = 0.25  # between two polls, where the kernel reports nothing
+STEP_SECONDS = 0.25  # between two polls, if the kernel reports nothing
 CHANGES = 0x2 | 0x80 | 0x100 | 0x200  # a file was written, moved here, created, removed
 LEAVES = 0x400 | 0x800  # the folder itself was removed or moved
 GONE = LEAVES | 0x2000 | 0x8000  # … or its disk was unmounted, or the watch was removed
@@ -35,7 +35,7 @@ class FileWatch:
             asyncio.get_running_loop().add_reader(self._notify.fd, self._heard)
 
     async def start(self) -> None:
-        """Begin: no change after this is missed."""
+        """Start: no change after this is missed."""
         await self._settled()
         self._seen = await asyncio.to_thread(self._look)
 
@@ -54,7 +54,7 @@ class FileWatch:
         self._stop_notifying()
 
     def _stop_notifying(self) -> None:
-        """From now on, poll."""
+        """Poll from now on."""
         if self._notify is not None:
             asyncio.get_running_loop().remove_reader(self._notify.fd)
             os.close(self._notify.fd)
@@ -64,7 +64,7 @@ class FileWatch:
         try:
             if self._notify is not None:
                 await asyncio.to_thread(self._settle)
-        except OSError:  # no more inotify watches, or the folder cannot be read
+        except OSError:  # no more inotify watches, or the folder is unreadable
             self._stop_notifying()
 
     def _settle(self) -> None:
@@ -76,7 +76,7 @@ class FileWatch:
                 place = place.parent
             if place == self._place:
                 return
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile: try again
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed in the meantime: try again
                 self._notify.watch(place)
                 self._place = place
 
@@ -116,7 +116,7 @@ class _Inotify:
         return cls(library, fd) if fd >= 0 else None
 
     def watch(self, folder: Path) -> None:
-        """Watch this folder instead of the one before."""
+        """Watch this folder instead of the previous one."""
         new = self._library.inotify_add_watch(self.fd, os.fsencode(folder), CHANGES | LEAVES)
         if new < 0:
             code = ctypes.get_errno()
@@ -126,7 +126,7 @@ class _Inotify:
         self._watched = new
 
     def read(self) -> list[tuple[int, str]]:
-        """(mask, file name) of each pending change in the folder that is watched now."""
+        """Return (mask, file name) of each pending change in the watched folder."""
         found = []
         try:
             data = os.read(self.fd, 65536)

@@ -1,7 +1,7 @@
-"""The folder that a command works in: whether the files in it that steer the agent are trusted, and where its store is.
+"""The folder that a command works in: whether its files that steer the agent are trusted, and where its store is.
 
-A folder that was cloned or unpacked may bring instructions of its own. The agent follows them only when the user has
-said so, once for each folder; the answer is kept in EVERLOOP_HOME/trust.json.
+A folder that was cloned or unpacked may bring its own instructions. The agent follows them only if the user has agreed,
+once per folder; the answer is kept in EVERLOOP_HOME/trust.json.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ..text import printable
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
 STEERING_FOLDERS = ("skills", "agents", "memory")
-MOST_ENTRIES = 5000  # of one folder, as many as the readers of skills and agents look at
+MOST_ENTRIES = 5000  # per folder, as many as the readers of skills and agents look at
 MOST_SHOWN = 20
 
 
 def enter(config: Config, *, person: bool, trust: bool = False) -> Config:
-    """The settings for work in their workspace, which exists: with its trust and its store.
+    """Return the settings with the trust and the store of their workspace, which exists.
 
-    Where a `person` is at the terminal, they are asked; otherwise files that are not trusted are left out, and a
-    folder without sessions begins with none. Both are told on standard error.
+    A `person` at the terminal is asked; otherwise untrusted files are left out, and a folder without sessions starts
+    with none. Both are reported on standard error.
     """
     return with_own_store(with_trust(config, person=person, trust=trust), person=person, claim=True)
 
 
 def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
-    """The settings, with whether the files of the workspace that steer the agent are used."""
+    """Return the settings with the decision whether workspace files that steer the agent are used."""
     if trust or config.is_home_workspace(config.workspace):
         return config
     found = steering_files(config.workspace)
@@ -53,37 +53,36 @@ def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
 
 
 def steering_files(folder: Path) -> list[str]:
-    """What a folder has that the agent would follow: instructions, skills, agents and memory, by name."""
+    """Return the names of a folder's files that the agent would follow: instructions, skills, agents and memory."""
     found = [name for name in STEERING_FILES if os.path.lexists(folder / name)]
     for name in STEERING_FOLDERS:
         try:
             with os.scandir(folder / name) as entries:
                 inside = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
-        except OSError:  # there is none, or nothing of it can be read
+        except OSError:  # missing or unreadable
             continue
         if name == "skills":
             inside = [one for one in inside if os.path.lexists(folder / name / one / "SKILL.md")]
         elif name == "agents":
             inside = [one for one in inside if one.endswith(".md")]
-        else:  # of the memory only this file is in the prompt
+        else:  # only this file of the memory is in the prompt
             inside = [one for one in inside if one == "MEMORY.md"]
         found += [f"{name}/{one}" for one in inside if not one.startswith(".")]
     return found
 
 
 class Trust:
-    """The user's answers, by folder: the names that were there when they answered, and what they said.
+    """The user's answers by folder: the file names at the time, and whether the user trusted them.
 
-    A folder is asked about again when it has a name that was not there, and another folder at the path of one that was
-    asked about is a new one. Changed contents are not asked about: the user and the agent change these files all the
-    time.
+    A folder is asked about again when it has a new name, or when another folder is at its path. Changed contents are
+    not asked about: the user and the agent change these files all the time.
     """
 
     def __init__(self, home: Path) -> None:
         self._path = home / "trust.json"
 
     def answer(self, folder: Path, found: list[str]) -> bool | None:
-        """Whether these files are trusted; None when the user has not been asked about all of them."""
+        """Return whether these files are trusted; None if the user has not been asked about all of them."""
         if not found:
             return True
         entry = self._entry(str(folder.resolve()), folder_identity(folder))
@@ -104,7 +103,7 @@ class Trust:
         draft.replace(self._path)
 
     def _entry(self, path: str, identity: str) -> dict[str, object] | None:
-        """The answer about a folder: by what it keeps when it moves, else by its path."""
+        """Return the answer about a folder: by its identity, which survives moves, else by its path."""
         answers = self._read()
         if identity:
             for entry in answers.values():
@@ -124,8 +123,11 @@ class Trust:
 
 
 def with_own_store(config: Config, *, person: bool = False, claim: bool = False) -> Config:
-    """The settings with the workspace's store, unless they name one. With `claim` it is about to be used: a `person` is
-    asked about a folder that may have become this one, and the store is recorded as this folder's."""
+    """Return the settings with the workspace's store, unless they name one.
+
+    With `claim`, the store is about to be used: a `person` is asked about a folder that may have become this one, and
+    the store is recorded as this folder's.
+    """
     if config.store_named or config.is_home_workspace(config.workspace):
         return config
     found = find_own(config.workspace, config.home)
@@ -140,7 +142,7 @@ def with_own_store(config: Config, *, person: bool = False, claim: bool = False)
 
 
 def adopt(config: Config, workspace: str) -> None:
-    """Continue the sessions of a folder that is gone in the workspace of the settings."""
+    """Continue the sessions of a vanished folder in the workspace of the settings."""
     if config.store_named or config.is_home_workspace(config.workspace):
         raise ConfigError("--adopt is for a folder with a store of its own: name it with --workspace, without --store")
     if not config.workspace.is_dir():

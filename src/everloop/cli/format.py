@@ -29,7 +29,7 @@ KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"
 
 
 def line_of(happening: ActivityEvent, *, full: bool = False) -> tuple[str, str, str]:
-    """The kind, text and facts of an event: on one line, or in full."""
+    """Return the kind, text and facts of an event: on one line, or in full."""
     entry, facts = happening.entry, happening.facts
     kind = KINDS[happening.event] if entry is None else kind_of(entry)
     match happening.event:
@@ -46,7 +46,7 @@ def line_of(happening: ActivityEvent, *, full: bool = False) -> tuple[str, str, 
 
 
 def described(entry: Entry, *, full: bool = False) -> str:
-    """The text of an entry: on one line, or in full."""
+    """Return the text of an entry: on one line, or in full."""
     match entry:
         case UserSaid():
             return _cut(text_of(entry.with_note()), full)
@@ -99,7 +99,7 @@ def _call(call: Call, full: bool) -> str:
 
 
 def _facts(happening: ActivityEvent) -> Iterator[str]:
-    """The facts of an event, the most important first."""
+    """Return the facts of an event, the most important first."""
     facts = happening.facts
     match happening.event:
         case "request" | "steered":

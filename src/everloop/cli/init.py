@@ -37,7 +37,7 @@ def command(options: argparse.Namespace) -> int:
     prepare_workspace(folder)
     before, trust = steering_files(folder), Trust(load_config(options).home)
     made, left = make_files(folder)
-    if trust.answer(folder, before):  # the rest is ours
+    if trust.answer(folder, before):  # the other files are the runtime's
         trust.keep(folder, steering_files(folder), True)
     shown = printable(str(folder))
     if not made:
@@ -101,7 +101,7 @@ def _open_folder(root: int, name: str, path: Path) -> int | None:
 
 
 def _write(place: int, name: str, path: Path, text: bytes) -> bool:
-    """Write a new file, whole or not at all; return False when the name is taken."""
+    """Write a new file completely or not at all; return False if the name is taken."""
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=place)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Output above the prompt of the chat: whole lines and blocks scroll by, what is still being written stays below."""
+"""Output above the prompt of the chat: finished lines and blocks scroll by, unfinished ones stay below."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Block(msgspec.Struct):
     """A block of Markdown to print. `rows` of it are on the screen already, at that `width`."""
 
     text: str
-    gap: bool  # a blank line stands before it
+    gap: bool  # preceded by a blank line
     rows: int = 0
     width: int = 0
 
@@ -41,7 +41,7 @@ class Block(msgspec.Struct):
 class LiveOutput(Output):
     """Prints finished lines and blocks above the prompt; the rest is part of the prompt until it is finished.
 
-    Markdown is rendered where there are colours; without, an answer stays as it was written.
+    Markdown is rendered if there are colours; without them, an answer stays as it was written.
     """
 
     def __init__(self, app: Application[Any] | None = None) -> None:
@@ -51,9 +51,9 @@ class LiveOutput(Output):
         self._unfinished: Pieces = []
         self._finished: list[str | Pieces | Block] = []
         self._more = asyncio.Event()
-        self._answer = ""  # Markdown that is not finished
-        self._block: Block | None = None  # what was printed of its first block
-        self._last = ""  # the block before it
+        self._answer = ""  # unfinished Markdown
+        self._block: Block | None = None  # the printed part of its first block
+        self._last = ""  # the previous block
         self._live: tuple[tuple[str, int, int], StyleAndTextTuples] | None = None
         self._renderer: MarkdownRenderer | None = None
 
@@ -114,14 +114,17 @@ class LiveOutput(Output):
             self._renderer = None
 
     async def load(self) -> MarkdownRenderer:
-        """Load what renders Markdown, in a thread, since that takes a while."""
+        """Load the Markdown renderer in a thread, since that takes a while."""
         if self._renderer is None:
             self._renderer = await asyncio.to_thread(_make_renderer, self._background)
         return self._renderer
 
     async def print(self) -> None:
-        """Print all finished lines above the prompt. The terminal stays in raw mode meanwhile: in cooked mode, which
-        `run_in_terminal` would use, a key pressed at that moment is lost (Ctrl-D) or becomes a signal."""
+        """Print all finished lines above the prompt.
+
+        The terminal stays in raw mode meanwhile: in cooked mode, which `run_in_terminal` would use, a key pressed at
+        that moment is lost (Ctrl-D) or becomes a signal.
+        """
         if self._answer or any(isinstance(one, Block) for one in self._finished):
             await self.load()
             self._split()
@@ -147,7 +150,7 @@ class LiveOutput(Output):
         self._stream.flush()
 
     def _split(self) -> None:
-        """Take the finished blocks of the answer, and the lines of an unfinished one that stay as they are."""
+        """Take the finished blocks of the answer, and the lines of an unfinished one that cannot change."""
         from .markdown import is_code, split_finished
 
         blocks, rest = split_finished(self._answer)
@@ -180,7 +183,7 @@ class LiveOutput(Output):
     # ------------------------------------------------------------------------------------------ the live part
 
     def live(self, height: int) -> StyleAndTextTuples:
-        """What is still being written, as the last rows above the prompt, each with a line end."""
+        """Return the unfinished output as the last rows above the prompt, each with a line end."""
         width = self.width
         most = max(1, min(LIVE_ROWS, height - 6))
         if self._answer.strip():
@@ -208,7 +211,7 @@ class LiveOutput(Output):
 
 
 def _is_light(colours: str) -> bool:
-    """Whether COLORFGBG, which some terminals set, names a light background."""
+    """Return whether COLORFGBG, which some terminals set, indicates a light background."""
     return colours.rpartition(";")[2] in ("7", "15")
 
 
@@ -225,8 +228,10 @@ def _is_item(block: str) -> bool:
 
 
 def _tail(pieces: Pieces, most: int) -> Pieces:
-    """The end of a line, so that a redraw costs no more than a screenful, however long the line is. What is left out
-    is a whole number of screenfuls, so that the rows do not move with each new word."""
+    """Return the end of a line, so that a redraw costs no more than a screenful, however long the line is.
+
+    The omitted part is a whole number of screenfuls, so that the rows do not move with each new word.
+    """
     return [(style, text[max(0, len(text) // most - 1) * most :]) for style, text in pieces]
 
 

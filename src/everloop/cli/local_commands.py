@@ -1,4 +1,4 @@
-"""The commands of the chat in the terminal, besides those that every chat has."""
+"""The commands of the chat in the terminal, in addition to those that every chat has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORD = re.compile(r"/([A-Za-z][\w-]*)(?:\s|$)")
 
 
 def local_command(line: str) -> tuple[str, str] | None:
-    """The command of the terminal that a line is, and what stands after it."""
+    """Return the terminal command that a line is, and what follows it."""
     found = _WORD.match(line)
     if found is None or (name := found[1].lower()) not in LOCAL:
         return None
@@ -41,7 +41,9 @@ def local_command(line: str) -> tuple[str, str] | None:
 
 
 def unknown_command(line: str) -> str | None:
-    """What to tell a user whose line looks like a command and is none. A path, with a second slash, is a message."""
+    """Return what to tell a user whose line looks like a command and is none. A path, with a second slash, is a
+    message.
+    """
     found = _WORD.match(line)
     if found is None or command_of(line) is not None or (name := found[1].lower()) in LOCAL:
         return None
@@ -55,14 +57,14 @@ def unknown_command(line: str) -> str | None:
 
 
 def plain_refusal(line: str) -> str | None:
-    """What to tell a user without a full terminal whose line is none of the commands that every chat has."""
+    """Return what to tell a user without a full terminal whose line is none of the commands that every chat has."""
     if (local := local_command(line)) is not None:
         return f"/{local[0]} works only in a terminal that can move its cursor."
     return unknown_command(line)
 
 
 def help_text() -> str:
-    """All commands and keys, in two columns."""
+    """Return all commands and keys, in two columns."""
     commands = [(f"/{name}", text) for name, text in (*COMMANDS.items(), *LOCAL.items())]
     wide = max(len(name) for name, _ in (*commands, *KEYS.items()))
     lines = [f"{name:<{wide}}  {text}" for name, text in commands]

@@ -31,9 +31,9 @@ from .output import Output, as_json
 EVERY_SESSION = 1_000_000
 LAST = 2**62  # an entry after all others
 FIRST = 10  # past events that --follow shows first
-RECENT = 200  # sessions that --follow reads after a write, or more if more have worked; busy ones always
+RECENT = 200  # sessions that --follow reads after a write, or more if more have changed; busy ones always
 PAUSE_SECONDS = 0.02  # writes in quick succession are read together
-# A write is announced before it can be read, for as long as the disk takes: read again after the last one.
+# A write is announced before it is readable, for as long as the disk takes: read again after the last one.
 AGAIN_SECONDS = (0.25, 1.0, 4.0, 15.0)
 
 
@@ -112,7 +112,7 @@ async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAS
 
 
 async def merged(store: Store, sessions: list[SessionInfo], last: int | None, cost: Cost) -> list[Told]:
-    """The events of several sessions, ordered by time."""
+    """Return the events of several sessions, ordered by time."""
     told = [one for session in sessions for one in await _session_so_far(store, session, last, cost)]
     told.sort(key=lambda one: one.happening.at)
     return told[-(last or 0) :]
@@ -176,7 +176,7 @@ def _row(told: Told) -> dict[str, Any]:
 
 
 class Cost:
-    """The cost of a model's tokens by the prices in the settings; None without a price."""
+    """Return the cost of a model's tokens by the prices in the settings; None without a price."""
 
     def __init__(self, store: Store, config: Config) -> None:
         from ..runtime.budgets import Budgets
@@ -220,7 +220,7 @@ async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
 
 
 class DatabaseWatch:
-    """Wakes when a worker has written entries to a database, which notifies of them."""
+    """Wakes when a worker has written entries to a database, which sends a notification."""
 
     def __init__(self, database: DSN, config: Config) -> None:
         from ..store.postgres.notify import LogWatch
@@ -267,7 +267,9 @@ async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch
 
 
 def _file(config: Config) -> tuple[int, int] | None:
-    """The identity of the store's file; None while it is missing or empty. A database server is always the same."""
+    """Return the identity of the store's file; None while it is missing or empty. A database server always has the
+    same.
+    """
     if not isinstance(config.store, Path):
         return (0, 0)
     try:
@@ -318,7 +320,9 @@ class Follower:
                 await self._read(info)
 
     async def _latest(self, limit: int) -> list[SessionInfo]:
-        """The most recently active sessions: `limit` of them, or more, so that all with new entries are included."""
+        """Return the most recently active sessions: `limit` of them, or more, so that all with new entries are
+        included.
+        """
         while len(found := await self._found(limit)) == limit and any(map(self._is_new, found[limit // 2 :])):
             limit *= 4
         return found
@@ -351,7 +355,7 @@ class Follower:
             self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
 
     async def _timeline(self, session: SessionInfo, seq: int) -> Timeline:
-        """The timeline of a session from this entry on, with the turn that is open there."""
+        """Return the timeline of a session from this entry on, with the turn that is open there."""
         timeline = Timeline(self._cost)
         if seq and session.open_turn is not None:
             turns = await self._store.turns(session.owner, session=session.id, prefix=session.open_turn, limit=1)
@@ -370,7 +374,7 @@ class Follower:
 
 
 def _reader_gone() -> asyncio.Future[None]:
-    """A future that is done when the reader of our output has gone, which a pipe reports before the next write."""
+    """Return a future that is done once the reader of our output is gone; a pipe reports that before the next write."""
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
     if stat.S_ISFIFO(os.fstat(1).st_mode):

@@ -30,13 +30,13 @@ class Add(Protocol):
 class Parser(argparse.ArgumentParser):
     """Argparse with errors of one line."""
 
-    commands: frozenset[str] = frozenset()  # the names of the commands there are
+    commands: frozenset[str] = frozenset()  # the names of the existing commands
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def format_help(self) -> str:
-        """The help, which ends with examples."""
+        """Return the help, which ends with examples."""
         from everloop.cli.examples import epilog
 
         self.epilog = epilog(self.prog.partition(" ")[2])
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; an error a user can cause is one line and status 2."""
     _forgiving_output()
-    gc.disable()  # modules loaded at start stay alive: collecting over them costs a tenth of the start-up time
+    gc.disable()  # modules loaded at start stay alive: scanning them for garbage costs a tenth of the start-up time
     try:
         known = parser()
         given = sys.argv[1:] if arguments is None else list(arguments)
@@ -102,7 +102,7 @@ def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
 
 
 def _no_command(word: str, commands: frozenset[str]) -> str:
-    """What to tell a user whose first word is neither a command nor a folder."""
+    """Return what to tell a user whose first word is neither a command nor a folder."""
     from difflib import get_close_matches
 
     if " " in word.strip():
@@ -392,7 +392,7 @@ def _model_actions(model: Parser, common: Parser) -> None:
 
 
 def _flags(*, hidden: bool = False, without: str = "") -> Parser:
-    """The flags of all commands. In the help of a command they are hidden: `everloop --help` shows them once."""
+    """Add the flags of all commands. In the help of a command they are hidden: `everloop --help` shows them once."""
     # Without defaults, so that a command does not overwrite a flag given before its name.
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name, value, text in (
@@ -426,7 +426,7 @@ def _count(text: str) -> int:
 
 
 def _single_line(text: str) -> str:
-    """The text on one line, without control characters."""
+    """Return the text on one line, without control characters."""
     return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
 
 
@@ -440,7 +440,7 @@ def _complain(message: str, status: int) -> int:
 
 
 def _reader_left() -> int:
-    """End quietly: the reader of the output has gone (`everloop log | head`)."""
+    """End quietly: the reader of the output is gone (`everloop log | head`)."""
     _forget_output()
     return CLOSED_PIPE
 
@@ -456,7 +456,7 @@ def _forgiving_output() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # Left closed, its number would go to the next file opened, and our output into that file.
+            # If it stayed closed, its number would go to the next file opened, and our output into that file.
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - open for as long as we run
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

@@ -35,8 +35,8 @@ _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:[ \t]|$)")
 def split_finished(text: str) -> tuple[list[str], str]:
     """Split streamed Markdown into the blocks that further text cannot change, and the rest.
 
-    A block is a paragraph, a heading, a quote, a table, a code block, or one item of a list. The line that is still
-    being written may continue the block before it, so it begins none.
+    A block is a paragraph, a heading, a quote, a table, a code block, or a list item. The line that is still being
+    written may continue the previous block, so it starts none.
     """
     whole = text[: text.rfind("\n") + 1]
     lines = whole.split("\n")
@@ -48,17 +48,17 @@ def split_finished(text: str) -> tuple[list[str], str]:
 
 
 def is_code(block: str) -> bool:
-    """Whether a block is code between fences: its lines stay as they are, whatever follows."""
+    """Return whether a block is code between fences: its lines stay as they are, whatever follows."""
     return block.lstrip(" \n")[:3] in ("```", "~~~")
 
 
 def is_item(block: str) -> bool:
-    """Whether a block is an item of a list."""
+    """Return whether a block is a list item."""
     return _ITEM.match(block) is not None
 
 
 def _starts(tokens: list[Token]) -> Iterator[int]:
-    """The lines on which blocks begin."""
+    """Return the lines on which blocks start."""
     seen = -1
     for token in tokens:
         top = token.level == 0 and token.nesting >= 0 and token.type not in ("bullet_list_open", "ordered_list_open")
@@ -114,7 +114,7 @@ class _CodeBlock(markdown.CodeBlock):
 
 
 class _TableElement(markdown.TableElement):
-    """A table; where its longest words do not fit beside each other, one record below the other."""
+    """A table; if its longest words do not fit next to each other, its records are shown one below the other."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         heads = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []

@@ -15,8 +15,8 @@ from ..providers.base import LLMProvider, LLMResponse, ProviderError, StreamingP
 from ..text import one_line
 from .doctor import Check
 
-SECONDS = 120.0  # for one question
-CODE = "pear-71"  # of which the model can only know by reading a result
+SECONDS = 120.0  # per question
+CODE = "pear-71"  # which the model can only know by reading a result
 LINES = 'one\n\t"two" \\ three\n'
 
 
@@ -32,17 +32,17 @@ def _tool(name: str, text: str, **properties: str) -> dict[str, Any]:
 ADD = _tool("add", "Add two whole numbers.", a="integer", b="integer")
 LOOK_UP = _tool("look_up", "Look something up.", what="string")
 WRITE = _tool("write_file", "Write a text file.", path="string", content="string")
-# A line with marks of thoughts or calls that were not understood.
+# A line with marks of thoughts or calls that were not recognised.
 MARKUP = re.compile(r"</?think|<tool_call|<\|[a-z_]+\|>|<｜|\[TOOL_CALLS\]|\[/?THINK\]")
 
 
 @dataclass(slots=True)
 class Asked:
-    """An answer as the provider gave it, and as it is read: with the calls in its text."""
+    """An answer as the provider returned it, and as parsed: with the calls in its text."""
 
     raw: LLMResponse
     read: LLMResponse
-    parts: int = 0  # pieces that it came in
+    parts: int = 0  # pieces that it was streamed in
 
     @property
     def calls(self) -> list[ToolCallRequest]:
@@ -53,7 +53,7 @@ class Asked:
         return (self.read.content or "").strip()
 
     def shape(self) -> str:
-        """How its calls were written."""
+        """Return how its calls were written."""
         if self.raw.tool_calls:
             return "native"
         from ..providers.text_calls.dialects import OPENINGS
@@ -65,13 +65,13 @@ class Asked:
 
 @dataclass(slots=True)
 class Examination:
-    """Asks one model, and remembers what was seen on the way."""
+    """Asks one model, and records what it observes."""
 
     provider: LLMProvider
     texts: list[str] = field(default_factory=list)
 
     async def run(self) -> AsyncIterator[Check]:
-        """The ten checks, each as soon as it is known. Without an answer to the first one there are no others."""
+        """Yield the ten checks, each as soon as it is known. Without an answer to the first one there are no others."""
         try:
             first = await self._ask("Count from one to ten, in words.")
         except (ProviderError, EverloopError, TimeoutError) as error:
@@ -177,7 +177,7 @@ NEEDED = ("answers", "calls a tool", "right arguments", "reads results")  # with
 
 
 async def examine(config: Config) -> AsyncIterator[Check]:
-    """The checks of the model that the settings name."""
+    """Return the checks of the model that the settings name."""
     from ..providers.factory import make_provider
 
     provider = make_provider(config)

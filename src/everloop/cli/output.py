@@ -1,4 +1,4 @@
-"""Output for a person: styled where the terminal allows it, and free of control characters that could drive it.
+"""Output for a person: styled if the terminal allows it, and free of control characters that could manipulate it.
 
 `Output` writes text, `Renderer` the events of a running turn.
 """
@@ -31,7 +31,7 @@ _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-
 
 
 def as_json(value: Any) -> str:
-    """JSON on one line, with every character escaped that a terminal would act on."""
+    """Return JSON on one line, with every character escaped that a terminal would act on."""
     text = json.dumps(value, ensure_ascii=not _is_utf8(sys.stdout))
     return text if text.isprintable() else _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -42,18 +42,20 @@ def _is_utf8(stream: TextIO | None) -> bool:
 
 
 def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:
-    """A call's arguments in short: path="a.txt", limit=5."""
+    """Return a call's arguments in short: path="a.txt", limit=5."""
     parts = [f"{name}={one_line(as_json(value), 40)}" for name, value in list(arguments.items())[:8]]
     return one_line(", ".join(parts), width)
 
 
 def short_result(content: str, width: int = 100) -> str:
-    """A tool's result on one line; of an error its message."""
+    """Return a tool's result on one line; for an error, its message."""
     return one_line(error_in(content) or content, width)
 
 
 def mark_of(tool: str, status: str, content: str) -> str:
-    """✓ for a call that succeeded, else ✗. A command with a non-zero exit status failed, though its call succeeded."""
+    """Return ✓ for a call that succeeded, else ✗. A command with a non-zero exit status failed, though its call
+    succeeded.
+    """
     failed = status != "ok" or (tool == "exec" and split_exit_status(content)[1] not in (None, 0))
     return "✗" if failed else "✓"
 
@@ -244,6 +246,6 @@ class Renderer:
 
 
 def tokens_in_words(read: int, cached: int, written: int) -> str:
-    """1,200 tokens read (900 cached), 80 written."""
+    """Return usage such as "1,200 tokens read (900 cached), 80 written."."""
     share = f" ({cached:,} cached)" if cached else ""
     return f"{read:,} tokens read{share}, {written:,} written"

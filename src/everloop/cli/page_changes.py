@@ -1,4 +1,4 @@
-"""What the turns of the web page change in the workspace: kept as `/undo` of the chat keeps it, for both."""
+"""Workspace changes made by turns of the web page: recorded like those of the chat, so that `/undo` works in both."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from .turn_changes import MOST_IN_ALL, Activity, FileState, SavedTurns, Snapshot
 
 
 class Snapshots:
-    """The latest snapshots of workspaces, shared by the turns in them: files that have not changed since are not read
-    again. The contents of all of them are bounded."""
+    """The latest snapshots of workspaces, shared by the turns in them, so that unchanged files are not read again.
+
+    The total size of their contents is bounded.
+    """
 
     def __init__(self, most: int = MOST_IN_ALL) -> None:
         self._most = most
-        self._known: dict[Path, Snapshot] = {}  # the latest last
+        self._known: dict[Path, Snapshot] = {}  # latest last
         self._lock = threading.Lock()
 
     def take(self, folder: Path) -> Snapshot:
-        """Read what has changed in a folder. Looks at the disk: call it in a thread."""
+        """Read what has changed in a folder. Reads from disk: call it in a thread."""
         with self._lock:
             known = self._known.get(folder)
         found = take_snapshot(folder, known)
@@ -65,7 +67,7 @@ class PageChanges:
                 self._activity.commands.append((self._began.pop(id), one.at))
 
     async def end(self) -> None:
-        """Compare the workspace after a turn with what it was before."""
+        """Compare the workspace after a turn with its state before."""
         if self._before is None or not (self._activity.written or self._activity.commands):
             return
         after = await in_thread(self._snapshots.take, self._folder)
@@ -75,8 +77,11 @@ class PageChanges:
             await in_thread(lambda: self._saved.save([*self._saved.load(), found]))
 
     async def latest(self) -> list[tuple[str, bytes | None, bytes | None]] | None:
-        """The files that the last turn changed, each with its content before and after: None where it was not there, or
-        was too large to be kept. None if no turn has changed files."""
+        """Return the files that the last turn changed, each with its content before and after; None if no turn changed
+        any.
+
+        A content is None if the file did not exist, or was too large to be kept.
+        """
         turns = await in_thread(self._saved.load)
         if not turns:
             return None

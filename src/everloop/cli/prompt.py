@@ -1,4 +1,4 @@
-"""The prompt of the chat: several lines, history over restarts, completion of commands and files."""
+"""The prompt of the chat: multiple lines, history across restarts, completion of commands and files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from .common import LEAVE
 from .local_commands import LOCAL
 
 HISTORY = "chat_history"  # in the home
-MOST_FILES = 20_000  # of the workspace that are looked at
+MOST_FILES = 20_000  # per workspace that are listed
 MOST_SHOWN = 30  # completions
-FRESH_SECONDS = 5.0  # how long the list of files is believed
+FRESH_SECONDS = 5.0  # how long the list of files is reused
 SKIPPED = frozenset({".git", ".hg", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".tox"})
 FILE = re.compile(r"(?:^|(?<=\s))@(?:\"([^\"\n]*)\"?|(\S*))")
 Choices = Callable[[], Iterable[tuple[str, str]]]  # (word, description)
 
 
 def chat_history(home: Path) -> History:
-    """What was typed in earlier chats; only in memory if the file cannot be written. It reads the file."""
+    """What was typed in earlier chats; only in memory if the file cannot be written.
+
+    Constructing it reads the file.
+    """
     path = home / HISTORY
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -44,8 +47,10 @@ def chat_history(home: Path) -> History:
 
 
 class _ChatHistory(FileHistory):
-    """Keeps all but the words that leave, without waiting for the disk. It is read when it is made, so that an arrow
-    key finds the last line from the first prompt on."""
+    """Keeps every line except those that leave the chat, without waiting for the disk.
+
+    It is read on construction, so that an arrow key finds the last line from the first prompt on.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -72,7 +77,7 @@ class WorkspaceFiles:
         self._at = float("-inf")
 
     def matching(self, typed: str) -> list[str]:
-        """The files whose paths contain the typed characters in this order, the best first."""
+        """Return the files whose paths contain the typed characters in this order, best match first."""
         if time.monotonic() - self._at > FRESH_SECONDS:
             self._found = list(self._walk())
             self._at = time.monotonic()
@@ -91,8 +96,11 @@ class WorkspaceFiles:
 
 
 def _score(typed: str, path: str) -> tuple[int, int, str] | None:
-    """How well a path fits: first if its name begins with what was typed, then if it contains it, then if it has the
-    characters in order; shorter paths first. None if it does not fit."""
+    """Return how well a path matches; None if it does not.
+
+    Best is a name that starts with what was typed, then a path that contains it, then one that has the characters in
+    order; shorter paths first.
+    """
     low = path.lower()
     name = os.path.basename(low)
     if name.startswith(typed) or low.startswith(typed):
@@ -104,11 +112,11 @@ def _score(typed: str, path: str) -> tuple[int, int, str] | None:
 
 
 class ChatCompleter(Completer):
-    """Completes commands, what stands after some of them, and files after an @."""
+    """Completes commands, their arguments, and files after an @."""
 
     def __init__(self, files: WorkspaceFiles, choices: dict[str, Choices]) -> None:
         self._files = files
-        self._choices = choices  # by the command that they stand after
+        self._choices = choices  # by the command that they follow
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         text = document.text_before_cursor
@@ -129,7 +137,7 @@ class ChatCompleter(Completer):
 
 
 def _file_at_end(text: str) -> tuple[str, str] | None:
-    """The @ and path that a text ends with: as typed, and the path alone."""
+    """Return the @ and path at the end of a text: as typed, and the path alone."""
     for found in FILE.finditer(text):
         if found.end() == len(text):
             return found[0], found[1] if found[1] is not None else found[2]
@@ -138,13 +146,13 @@ def _file_at_end(text: str) -> tuple[str, str] | None:
 
 @Condition
 def completes_while_typing() -> bool:
-    """The menu opens by itself for commands and for files."""
+    """Return whether the menu opens by itself: it does for commands and for files."""
     text = get_app().current_buffer.document.text_before_cursor
     return (text.startswith("/") and "\n" not in text) or _file_at_end(text) is not None
 
 
 def attachments(text: str, workspace: Path) -> list[str]:
-    """The existing files that a message names with an @."""
+    """Return the existing files that a message names with an @."""
     named = [found[1] if found[1] is not None else found[2].rstrip(",.;:!?)") for found in FILE.finditer(text)]
     return [path for path in dict.fromkeys(named) if path and "\0" not in path and (workspace / path).is_file()]
 
@@ -153,7 +161,7 @@ def attachments(text: str, workspace: Path) -> list[str]:
 
 
 def editing_keys() -> KeyBindings:
-    """Enter sends; Alt-Enter, Ctrl-J and a backslash before Enter begin a new line; Tab completes."""
+    """Bind the keys: Enter sends; Alt-Enter, Ctrl-J and a backslash before Enter start a new line; Tab completes."""
     keys = KeyBindings()
     typing = has_focus(DEFAULT_BUFFER)  # and not searching
 
@@ -193,7 +201,7 @@ def editing_keys() -> KeyBindings:
 
 
 def _takes_completion(buffer: Buffer) -> bool:
-    """Take the chosen completion; return whether the user may want to write on. A whole command is sent at once."""
+    """Take the chosen completion; return whether the user may want to type on. A whole command is sent at once."""
     state = buffer.complete_state
     if state is None or state.current_completion is None:
         return False

@@ -31,7 +31,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], list[Entry]]:
-    """The turn, its entries, and the conversation before it."""
+    """Return the turn, its entries, and the conversation before it."""
     async with reading(config) as store:
         turn = await find_turn(store, prefix)
         before = [one.entry for one in await store.read_log(turn.session, 0, turn.first_seq - 1)]
@@ -40,7 +40,7 @@ async def _read(config: Config, prefix: str) -> tuple[TurnInfo, list[Logged], li
 
 
 def _damage(turn: TurnInfo, logged: Sequence[Logged]) -> str:
-    """What is wrong with the log itself: a missing entry, or an end that differs from the turn's row."""
+    """Return what is wrong with the log itself: a missing entry, or an end that differs from the turn's row."""
     for expected, one in enumerate(logged, start=turn.first_seq):
         if one.seq != expected:
             return f"entry {expected} of the log is missing"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.agent import TurnResult
 
 
-PATIENCE = 2.0  # seconds after which it says that it waits for standard input
+PATIENCE = 2.0  # seconds until it reports that it waits for standard input
 
 
 def command(options: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def read_goal(goal: str = "-") -> str:
-    """The goal as it was given, with what is piped in after it; without one, or for "-", only that."""
+    """Return the goal as given, followed by piped input; without a goal, or for "-", only the input."""
     if goal == "-":
         goal = _piped() if _is_piped() or sys.stdin is None or not sys.stdin.isatty() else ""
     elif goal.strip() and _is_piped() and (piped := _piped()).strip():
@@ -89,7 +89,7 @@ def read_goal(goal: str = "-") -> str:
 
 
 def _is_piped() -> bool:
-    """Whether standard input is a pipe or a file, and not a terminal, a device or nothing."""
+    """Return whether standard input is a pipe or a file, and not a terminal, a device or nothing."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:
@@ -98,7 +98,7 @@ def _is_piped() -> bool:
 
 
 def _piped() -> str:
-    """All of standard input."""
+    """Return all of standard input."""
     if sys.stdin is None:
         return ""
     if _is_piped() and not select.select([0], [], [], PATIENCE)[0]:
@@ -110,7 +110,7 @@ def _piped() -> str:
 
 
 async def chosen_session(config: Config, options: argparse.Namespace) -> str:
-    """The session that --continue or --resume names; "" without them."""
+    """Return the session that --continue or --resume names; "" without them."""
     if not options.latest and options.resume is None:
         return ""
     if hasattr(options, "session"):
@@ -138,7 +138,7 @@ def _tell_event(event: events.Event) -> None:
 async def run(
     config: Config, goal: str, key: str, watched: bool, tell: Callable[[events.Event], None] | None = None
 ) -> tuple[TurnResult, bool]:
-    """Work on the goal until it ends; its result, and whether Ctrl-C ended it. `tell` is told of every event."""
+    """Work on the goal until it ends; return its result, and whether Ctrl-C ended it. `tell` gets every event."""
     import asyncio
 
     from .. import events
@@ -180,7 +180,7 @@ async def run(
 
 
 def _reason(goal: str, result: TurnResult) -> str:
-    """Why the run ended. A command that exists was answered; a mistyped one was not."""
+    """Return why the run ended. A known command was answered; a mistyped one was not."""
     from ..commands import command_of
 
     if result.reason == "command":
@@ -235,7 +235,7 @@ def run_agent(options: argparse.Namespace) -> int:
 
 
 def read_inputs(words: list[str]) -> dict[str, str]:
-    """Read inputs that are written as KEY=VALUE."""
+    """Parse inputs written as KEY=VALUE."""
     given: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -268,7 +268,7 @@ def check(definition: AgentDefinition, given: dict[str, str]) -> dict[str, Any]:
 async def _run_definition(
     config: Config, definition: AgentDefinition, inputs: dict[str, Any], session: str | None, watched: bool
 ) -> tuple[OutputObject, bool]:
-    """Run the agent to its end: its output, and whether Ctrl-C ended it."""
+    """Run the agent to its end; return its output, and whether Ctrl-C ended it."""
     import asyncio
     import logging
     import signal

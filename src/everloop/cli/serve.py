@@ -53,7 +53,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _with_model(config: Config) -> Config:
-    """The settings; if they name no model, with that of an Ollama on this machine, or else the local one."""
+    """Return the settings; if they name no model, with that of an Ollama on this machine, or else the local one."""
     if missing_model(config) and not (config.provider or config.base_url or config.api_key):
         from ..providers.ollama import find_ollama
 
@@ -67,8 +67,10 @@ def _with_model(config: Config) -> Config:
 
 
 async def _check_tokens(config: Config) -> None:
-    """Refuse to serve a workspace's own store without tokens where the home's store has some: a server that asks for
-    tokens must not stop asking because it works in another folder."""
+    """Refuse to serve a workspace's own store without tokens if the home's store has some.
+
+    A server that asks for tokens must not stop asking because it works in another folder.
+    """
     homes = config.home / "everloop.db"
     if not isinstance(config.store, Path) or config.store.parent != config.home / "stores":
         return
@@ -92,7 +94,7 @@ async def _has_tokens(path: Path) -> bool:
 
 
 async def _open_page(server: Server, address: str, in_browser: bool) -> None:
-    """Say how to open the page: by a link that works once, which the person of this machine alone can read."""
+    """Print how to open the page: with a link that works once, which only the person of this machine can read."""
     if not server.is_local:
         print(f"everloop: the page is at {address}/ and asks for a token", file=sys.stderr, flush=True)
         return
@@ -103,7 +105,7 @@ async def _open_page(server: Server, address: str, in_browser: bool) -> None:
 
 
 def page_services(config: Config, store: Store) -> Services:
-    """What the commands `doctor` and `sessions export` do, and what an @ means in the chat, for the page."""
+    """Return what `doctor`, `sessions export` and an @ in the chat do, for the page."""
     from ..server.page_api import Services
     from .doctor import checks_of
     from .export import exported, redactor
@@ -169,15 +171,15 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
 
 
 class Signals:
-    """What SIGTERM and Ctrl-C ask of a process that runs agents.
+    """What SIGTERM and Ctrl-C request from a process that runs agents.
 
     After SIGTERM, turns are handed off to other processes after their current step, if that ends within `drain` seconds
-    of the signal. A second signal, or Ctrl-C, waits for nothing.
+    of the signal. After a second signal, or Ctrl-C, nothing is waited for.
     """
 
     def __init__(self, owners: Owners, drain: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self.status: asyncio.Future[int] = self._loop.create_future()  # also raises what makes the agents fail
+        self.status: asyncio.Future[int] = self._loop.create_future()  # also raises the error that ends the agents
         self.again = asyncio.Event()  # set by a second signal
         self._hurry = asyncio.Event()  # wait for nothing any more
         self._deadline: asyncio.TimerHandle | None = None  # set by the first signal
@@ -199,7 +201,7 @@ class Signals:
             self.status.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
     def watch(self, work: asyncio.Task[None]) -> asyncio.Task[None]:
-        """Let the process end with the error that this work ends with."""
+        """End the process with the error that this work ends with."""
         work.add_done_callback(self._ended)
         return work
 
@@ -208,7 +210,7 @@ class Signals:
             self.status.set_exception(error)
 
     async def hand_off(self) -> None:
-        """Hand off the turns that run, within the time that is left; only after SIGTERM."""
+        """Hand off running turns within the remaining time; only after SIGTERM."""
         if self._hurry.is_set() or self._deadline is None:
             self._owners.store.hurry()
         told = self.status.done() and not self.status.cancelled() and self.status.exception() is None
@@ -265,7 +267,7 @@ async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConf
     if not config.channels:
         return []
     if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
-        # An account has one poller, and the lease that makes sure of it is in the store.
+        # An account has one poller, which a lease in the store ensures.
         print("everloop: channels are left to the server of the home workspace", file=sys.stderr, flush=True)
         return []
     from ..channels.base import make_channel
@@ -326,7 +328,7 @@ async def _work(config: Config) -> int:
 
 
 def _meters(config: Config) -> Meters | None:
-    """The metrics, if there is an address to serve them at; otherwise the module is not even loaded."""
+    """The metrics, if there is an address to serve them at; otherwise the module is not loaded."""
     if not config.metrics:
         return None
     from ..observability.metrics import Meters

@@ -1,4 +1,4 @@
-"""Sessions as a user sees them: their titles, age, turns, tokens and cost."""
+"""Sessions as shown to a user: their titles, age, turns, tokens and cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Totals(msgspec.Struct):
     @classmethod
     def of(cls, entries: Iterable[Logged], usual: str, info: SessionInfo | None = None) -> Totals:
         """Count the model calls in a log, and those for the session's title. `usual` is the model of calls that name
-        none."""
+        none.
+        """
         found = cls()
         turns = set()
         for one in entries:
@@ -54,7 +55,7 @@ class Totals(msgspec.Struct):
         return sum(tokens[name] for tokens in self.tokens.values())
 
     def cost(self, config: Config) -> float | None:
-        """What it cost in all; None if the price of a model is unknown. A model on this machine costs nothing."""
+        """Return the total cost; None if the price of a model is unknown. A model on this machine costs nothing."""
         if config.provider == "local":
             return None
         from ..config.prices import cost_of, price_of
@@ -68,14 +69,14 @@ class Totals(msgspec.Struct):
 
 
 def money(cost: float | None) -> str:
-    """An amount for a person: $0.0012, $1.25; "" if it is unknown."""
+    """Return an amount for a person: $0.0012, $1.25; "" if it is unknown."""
     if cost is None:
         return ""
     return f"${cost:.4f}" if cost < 0.1 else f"${cost:.2f}"
 
 
 def age(at: float, now: float | None = None) -> str:
-    """How long ago something was, in one unit."""
+    """Return how long ago something was, in one unit."""
     seconds = max(0.0, (time.time() if now is None else now) - at)
     for size, unit in ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:
@@ -88,7 +89,7 @@ def age(at: float, now: float | None = None) -> str:
 
 
 async def adopt_titles(store: Store, config: Config) -> None:
-    """Move titles into the store from the file of the home in which an earlier version kept them."""
+    """Move titles into the store from the file in the home in which an earlier version kept them."""
     path = config.home / "titles.json"
     for key, title in (await in_thread(_take_titles, path, str(config.store))).items():
         info = await store.session(OWNER, key)
@@ -97,7 +98,7 @@ async def adopt_titles(store: Store, config: Config) -> None:
 
 
 def _take_titles(path: Path, store: str) -> dict[str, str]:
-    """The titles of a store's sessions by their keys. They are taken out of the file."""
+    """Take a store's session titles out of the file; return them by key."""
     try:
         titles = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -114,7 +115,7 @@ def _take_titles(path: Path, store: str) -> dict[str, str]:
 
 
 def first_words(entries: Iterable[Logged]) -> str:
-    """The first thing that the user said in the latest conversation."""
+    """Return the first message of the user in the latest conversation."""
     title = ""
     for one in entries:
         if isinstance(one.entry, Cleared):
@@ -129,11 +130,11 @@ class Listed(msgspec.Struct, frozen=True):
 
     info: SessionInfo
     title: str
-    totals: Totals | None  # None for one that is too long to be counted
+    totals: Totals | None  # None for a session that is too long to be counted
 
 
 async def list_sessions(store: Store, config: Config, owner: str, limit: int) -> list[Listed]:
-    """The latest sessions, each with its title and numbers."""
+    """Return the latest sessions, each with its title and numbers."""
     await adopt_titles(store, config)
     listed = []
     for info in await store.sessions(owner, limit):

@@ -1,5 +1,6 @@
-"""`everloop sessions` lists the sessions, shows, renames, exports or deletes one, or adopts those of a folder that is
-gone; `everloop fork` creates a session from the first entries of another."""
+"""`everloop sessions` lists the sessions, shows, renames, exports or deletes one, or adopts those of a vanished folder;
+`everloop fork` creates a session from the first entries of another.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .folder import adopt
 from .output import as_json
 from .session_list import TITLE, Listed, adopt_titles, age, first_words, list_sessions, money
 
-MOST_SEARCHED = 1000  # sessions among which one is found by its title
+MOST_SEARCHED = 1000  # sessions that are searched by title
 
 
 def command(options: argparse.Namespace) -> int:
@@ -88,7 +89,7 @@ def _table(found: list[Listed], config: Config) -> str:
 
 
 async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
-    """The session with this key, or the only one whose title has these words; with its log."""
+    """Return the session with this key, or the only one whose title has these words; with its log."""
     async with reading(config) as store:
         await adopt_titles(store, config)
         info = await store.session(OWNER, wanted)
@@ -155,7 +156,7 @@ async def _remove(config: Config, key: str) -> Removed:
 
 
 async def _jobs_of(config: Config, key: str) -> int:
-    """How many scheduled jobs write to a session."""
+    """Return how many scheduled jobs write to a session."""
     from ..cron.service import CronService
 
     async with reading(config) as store:

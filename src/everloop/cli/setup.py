@@ -34,7 +34,9 @@ SMALL = (
 
 
 def with_model(config: Config, *, at_terminal: bool = False) -> Config:
-    """The settings with a model. At a terminal the user is asked for what is missing; elsewhere that is an error."""
+    """Return the settings with a model. At a terminal the user is asked for what is missing; elsewhere that is an
+    error.
+    """
     if not is_local(config):
         if missing_model(config) and at_terminal:
             return _asked(config)
@@ -78,7 +80,7 @@ def pull(weights: Weights, name: str) -> None:
 
 
 def size_of(name: str) -> str:
-    """The size of the download, for a message."""
+    """Return the size of the download, for a message."""
     from ..providers.local.catalogue import CATALOGUE
     from ..providers.local.weights import megabytes
 
@@ -131,11 +133,11 @@ def ask_model(config: Config) -> Config:
 
 
 def append_table(path: Path, before: str, name: str, values: Mapping[str, str | bool]) -> None:
-    """Append a table to a file of settings, whose text is `before`."""
+    """Append a table to a settings file, whose text is `before`."""
     lines = "".join(f"{key} = {as_json(value)}\n" for key, value in values.items())
     parting = "" if not before else "\n" if before.endswith("\n") else "\n\n"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # It may hold secrets, so only this user may read it, from its first byte on.
+    # It may contain secrets, so only this user may read it, from its first byte on.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)
@@ -179,7 +181,7 @@ _WIDTH = 10
 
 
 class ProgressBar:
-    """Shows the progress of a download: a bar on a terminal, a line now and then elsewhere."""
+    """Shows the progress of a download: a bar on a terminal, an occasional line elsewhere."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name = name
@@ -215,7 +217,9 @@ class ProgressBar:
             self._drawn = False
 
     def _line(self, now: Progress, columns: int | None = None) -> str:
-        """The state of a download. Where that is longer than so many columns, the source is left out, then the bar."""
+        """Return the state of a download. If it does not fit into so many columns, the source is left out, then the
+        bar.
+        """
         from ..providers.local.weights import megabytes
 
         share = now.done / now.total if now.total else 1.0

@@ -1,4 +1,4 @@
-"""What the chat says about its session: the status line, and the commands /cost and /context."""
+"""What the chat shows about its session: the status line, and the commands /cost and /context."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .session_list import MOST_ENTRIES, Totals, adopt_titles, age, first_words, 
 
 
 class SessionStatus:
-    """The numbers of one session. `refresh` reads them; until then they are unknown."""
+    """The numbers of one session. They are unknown until `refresh` reads them."""
 
     def __init__(self, agent: AgentLoop, config: Config, key: str) -> None:
         self.title = ""
-        self.cut_off = ""  # what was asked in a turn that did not end
-        self.continues = ""  # what the chat goes on with, in a sentence
+        self.cut_off = ""  # the request of a turn that did not end
+        self.continues = ""  # what the chat continues with, in a sentence
         self.totals = Totals()
         self.used, self.window = 0, 0
         self._agent = agent
@@ -49,13 +49,13 @@ class SessionStatus:
         self.used, self.window = await self._agent.context_use(self._key)
 
     def cost_of(self, tokens: Mapping[str, int]) -> str:
-        """What these tokens of the current model cost; "" if that is unknown."""
+        """Return what these tokens of the current model cost; "" if that is unknown."""
         totals = Totals()
         totals.add(self._config.model, dict(tokens))
         return money(totals.cost(self._config))
 
     def line(self, width: int) -> str:
-        """The status line: as much of it as fits, the most important first."""
+        """Return the status line: as much of it as fits, the most important first."""
         place = self._config.workspace
         read, cached = self.totals.count("prompt_tokens"), self.totals.count("cached_tokens")
         share = f", {round(100 * cached / read)}% cached" if cached else ""
@@ -78,7 +78,7 @@ class SessionStatus:
         return " · ".join(part for importance, part in parts if importance in kept)
 
     def cost_text(self) -> str:
-        """The answer to /cost."""
+        """Return the answer to /cost."""
         if not self.totals.tokens:
             return "No model was called in this session yet."
         from ..config.prices import AS_OF
@@ -95,7 +95,7 @@ class SessionStatus:
         return "\n".join([*lines, about if total else "The price is unknown: add a [[price]] to the settings."])
 
     def context_text(self) -> str:
-        """The answer to /context."""
+        """Return the answer to /context."""
         share = f"{100 * self.used / self.window:.0f}%" if self.window else "an unknown share"
         at = self._config.compact_at
         return (
@@ -105,7 +105,7 @@ class SessionStatus:
 
 
 def _short(count: int) -> str:
-    """1.2k, 3.4M."""
+    """Return a short form: 1.2k, 3.4M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if count >= size:
             return f"{count / size:.1f}{unit}"

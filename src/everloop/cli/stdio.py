@@ -38,7 +38,7 @@ def _log_warnings() -> None:
 
 
 def acp(options: argparse.Namespace) -> int:
-    """Run the agent of an editor until the editor leaves."""
+    """Run the agent of an editor until the editor disconnects."""
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)
@@ -69,7 +69,7 @@ async def _serve_editor(config: Config, trust: bool) -> None:
 
 
 def mcp(options: argparse.Namespace) -> int:
-    """Run the agent as an MCP server until its client leaves."""
+    """Run the agent as an MCP server until its client disconnects."""
     config = with_model(load_config(options))
     check_model(config)
     prepare_workspace(config.workspace)

@@ -84,7 +84,7 @@ def _store_and_file(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 class _Bar:
-    """How far the copy is, on a terminal."""
+    """Show the progress of the copy on a terminal."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -135,7 +135,7 @@ def _progress(sessions: int) -> None:
 
 @contextmanager
 def _reading(store: Path | DSN) -> Iterator[Rows]:
-    """Queries that all see one moment of the store."""
+    """Yield a query function whose results all come from one moment of the store."""
     if isinstance(store, DSN):
         from ..store.postgres.connections import connect
 
@@ -188,7 +188,7 @@ def move(options: argparse.Namespace) -> int:
     from ..store.postgres.move_owner import move_owner
 
     def copy_files() -> None:
-        """Before the commits: a copy that fails moves nothing."""
+        """Called before the commits: a copy that fails moves nothing."""
         if folders is not None and folders[0].is_dir():
             try:
                 shutil.copytree(*folders, symlinks=True, dirs_exist_ok=True)
@@ -212,7 +212,7 @@ def move(options: argparse.Namespace) -> int:
 
 
 def _folders(owner: str, home: Path, other: Path) -> tuple[Path, Path]:
-    """The owner's folder, with the workspace and its memory, in this home and in another."""
+    """Return the owner's folder, with the workspace and its memory, in this home and in another."""
     if owner == OWNER:
         raise EverloopError("--files: the workspace of the owner `me` is your own folder: copy it yourself")
     return home / "owners" / owner, other / "owners" / owner
@@ -271,7 +271,7 @@ async def _show(config: Config, dsn: DSN, owner: str | None, json: bool) -> int:
 
 
 async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) -> int:
-    """Name the pooler before a database, once it is seen to lead there."""
+    """Name the pooler in front of a database, once it is known to lead there."""
     from ..store.postgres.directory import check_password, put_pool
     from ..store.postgres.store import PostgresStore
 
@@ -295,7 +295,7 @@ async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) 
 
 
 async def _put(config: Config, dsn: DSN, owner: str, store: DSN) -> int:
-    """Give a new owner a database. One who has anything is moved by `everloop move`."""
+    """Give a new owner a database. An owner with data is moved by `everloop move`."""
     from ..store.postgres.directory import check_password, entry_of
 
     check_password(store, dsn)

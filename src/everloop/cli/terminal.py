@@ -57,30 +57,30 @@ from .turn_changes import ChangeTracker, SavedTurns
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two frames of the spinner
-MIN_REDRAW = 0.03  # seconds between two redraws, however quickly words come
+MIN_REDRAW = 0.03  # seconds between two redraws, however fast words arrive
 NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no queries
 MOST_SESSIONS = 30  # in the list
 EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object per line"), ("html", "a page"))
 IDLE_SECONDS = 2.0  # after a turn, before the session is named
-KEEP_SECONDS = 5.0  # for messages to come to disk when the chat ends
+KEEP_SECONDS = 5.0  # for messages to reach the disk when the chat ends
 TWICE = 2.0  # seconds within which a second Ctrl-C leaves
 
 
 class Reopen(NamedTuple):
-    """The chat goes on with another model or in another session."""
+    """The chat continues with another model or in another session."""
 
     config: Config
     key: str
 
 
 async def terminal_chat(config: Config, key: str, greeting: str) -> int:
-    """Chat until the user leaves. A turn that runs then is kept and continues at the next start."""
+    """Chat until the user leaves. A running turn is kept and continues at the next start."""
     history = await in_thread(chat_history, config.home)
     reopen: Reopen | None = Reopen(config, key)
     with contextlib.ExitStack() as raw:
         while reopen is not None:
             async with make_agent(reopen.config) as agent:
-                # A store that cannot be used is an error before the first prompt.
+                # An unusable store is an error before the first prompt.
                 others = await left_behind(agent.store, reopen.key)
                 status = SessionStatus(agent, reopen.config, reopen.key)
                 await status.read()
@@ -96,7 +96,7 @@ async def terminal_chat(config: Config, key: str, greeting: str) -> int:
 
 
 class BackgroundReply:
-    """Takes the terminal's reply about its background colour out of what is typed."""
+    """Removes the terminal's reply about its background colour from the typed text."""
 
     QUERY = "\x1b]11;?\x1b\\"
 
@@ -111,7 +111,7 @@ class BackgroundReply:
             red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
             self._tell("light" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "dark")
             data = data[: found.start()] + data[found.end() :]
-        elif (start := data.find("\x1b]11;")) >= 0 and len(data) - start < 40:  # the rest is on its way
+        elif (start := data.find("\x1b]11;")) >= 0 and len(data) - start < 40:  # the rest is still to come
             data, self._held = data[:start], data[start:]
         self._parser.feed(data)
 
@@ -159,7 +159,7 @@ class Chat:
         self._unkept: list[str] = []  # messages that may not be on disk yet
         self._left_at = 0.0
         self._told_to_leave = False
-        # Not a `bottom_toolbar`, which is shown only on terminals that report where the cursor is.
+        # Not a `bottom_toolbar`, which is shown only on terminals that report the cursor position.
         assert isinstance(self._session.layout.container, HSplit)
         toolbar = Window(FormattedTextControl(self._toolbar), height=1, dont_extend_height=True)
         self._session.layout.container.children.append(ConditionalContainer(toolbar, ~is_done))
@@ -218,7 +218,7 @@ class Chat:
         return self._reopen is None
 
     def _take(self, line: str) -> None:
-        """Act on a line: a command of the terminal or of the shell, an answer to a question, or a message."""
+        """Handle a line: a command of the terminal or of the shell, an answer to a question, or a message."""
         if (local := local_command(line)) is not None:
             self._run_local(*local)
         elif line.startswith("!") and line[1:].strip():
@@ -228,7 +228,7 @@ class Chat:
         else:
             text = line.strip()
             if self._view.asked and command_of(text) is None and answer_of(text) is None:
-                text = f"/deny {text}"  # the question is answered by a sentence: not so, but otherwise
+                text = f"/deny {text}"  # a sentence answers the question: not like that, but differently
             self._unkept.append(text)
             self._start(self._load())
             self._start(self._say(text))
@@ -286,7 +286,7 @@ class Chat:
         return True
 
     def _switch_model(self, name: str) -> None:
-        """Go on with another model of the same provider, or say which one it is."""
+        """Switch to another model of the same provider, or report the current one."""
         if not name:
             self._output.line(f"The model is {self._config.model}. /model NAME changes it for this chat.", "dim")
         elif " " in name or not name.isprintable():
@@ -295,7 +295,7 @@ class Chat:
             self._reopen = Reopen(dataclasses.replace(self._config, model=name), self._key)
 
     def _switch_session(self, words: str) -> None:
-        """Go on in another session: by its key, its number in the list, or words of its title."""
+        """Switch to another session: by its key, its number in the list, or words of its title."""
         if not words:
             self._output.line("Say which one: /resume KEY, a number of /sessions, or words of a title.", "bad")
             return
@@ -322,7 +322,7 @@ class Chat:
         self._output.line(f"This session is now “{self._status.title}”.", "dim")
 
     async def _pair(self, code: str) -> None:
-        """Let in a person who was given this code by a channel."""
+        """Admit a person who was given this code by a channel."""
         if not code:
             self._output.line("Give the code: /pair CODE", "bad")
             return
@@ -353,12 +353,12 @@ class Chat:
         self._output.line(f"Written to {written}; secrets are redacted.", "dim")
 
     async def _list_sessions(self) -> None:
-        """List the sessions, and begin the command that goes on in one."""
+        """List the sessions, and start typing the command that switches to one."""
         self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
         for line in session_lines(self._sessions, self._config, shutil.get_terminal_size().columns):
             self._output.line(line, "dim")
         buffer = self._session.default_buffer
-        if not buffer.text:  # otherwise the user types already
+        if not buffer.text:  # otherwise the user is already typing
             buffer.insert_text("/resume ")
             buffer.start_completion()
 
@@ -435,13 +435,13 @@ class Chat:
         return keys
 
     def _ask_background(self, app: Application[str]) -> None:
-        """Once the prompt is on the screen, ask the terminal for its background; the reply comes as if typed."""
+        """Once the prompt is on the screen, ask the terminal for its background; the reply arrives as if typed."""
         app.after_render -= self._ask_background
         app.output.write_raw(BackgroundReply.QUERY)
         app.output.flush()
 
     def _leave(self) -> None:
-        """Handle a signal, which may come between two prompts, after the key that ends one, or twice."""
+        """Handle a signal, which may arrive between two prompts, after the key that ends one, or twice."""
         self._told_to_leave = True
         app = self._session.app
         if app.is_running and app.future is not None and not app.future.done():
@@ -461,7 +461,7 @@ class Chat:
             self._output.line(f"everloop: {error}", "bad")
 
     async def _load(self) -> None:
-        """Load what renders the answer while the model works on it."""
+        """Load the renderer of the answer while the model works on it."""
         if self._output.colour:
             await self._output.load()
             self._redraw()
@@ -532,7 +532,7 @@ class Chat:
             self._unkept.remove(line)
 
     async def _keep_messages(self) -> None:
-        """Wait until the messages that were taken are on disk: the chat may be told to end right after Enter."""
+        """Wait until accepted messages are on disk: the chat may be told to end right after Enter."""
         give_up = time.monotonic() + KEEP_SECONDS
         while self._unkept and time.monotonic() < give_up:
             for row in await self._agent.store.waiting(OWNER, self._key):
@@ -546,7 +546,7 @@ class Chat:
             self._comparing = self._start(self._changes.end())
             self._start(self._look_around())
             self._name_when_idle()
-        elif self._naming is not None:  # a turn runs, and needs the model more than a title does
+        elif self._naming is not None:  # a turn is running, and needs the model more than a title does
             self._naming.cancel()
         self._redraw()
 
@@ -563,12 +563,12 @@ class Chat:
                 self._redraw()
 
     def _toolbar(self) -> StyleAndTextTuples:
-        """The status line below the prompt."""
+        """Return the status line below the prompt."""
         look = STYLES["dim"] if self._output.colour else ""
         return [(look, self._status.line(self._session.app.output.get_size().columns))]
 
     def _message(self) -> StyleAndTextTuples:
-        """The text at the bottom: what is being written, the running calls, and the prompt."""
+        """Return the text at the bottom: unfinished output, the running calls, and the prompt."""
         look = STYLES if self._output.colour else dict.fromkeys(STYLES, "")
         size = self._session.app.output.get_size()
         parts = [*self._output.live(size.rows)]
@@ -584,7 +584,7 @@ class Chat:
 
 
 def session_lines(sessions: list[Listed], config: Config, columns: int) -> list[str]:
-    """The sessions as lines: number, title, turns, age and key. A long title is cut so that a line fits."""
+    """Return the sessions as lines: number, title, turns, age and key. A long title is cut so that a line fits."""
     lines = []
     for number, one in enumerate(sessions, 1):
         numbers = [age(one.info.updated_at)]
@@ -598,7 +598,7 @@ def session_lines(sessions: list[Listed], config: Config, columns: int) -> list[
 
 
 def _write_new(name: str, text: str) -> Path:
-    """Write a file that is not there yet, for this user alone; return its path."""
+    """Write a new file, for this user alone; return its path."""
     path = Path(name).expanduser().absolute()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)

@@ -32,11 +32,11 @@ MOST_TURNS = 20  # that can be undone
 SAVED_TURNS = 5  # that can be undone after a restart
 SAVED_BYTES = 8_000_000  # of a session
 SAVED_SESSIONS = 50
-LEEWAY = 0.05  # seconds by which the times of files are coarse
+LEEWAY = 0.05  # seconds by which file times are inaccurate
 
 
 class FileState(NamedTuple):
-    """A regular file: what tells that it has changed, and its content unless it is too large."""
+    """A regular file: what reveals a change, and its content unless it is too large."""
 
     mtime: int
     size: int
@@ -53,14 +53,14 @@ class FileState(NamedTuple):
 
 
 class Snapshot(msgspec.Struct):
-    """The files of a folder at one time, by their paths relative to it."""
+    """The files of a folder at one time, by their relative paths."""
 
     files: dict[str, FileState] = {}
     whole: bool = True  # no file was left out
 
 
 def take_snapshot(folder: Path, known: Snapshot | None = None) -> Snapshot:
-    """Read the files of a folder; those that are as they were in the `known` snapshot are not read again."""
+    """Read the files of a folder; those unchanged since the `known` snapshot are not read again."""
     found = Snapshot()
     kept = 0
     for path, info in _regular_files(folder):
@@ -101,13 +101,13 @@ def _read(path: Path) -> bytes | None:
 
 
 class Activity(msgspec.Struct):
-    """What a turn did that may change files."""
+    """The parts of a turn that may change files."""
 
     written: set[str] = set()  # paths that file tools wrote
     commands: list[tuple[float, float]] = []  # when commands ran
 
     def made(self, path: str, after: FileState | None) -> bool:
-        """Whether this turn made the change of a file."""
+        """Return whether this turn changed a file."""
         if path in self.written:
             return True
         if after is None:  # a removed file has no time
@@ -117,7 +117,7 @@ class Activity(msgspec.Struct):
 
 
 class Change(NamedTuple):
-    """A file that a turn changed; None where it is not there."""
+    """A file that a turn changed; None where it does not exist."""
 
     path: str
     before: FileState | None
@@ -157,7 +157,7 @@ class TurnChanges(msgspec.Struct, frozen=True):
         return done, kept
 
     def _undo(self, change: Change) -> str:
-        """Restore one file; return why not."""
+        """Restore one file; return why not if that fails."""
         if change.before is not None and change.before.content is None:
             return "it was too large to be kept"
         parent, _, name = change.path.rpartition("/")
@@ -181,7 +181,7 @@ class TurnChanges(msgspec.Struct, frozen=True):
 
 
 class _Saved(msgspec.Struct, array_like=True):
-    """A turn as it is kept in a file."""
+    """A turn as stored in a file."""
 
     changes: tuple[Change, ...]
     whole: bool
@@ -189,8 +189,10 @@ class _Saved(msgspec.Struct, array_like=True):
 
 
 class SavedTurns:
-    """The latest turns of a session that changed files, in a file of the home that no tool can read. Its methods look
-    at the disk: call them in a thread."""
+    """The latest turns of a session that changed files, in a file of the home that no tool can read.
+
+    Its methods read the disk: call them in a thread.
+    """
 
     def __init__(self, home: Path, folder: Path, session: str) -> None:
         name = hashlib.sha256(os.fsencode(f"{folder}\0{session}")).hexdigest()[:24]
@@ -198,7 +200,7 @@ class SavedTurns:
         self._folder = folder
 
     def load(self) -> list[TurnChanges]:
-        """The turns, the latest last; none if the file cannot be read."""
+        """Return the turns, latest last; none if the file cannot be read."""
         try:
             saved = msgspec.msgpack.decode(self.path.read_bytes(), type=list[_Saved])
         except (OSError, msgspec.MsgspecError):
@@ -206,7 +208,9 @@ class SavedTurns:
         return [TurnChanges(self._folder, one.changes, one.whole, one.ran_commands) for one in saved]
 
     def save(self, turns: Sequence[TurnChanges]) -> None:
-        """Keep the latest of these turns, as many as fit. What cannot be written can be undone in this process only."""
+        """Keep the latest of these turns, as many as fit. Turns that cannot be written can only be undone in this
+        process.
+        """
         kept: list[_Saved] = []
         size = 0
         for turn in reversed(turns[-SAVED_TURNS:]):
@@ -236,7 +240,7 @@ class SavedTurns:
 
 
 class ChangeTracker:
-    """Follows the turns of a chat, and keeps what the latest ones changed, also those of earlier processes."""
+    """Follows the turns of a chat, and keeps the changes of the latest ones, including those of earlier processes."""
 
     def __init__(self, folder: Path, saved: SavedTurns) -> None:
         self._turns: deque[TurnChanges] = deque(maxlen=MOST_TURNS)
@@ -250,7 +254,7 @@ class ChangeTracker:
         self._running: dict[str, float] = {}
 
     async def latest(self) -> TurnChanges | None:
-        """The last turn that changed files; None if there is none."""
+        """Return the last turn that changed files; None if there is none."""
         if not self._is_loaded:
             earlier = await in_thread(self._saved.load)
             if not self._is_loaded:
@@ -282,7 +286,7 @@ class ChangeTracker:
                 self._activity.commands.append((self._running.pop(call), time.time()))
 
     async def end(self) -> None:
-        """Compare the workspace after a turn with what it was before."""
+        """Compare the workspace after a turn with its state before."""
         before, activity = self._before, self._activity
         activity.commands += [(since, time.time()) for since in self._running.values()]
         self._turn, self._running = "", {}
@@ -301,7 +305,7 @@ def _differ(old: FileState | None, new: FileState | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(folder: Path, inside: str) -> Iterator[int]:
-    """Open a folder below another, making what is missing. Links are not followed: they may lead out of it."""
+    """Open a folder below another, creating what is missing. Links are not followed: they may lead out of it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     descriptor = os.open(folder, flags)
     try:
@@ -317,7 +321,7 @@ def _opened(folder: Path, inside: str) -> Iterator[int]:
 
 
 def _is_as(folder: int, name: str, state: FileState | None) -> bool:
-    """Whether a file is as it was found after the turn."""
+    """Return whether a file is as it was after the turn."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:

@@ -40,7 +40,7 @@ _IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _LOOPBACK_NAMES = {"localhost", "ip6-localhost", "::1", "", "0.0.0.0", "::"}
 
-# A shared machine may stall for longer than hypothesis' deadline; the time-out of each test is enough.
+# A shared machine may stall for longer than hypothesis' deadline; each test's timeout is enough.
 hypothesis.settings.register_profile("everloop", deadline=None, derandomize=_IN_CI, database=None)
 hypothesis.settings.load_profile("everloop")
 
@@ -60,13 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the garbage collector from going through all that was collected here again and again."""
+    """Keep the garbage collector from scanning everything that was collected here again and again."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Most of the time tests wait for processes and clocks, so more than there are cores are done sooner."""
+    """Tests mostly wait for processes and clocks, so more workers than cores finish sooner."""
     return len(os.sched_getaffinity(0)) + 3
 
 
@@ -76,7 +76,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the test its own home and take away every setting of the person who runs it."""
+    """Give the test its own home, and remove every setting of the person who runs it."""
     keys = {known.key for known in ENDPOINTS.values()}
     for name in list(os.environ):
         if name.startswith("EVERLOOP_") or name.lower() in _PROXY_VARIABLES or name in keys:
@@ -88,13 +88,13 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERLOOP_TITLES", "words")  # no model call that a test does not expect
 
 
-_RUNNING = (asyncio.base_events.__file__, "_run_once")  # below it on the stack is who runs the loop, and no call
+_RUNNING = (asyncio.base_events.__file__, "_run_once")  # below it on the stack is what runs the loop, and no call
 
 
 class _Guard:
     """Watches for blocking calls of Everloop's own code inside the event loop, while a test wants it.
 
-    It is set up once: to wrap all blocking functions anew for each test takes longer than most tests do.
+    It is set up once: wrapping all blocking functions anew for each test takes longer than most tests.
     """
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ def _guard() -> _Guard:
 
 
 def _called_from_a_test() -> bool:
-    """True when the blocking call was made by test code (a fake tool, say) rather than by Everloop itself.
+    """True if the blocking call was made by test code (a fake tool, say) rather than by Everloop itself.
 
-    Writing a line of the log is allowed: where it goes is the program's choice, and pytest's goes to a file.
+    Writing a log line is allowed: the program chooses its destination, and pytest's is a file.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -213,7 +213,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """The same for a whole file that is skipped while it is collected."""
+    """The same for a whole file that is skipped during collection."""
     report = yield
     if _IN_CI and report.skipped and not collector.get_closest_marker("platform"):
         _refuse_skip(report)
@@ -225,7 +225,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
 
 @pytest.fixture(scope="module")
 def forge() -> Iterator[Forge]:
-    """A warm process that forks the programs that are killed."""
+    """A warm process that forks the programs to be killed."""
     from .crash.forge import Forge
 
     forge = Forge()
@@ -235,7 +235,7 @@ def forge() -> Iterator[Forge]:
 
 @pytest.fixture(params=["some", pytest.param("every", marks=pytest.mark.chaos)])
 def step(request: pytest.FixtureRequest) -> int:
-    """At each how many of its commits a program is killed: at every one with `make chaos`."""
+    """At which of its commits a program is killed: at every one with `make chaos`."""
     return 1 if request.param == "every" else 2
 
 
@@ -261,7 +261,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def desk(folder: Path) -> Desk:
-    """The file tools over it."""
+    """The workspace's file tools."""
     from .support.desk import Desk
 
     return Desk(folder)

@@ -66,7 +66,7 @@ THEME = TerminalTheme(
 
 
 async def chat() -> str:
-    """The screen of a conversation as SVG."""
+    """Return the screen of a conversation as SVG."""
     async with FakeOpenAI() as server:
         server.calls(call("read_file", path="todo.txt"))
         server.calls(call("exec", command="python3 -m unittest -q watering"))

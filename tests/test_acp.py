@@ -69,14 +69,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Editor:
-    """What an editor sees of the agent, and what its person answers."""
+    """An editor's view of the agent, and its user's answers."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
         self.questions: list[Any] = []
         self.answers: list[str] = []
         self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
-        self.buffers: dict[str, str] = {}  # what it has open, saved or not
+        self.buffers: dict[str, str] = {}  # its open files, saved or not
         self.reads: list[str] = []
         self.writes: list[tuple[str, str]] = []
 
@@ -126,10 +126,10 @@ class Editor:
 
 @asynccontextmanager
 async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any, Editor]]:
-    """An editor that offers these requests of its own file system."""
+    """Start an editor that offers these requests for its own file system."""
     editor = Editor()
     offered = ClientCapabilities(fs=FileSystemCapabilities.model_validate(dict.fromkeys(files, True)), terminal=True)
-    # The SDK fails where a process ends just when it would be terminated: it gets enough time to end by itself.
+    # The SDK fails if a process ends just when it would be terminated, so it gets enough time to end by itself.
     process = spawn_agent_process(
         cast("Any", editor), *COMMAND, "acp", env=environment(server), transport_kwargs={"shutdown_timeout": 60.0}
     )
@@ -218,7 +218,7 @@ async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(serve
         with pytest.raises(RequestError):
             await agent.prompt(session_id=session.session_id, prompt=[text_block("closed")])
         await agent.resume_session(cwd=str(folder), session_id=session.session_id, mcp_servers=[])
-        assert "what does it say?" not in str(editor.updates[shown:])  # nothing is shown again
+        assert "what does it say?" not in str(editor.updates[shown:])  # nothing is shown twice
         server.reply("Still peas.")
         await agent.prompt(session_id=session.session_id, prompt=[text_block("still?")])
         assert "and here?" not in str(server.requests[-1].body["messages"])
@@ -279,7 +279,7 @@ async def test_questions_are_asked_in_the_editor_a_turn_is_cancelled_and_its_mcp
         assert "Europe/Berlin" in str(server.requests[-1].body["messages"][-1])
 
 
-async def test_a_command_is_shown_while_it_runs_and_its_whole_output_when_it_has_ended(server, folder):
+async def test_a_command_is_shown_while_it_runs_and_its_whole_output_at_its_end(server, folder):
     command = "echo first; echo second; until test -e go; do sleep 0.05; done; echo third"
     async with connected(server) as (agent, editor):
         key = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
@@ -327,7 +327,7 @@ async def test_a_question_can_be_cancelled_answered_for_the_session_and_thoughts
         ]
         await agent.prompt(session_id=key, prompt=[text_block("plan again"), *files])
         assert (folder / "plan.txt").read_text() == "peas"
-        assert len(editor.questions) == 2  # one was enough for both files
+        assert len(editor.questions) == 2  # one answer covered both files
         sent = str([said for request in server.requests for said in request.body["messages"] if said["role"] == "user"])
         assert f"data:image/png;base64,{picture}" in sent
         assert f"[file {folder}/plan.zip]" in sent
@@ -368,7 +368,7 @@ async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by
 
 
 async def results(server: HeldOpenAI, agent: Any, key: str, *calls: Any) -> list[str]:
-    """What the model is told of its calls."""
+    """Return the calls' results as the model got them."""
     server.calls(*calls)
     server.reply("Done.")
     await agent.prompt(session_id=key, prompt=[text_block("go on")])
@@ -396,7 +396,7 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
         edit = call("edit_file", path="plan.txt", old_text="unsaved", new_text="edited")
         assert "Edited" in (await told(edit))[0]
         assert editor.writes == [(str(plan), "edited\r\n")]  # in the file's own form
-        assert plan.read_bytes() == b"saved\r\n"  # the disk is the editor's to write
+        assert plan.read_bytes() == b"saved\r\n"  # the editor writes to the disk
         editor.buffers[str(plan)] = "typed meanwhile, and edited\n"
         back = call("edit_file", path="plan.txt", old_text="edited", new_text="back")
         assert "has changed" in (await told(back))[0]
@@ -422,7 +422,7 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
         assert "canary" not in (await told(call("read_file", path="hidden.txt")))[0]
         (folder / "disk.txt").write_text("only on disk")
         assert "only on disk" in (await told(call("read_file", path="disk.txt")))[0]
-        # A command could put a link in the way of the editor, which is not confined.
+        # A command could put a link in the editor's way, which is not confined.
         waits = call("exec", command="sleep 200", background=True, keep=True)
         assert "Started" in (await told(waits, answers=("once",)))[0]
         asked = len(editor.reads)
@@ -430,7 +430,7 @@ async def test_unsaved_text_is_what_the_agent_reads_and_the_editor_writes_within
         assert len(editor.reads) == asked
 
 
-async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folder):
+async def test_an_editor_that_only_reads_gets_nothing_to_write(server, folder):
     plan = folder / "plan.txt"
     plan.write_text("saved\n")
     async with connected(server, "read_text_file") as (agent, editor):
@@ -438,7 +438,7 @@ async def test_an_editor_that_only_reads_is_given_nothing_to_write(server, folde
         editor.buffers = {str(plan): "unsaved\n"}
         assert "unsaved" in (await results(server, agent, key, call("read_file", path="plan.txt")))[0]
         await results(server, agent, key, call("edit_file", path="plan.txt", old_text="saved", new_text="on disk"))
-        assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without what the person has not saved
+        assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without the user's unsaved changes
 
 
 async def test_a_line_that_is_not_json_is_one_line_on_standard_error_and_the_next_one_is_answered(server):
@@ -476,7 +476,7 @@ async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_
         assert editor.said() == "There are seven.And nine."
 
 
-def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_taken_it():
+def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_accepted_it():
     plan = TurnPlan()
     todos = [
         {"content": "dig", "status": "completed"},

@@ -1,4 +1,4 @@
-"""A log read as a timeline."""
+"""A log as a timeline."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_every_entry_is_shown_exactly_once():
     assert [one.seq for one in found if one.seq is not None] == list(range(1, len(entries) + 1))
 
 
-def test_in_pieces_it_is_the_same_story_but_for_the_moment_at_which_something_begins():
+def test_in_batches_it_is_the_same_timeline_except_for_start_times():
     log = logged(
         HI, ModelAnswered(None, (A, B), seconds=0.5), CallsBegun(("b",)), CallEnded("b", "send", "x", seconds=0.1),
         CallEnded("a", "look", "x", seconds=0.1), ModelAnswered(""), ModelAnswered("yes"), TurnEnded("answer"),
     )  # fmt: skip
     whole = list(Timeline().read(log))
     timeline = Timeline()
-    writes = (0, 1, 3, 4, 5, 6, 8)  # an answer and what follows from it are one write
+    writes = (0, 1, 3, 4, 5, 6, 8)  # an answer and its consequences are one write
     pieces = [one for start, end in pairwise(writes) for one in timeline.read(log[start:end])]
 
     def key(one: ActivityEvent) -> tuple[str, int, str]:
@@ -133,7 +133,7 @@ def test_a_call_that_never_ran_never_started():
     assert "tool_started" not in names(told(HI, ModelAnswered(None, (unread,))))
 
 
-def test_what_is_handed_to_the_client_leaves_the_model_alone():
+def test_calls_handed_to_the_client_do_not_count_as_the_models_time():
     asked: list[Entry] = [UserSaid("x", request=Request(tools=(CLIENTS_TOOL,))), ModelAnswered(None, (A,))]
     assert names(told(*asked, CallEnded("a", "look", "handed")))[-1] == "tool_ended"
     found = told(*asked, CallEnded("a", "look", "handed"), TurnEnded("handed"))
@@ -163,7 +163,7 @@ def test_every_kind_of_feedback_is_shown(call, ended, kinds):
         assert "3 times" in found[-1]["text"]
 
 
-def test_an_empty_answer_is_told_when_the_model_is_asked_again():
+def test_an_empty_answer_is_shown_when_the_model_is_asked_again():
     again = told(HI, ModelAnswered(""), ModelAnswered("yes"), TurnEnded("answer"))
     assert names(again) == [
         "request", "model_called", "model_answered", "feedback", "model_called", "model_answered", "turn_ended",
@@ -173,7 +173,7 @@ def test_an_empty_answer_is_told_when_the_model_is_asked_again():
     assert len(facts(given_up, "feedback")) == 1
 
 
-def test_a_model_call_that_failed_or_was_stopped_was_made():
+def test_a_failed_or_stopped_model_call_is_shown_as_made():
     for cut in (TurnEnded("error"), TurnEnded("cancelled"), TurnEnded("timeout")):
         assert names(told(HI, cut)) == ["request", "model_called", "turn_ended"]
     for never in (TurnEnded("budget"), TurnEnded("max_rounds"), TurnEnded("abandoned")):
@@ -199,7 +199,7 @@ def test_turns_are_counted_one_by_one_and_cost_what_their_model_costs():
     ]
 
 
-def test_an_old_log_that_does_not_say_how_long_the_model_took_tells_the_time_that_went_by():
+def test_an_old_log_without_model_times_shows_the_elapsed_time():
     found = told(HI, ModelAnswered("yes"))
     assert facts(found, "model_answered")[0]["seconds"] == 1.0
 

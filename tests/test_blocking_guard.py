@@ -1,4 +1,4 @@
-"""The guard that every test runs under: Everloop's own code may not block the event loop, whatever runs beside it."""
+"""The guard around every test: Everloop's own code may not block the event loop, whatever else runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import everloop
 
 from . import conftest
 
-# A function of Everloop that blocks: where code belongs to is read from the name of its file.
+# A function of Everloop that blocks: the file name decides which code it belongs to.
 _OURS: dict[str, Any] = {"os": os, "time": time}
 _FILE = str(Path(everloop.__file__).parent / "engine.py")
 exec(compile("def nap(): time.sleep(0)\ndef look(call): return call()", _FILE, "exec"), _OURS)
 
 
-async def test_a_call_that_blocks_is_refused_and_remembered():
+async def test_a_blocking_call_is_refused_and_remembered():
     with pytest.raises(blockbuster.blockbuster.BlockingError):
         _OURS["nap"]()
     blocked = conftest._guard().blocked
@@ -28,13 +28,13 @@ async def test_a_call_that_blocks_is_refused_and_remembered():
     blocked.clear()
 
 
-async def test_what_a_test_calls_may_block_even_when_everloop_called_the_test():
+async def test_what_a_test_calls_may_block_even_if_everloop_called_the_test():
     time.sleep(0)
     _OURS["look"](lambda: time.sleep(0))
     assert conftest._guard().blocked == []
 
 
-def test_what_runs_outside_of_a_loop_may_block():
+def test_code_outside_a_loop_may_block():
     _OURS["nap"]()
     assert conftest._guard().blocked == []
 

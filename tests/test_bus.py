@@ -20,7 +20,7 @@ async def test_messages_come_out_in_the_order_they_went_in():
     assert [(await bus.consume_outbound()).content for _ in range(3)] == ["0", "1", "2"]
 
 
-async def test_numbers_of_a_chat_network_become_texts_and_other_types_are_refused():
+async def test_numeric_ids_of_a_chat_network_become_strings_and_other_types_are_refused():
     message = InboundMessage("telegram", 7, 42, "hi", id=1001)  # type: ignore[arg-type]
     assert (message.sender_id, message.chat_id, message.id) == ("7", "42", "1001")
     assert (message.session, message.session_key) == (None, "telegram:42")
@@ -61,7 +61,7 @@ async def test_the_publisher_is_notified_when_a_message_is_taken():
     assert taken == [1]
 
 
-async def test_a_consumer_that_gives_up_takes_nothing_with_it():
+async def test_a_cancelled_consumer_takes_nothing_with_it():
     bus = MessageBus()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(bus.consume_outbound(), 0.01)
@@ -83,10 +83,10 @@ def test_a_message_knows_its_chat_and_its_session(channel, chat_id, origin, sess
     assert message.session_key == f"{channel}:{chat_id}"
     assert message.origin == origin
     assert message.addressed().session_key == session
-    assert message.session is None  # the message itself is not changed
+    assert message.session is None  # the message itself is unchanged
 
 
-def test_a_session_that_is_named_is_kept():
+def test_an_explicit_session_is_kept():
     assert InboundMessage("cli", "u", "x", "hi", session="cli:mine").addressed().session_key == "cli:mine"
     assert InboundMessage("system", "u", "a:b", "hi", session="cli:mine").addressed().session_key == "cli:mine"
 
@@ -120,4 +120,4 @@ def test_two_messages_never_share_their_media_and_metadata():
 def test_a_command_is_a_slash_and_a_known_name_and_nothing_more(text, name, kind):
     assert command_of(text) == name
     assert kind_of(InboundMessage("test", "user", "1", text)) == kind
-    assert kind_of(InboundMessage("system", "sub", "test:1", text)) == "message"  # what an agent wrote commands nothing
+    assert kind_of(InboundMessage("system", "sub", "test:1", text)) == "message"  # an agent's text is no command

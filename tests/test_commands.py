@@ -1,4 +1,4 @@
-"""The commands that work in every chat, and what is close to one."""
+"""The commands that work in every chat, and what resembles one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everloop.testing import ScriptedProvider
         ("/statsu", "status"), ("/nwe", "new"), ("/compacct", "compact"), ("/aprove", "approve"), ("/dent", "deny"),
     ],
 )  # fmt: skip
-def test_one_slip_of_the_fingers_is_answered_with_the_command_that_was_meant(text, command):
+def test_one_typing_error_is_answered_with_the_command_that_was_meant(text, command):
     assert meant_by(text) == command
     assert kind_of(InboundMessage("cli", "user", "1", text)) == "urgent"
 
@@ -28,20 +28,20 @@ def test_one_slip_of_the_fingers_is_answered_with_the_command_that_was_meant(tex
         "/proc", "/srv", "/opt", "/bin", "/var", "/root", "/hleeep", "/näw",
     ],
 )  # fmt: skip
-def test_paths_and_words_that_are_further_away_go_to_the_model(text):
+def test_paths_and_words_that_are_less_similar_go_to_the_model(text):
     assert meant_by(text) is None
     assert kind_of(InboundMessage("cli", "user", "1", text)) == "message"
 
 
-def test_a_command_is_not_close_to_another_one():
+def test_no_command_resembles_another_one():
     assert [meant_by(f"/{name}") for name in COMMANDS] == [None] * len(COMMANDS)
 
 
-def test_what_comes_from_inside_is_no_slip_either():
+def test_internal_messages_count_as_no_typing_error():
     assert kind_of(InboundMessage("system", "sub:1", "cli:1", "/hlep")) == "message"
 
 
-async def test_the_model_is_not_asked_about_a_slip(tmp_path):
+async def test_the_model_is_not_asked_about_a_typing_error(tmp_path):
     model = ScriptedProvider([])
     async with AgentLoop(MessageBus(), model, tmp_path, store=tmp_path / "store.db") as agent:
         assert "/stop" in await agent.process_direct("/stpo")

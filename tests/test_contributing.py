@@ -1,4 +1,4 @@
-"""The additions that CONTRIBUTING.md shows: made in a copy of the source as they are written, and their tests run."""
+"""The additions that CONTRIBUTING.md shows: applied to a copy of the source as written, and their tests run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 NEW = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.M | re.S)
 DIFF = re.compile(r"^```diff\n--- (\S+)\n(.*?)^```$", re.M | re.S)
 TESTS = ("tests/tools/test_days.py", "tests/tools/test_builtin.py", "tests/server/test_whoami.py")
-# Those that know all tools, endpoints and paths; that of the table in docs/providers.md is left to its reader.
+# The tests that know all tools, endpoints and paths; the table in docs/providers.md is left to its reader.
 CHOSEN = "days or date or all_tools_of or whoami or acts_for or orchard or share_an_address or every_path"
 
 

@@ -1,4 +1,4 @@
-"""Every example of the documentation is run as it is written."""
+"""Every example of the documentation is run as written."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.support.commands import environment, everloop
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-OLLAMA = "http://127.0.0.1:11434/v1"  # where the pages say that a model server is
+OLLAMA = "http://127.0.0.1:11434/v1"  # the pages' address of a model server
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-# A program, and what it prints if that follows right below.
+# A program, and its output if that follows right below.
 PROGRAM = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S)
 NAMED = re.compile(r"# (\w+\.py)\n")  # a program that is a file: the commands of its page run it
-KILLED = re.compile(r"^.*Killed.*\n", re.M)  # said by the shell, each in its own words
+KILLED = re.compile(r"^.*Killed.*\n", re.M)  # printed by the shell, each in its own wording
 LINK = re.compile(r"\]\(([^)#]+)")
-# In expected output: an ellipsis is anything, a turn's id is the one that was first seen in its place, and clock times,
-# dates and ids of runs are any. What is left must be the same.
+# In expected output, an ellipsis matches anything, a turn's id the one first seen in its place, and clock times,
+# dates and ids of runs any. The rest must be equal.
 VARIES = re.compile(r"…|\b[0-9a-f]{19}\b|(?<=run:)[0-9a-f]{12}|\d{4}-\d\d-\d\d(?: \d\d:\d\d)?|\d\d:\d\d:\d\d")
 
 
@@ -37,13 +37,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def examples(page: str) -> list[tuple[str, str]]:
-    """(command, expected output) of all console blocks."""
+    """Return (command, expected output) of all console blocks."""
     parts = re.split(r"^\$ (.*)\n", "".join(blocks(page, "console")), flags=re.M)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 class Reader:
-    """Compares output with what a page says, and learns which id stands for which turn."""
+    """Compares output with a page, and learns which id stands for which turn."""
 
     def __init__(self) -> None:
         self.turns: dict[str, str] = {}
@@ -81,7 +81,7 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 
 async def shell(script: str, server: FakeOpenAI, folder: Path) -> str:
-    """What a command of a page says, on both outputs."""
+    """Return the output of a page's command, on both outputs."""
     shim = folder / "bin" / "everloop"
     if not shim.exists():
         shim.parent.mkdir()
@@ -151,7 +151,7 @@ async def test_every_command_is_on_the_page():
         assert f"| `everloop {name}" in page
 
 
-async def test_the_database_page_has_the_tables_there_are_and_its_queries_run(server, tmp_path):
+async def test_the_database_page_has_the_existing_tables_and_its_queries_run(server, tmp_path):
     server.calls(call("list_dir", path="."))
     server.reply("Water the beans.")
     await everloop("--session", "cli:direct", server=server, stdin=b"hi\n")
@@ -215,7 +215,7 @@ async def test_a_program_uses_the_settings_of_the_command_line(server, tmp_path)
     assert not server.replies
 
 
-def test_there_are_programs_on_each_page_that_needs_some():
+def test_every_page_that_needs_programs_has_some():
     pages = [found.values[0].name for found in PROGRAMS]  # type: ignore[union-attr]
     assert {page: pages.count(page) for page in pages} == {
         "README.md": 1, "activity.md": 1, "context.md": 2, "cron.md": 1, "durability.md": 1, "executor.md": 1,
@@ -226,7 +226,7 @@ def test_there_are_programs_on_each_page_that_needs_some():
     }  # fmt: skip
 
 
-async def test_the_crash_of_the_durability_page_goes_as_it_says(server, tmp_path):
+async def test_the_crash_of_the_durability_page_happens_as_described(server, tmp_path):
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     for program in blocks("durability.md", "python"):
@@ -258,7 +258,7 @@ def test_every_link_leads_somewhere_and_every_picture_is_well_formed(page):
                 ElementTree.parse(page.parent / target)
 
 
-def test_the_guards_that_the_architecture_page_names_are_there():
+def test_the_guards_that_the_architecture_page_names_exist():
     tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", (DOCS / "architecture.md").read_text())
     assert len(named) >= 12

@@ -1,4 +1,4 @@
-"""The evaluation judges right: what is right passes, what is wrong does not, whatever the model."""
+"""The evaluation judges correctly: what is right passes, what is wrong does not, whatever the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_set_has_enough_cases_of_every_kind(name):
     assert {case.category for case in ALL[name]} == set(CATEGORIES)
 
 
-def test_the_development_set_and_the_held_out_one_are_alike_in_their_mixture():
+def test_the_development_set_and_the_held_out_one_have_the_same_mix():
     for category in CATEGORIES:
         counts = [sum(case.category == category for case in ALL[name]) for name in ("development", "heldout")]
         assert max(counts) - min(counts) <= 1, category
@@ -72,7 +72,7 @@ def test_requests_come_in_several_languages():
         ("[[case", "TOML"),
     ],
 )
-def test_a_case_that_is_not_well_formed_is_an_error_that_says_why(text, word, tmp_path):
+def test_an_ill_formed_case_is_an_error_with_the_reason(text, word, tmp_path):
     path = tmp_path / "some.toml"
     path.write_text(text)
     with pytest.raises(EverloopError, match=word):
@@ -111,7 +111,7 @@ def test_a_model_that_always_lists_the_folder_fails_nearly_all():
 
 
 @pytest.mark.parametrize("cases", GROUPS)
-def test_the_right_calls_are_not_enough_where_something_must_have_changed_or_be_said(cases):
+def test_the_right_calls_are_not_enough_if_a_change_or_an_answer_is_required(cases):
     for case in cases:
         made = [Made(step["tool"], arguments_of(step), not case.fails, before(case)) for step in case.solution]
         verdict = judge(case, did(case, *made, answer="Done."))
@@ -120,7 +120,7 @@ def test_the_right_calls_are_not_enough_where_something_must_have_changed_or_be_
 
 
 @pytest.mark.parametrize("cases", GROUPS)
-def test_a_file_that_nobody_asked_for_or_a_job_that_is_gone_is_not_right(cases):
+def test_an_unrequested_file_or_a_missing_job_is_wrong(cases):
     for case in cases:
         start = before(case)
         stray = dataclasses.replace(start, files={**start.files, "stray.txt": "x"})
@@ -132,7 +132,7 @@ def test_a_file_that_nobody_asked_for_or_a_job_that_is_gone_is_not_right(cases):
             assert not (made and verdict.right), case.name
 
 
-def test_a_call_of_another_case_is_not_right():
+def test_another_cases_call_is_wrong():
     for cases in ALL.values():
         for case in (case for case in cases if "list ." not in case.right):
             others = [other for other in cases if other.category != case.category and other.layout != case.layout]
@@ -150,7 +150,7 @@ def outcome(name: str, right: bool = True, end: bool = True) -> Outcome:
     return Outcome(name, case.category, case.stamp, right, end, (), "a", "answer", [], 1, 2.0, usage)
 
 
-def test_results_are_kept_and_read_again_and_a_line_that_was_cut_off_is_left_out(tmp_path):
+def test_results_are_kept_and_read_again_and_a_truncated_line_is_skipped(tmp_path):
     file = tmp_path / "results.jsonl"
     label = Label("heldout", "local", "tiny", ("window=4096",))
     cases = ALL["heldout"]
@@ -166,7 +166,7 @@ def test_results_are_kept_and_read_again_and_a_line_that_was_cut_off_is_left_out
     assert not Results(label, changed, file).outcomes
 
 
-def test_the_tables_say_how_many_were_right():
+def test_the_tables_show_how_many_were_right():
     some = [
         outcome("create-todo"),
         outcome("change-port", end=False),
@@ -189,7 +189,7 @@ async def evaluate(*arguments: str, **variables: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
-async def test_the_command_asks_a_model_server_keeps_the_results_and_goes_on_where_it_was(tmp_path):
+async def test_the_command_asks_a_model_server_keeps_the_results_and_resumes(tmp_path):
     file = tmp_path / "results.jsonl"
     cases = ["--cases", "good-morning", "show-files", "--json", str(file)]
     async with FakeOpenAI() as server:
@@ -202,7 +202,7 @@ async def test_the_command_asks_a_model_server_keeps_the_results_and_goes_on_whe
         assert "| all | 2 | 100 % (2) | 100 % (2) |" in out
         assert "2/2" in err
         assert {(request.body or {})["temperature"] for request in server.requests} == {0}
-        status, again, _ = await evaluate(*model, *cases)  # the server has nothing more to say, and is not asked
+        status, again, _ = await evaluate(*model, *cases)  # the server has no more answers, and is not asked
         assert (status, again) == (0, out)
     assert [one.case for _, one in read([file])] == ["show-files", "good-morning"]
     status, out, _ = await evaluate("--report", str(file))
@@ -222,7 +222,7 @@ async def test_the_command_stops_when_the_model_cannot_be_asked(tmp_path):
     assert not file.exists()  # so these cases are run the next time
 
 
-async def test_a_secret_is_no_setting_since_settings_stand_in_the_results(tmp_path):
+async def test_a_secret_is_not_among_the_settings_in_the_results(tmp_path):
     file = tmp_path / "results.jsonl"
     async with FakeOpenAI() as server:
         server.reply("Good morning!")
@@ -245,13 +245,13 @@ async def test_a_secret_is_no_setting_since_settings_stand_in_the_results(tmp_pa
         ["--provider", "nobody"],
     ],
 )
-async def test_what_a_person_gets_wrong_is_one_line(arguments):
+async def test_a_users_mistake_is_one_line(arguments):
     status, out, err = await evaluate("--base-url", "http://127.0.0.1:9/v1", "--model", "m", *arguments)
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
 
 
-async def test_a_bar_that_is_not_reached_is_an_exit_status_and_so_is_time_that_is_over():
+async def test_a_missed_bar_is_an_exit_status_and_so_is_the_end_of_the_time():
     async with FakeOpenAI() as server:
         model = ["--provider", "openai", "--base-url", server.base_url, "--model", "m"]
         server.reply("Done.")

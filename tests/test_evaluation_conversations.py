@@ -52,14 +52,14 @@ async def _turn(turn: Turn, steps: list[Any], tmp_path: Any, **files: str) -> An
     return outcome
 
 
-async def test_a_call_on_talk_is_wrong_and_counted(tmp_path):
+async def test_a_call_during_small_talk_is_wrong_and_counted(tmp_path):
     turn = Turn(request="hello", answer="Hi.", talk=True)
     outcome = await _turn(turn, [call("list_dir", path="."), "Hi."], tmp_path)
     assert not outcome.right
     assert "| 1 | 0 % (0) | 0 | 1 |" in by_subject([outcome])
 
 
-async def test_a_file_that_was_not_asked_for_and_a_false_claim_are_wrong(tmp_path):
+async def test_an_unrequested_file_and_a_false_claim_are_wrong(tmp_path):
     turn = Turn(request="add figs to it", answer="Done.", after={"a.txt": {"is": "figs"}})
     stray = await _turn(turn, [call("write_file", path="b.txt", content="figs"), "Done."], tmp_path)
     claim = await _turn(turn, ["I added figs."], tmp_path)
@@ -80,14 +80,14 @@ async def test_a_file_that_was_not_asked_for_and_a_false_claim_are_wrong(tmp_pat
         ),
     ],
 )
-def test_a_conversation_that_is_not_well_formed_is_an_error_that_says_why(text, word, tmp_path):
+def test_an_ill_formed_conversation_is_an_error_with_the_reason(text, word, tmp_path):
     path = tmp_path / "some.toml"
     path.write_text(text)
     with pytest.raises(EverloopError, match=word):
         load_conversations(path)
 
 
-async def test_the_command_takes_a_conversation_and_tells_each_turn(tmp_path):
+async def test_the_command_takes_a_conversation_and_reports_each_turn(tmp_path):
     file = tmp_path / "turns.jsonl"
     (talk,) = [one for one in ALL["talks"] if one.name == "small-talk"]
     async with FakeOpenAI() as server:
@@ -103,7 +103,7 @@ async def test_the_command_takes_a_conversation_and_tells_each_turn(tmp_path):
     assert len(file.read_text().splitlines()) == len(talk.turns)
 
 
-async def test_a_conversation_that_is_not_there_is_one_line():
+async def test_a_missing_conversation_is_one_line():
     status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", "--cases", "none")
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
@@ -113,7 +113,7 @@ async def test_a_conversation_that_is_not_there_is_one_line():
 
 
 class IdealSmallModel(LLMProvider):
-    """The shaping of small models around a model that always makes the right call, where the grammar lets it."""
+    """The shaping of small models around a model that always makes the right call if the grammar allows it."""
 
     default_model = "ideal"
 
@@ -153,7 +153,7 @@ class IdealSmallModel(LLMProvider):
 
 
 @pytest.mark.parametrize("conversation", [pytest.param(one, id=one.name) for one in ALL["talks"]])
-async def test_a_small_model_that_knows_what_is_right_is_not_hindered_by_its_helps(conversation, tmp_path):
+async def test_a_small_model_that_knows_the_answer_is_not_hindered_by_its_helps(conversation, tmp_path):
     model = IdealSmallModel(conversation)
     outcomes = await run_conversation(conversation, model, Config(), Desk(tmp_path / "desk"))
     assert [(one.request, one.problems) for one in outcomes if not one.right] == []

@@ -67,7 +67,7 @@ def test_a_number_or_a_word_is_found_as_a_whole(text, wanted, found):
         ({"tool": "write_file", "path": ["a", "b"]}, call("write_file", path="c", content="x"), False),
     ],
 )
-def test_a_way_stands_for_the_calls_that_a_person_would_take_for_it(way, made, fits):
+def test_a_way_stands_for_the_calls_that_a_person_would_accept_for_it(way, made, fits):
     assert matches(way, made.name, made.arguments, "/w") is fits
 
 
@@ -84,7 +84,7 @@ async def test_reading_before_changing_is_no_fault_and_another_way_to_the_same_e
     assert (outcome.right, outcome.end) == (True, True)
 
 
-async def test_a_wrong_call_that_is_made_good_later_is_a_right_end_but_no_right_call(tmp_path):
+async def test_a_wrong_call_that_is_corrected_later_is_a_right_end_but_no_right_call(tmp_path):
     case = named("change-port")
     steps = [
         call("edit_file", path="config.ini", old_text="port: 8080", new_text="port: 9000"),
@@ -105,7 +105,7 @@ async def test_a_right_call_that_is_spoiled_later_is_a_right_call_but_no_right_e
     assert (outcome.right, outcome.end) == (False, True)
 
 
-async def test_a_claim_that_is_not_true_on_disk_fails(tmp_path):
+async def test_a_claim_that_is_false_on_disk_fails(tmp_path):
     outcome = await attempt(named("create-todo"), [call("list_dir"), "I created todo.txt."], tmp_path)
     assert (outcome.right, outcome.end) == (False, False)
 
@@ -126,7 +126,7 @@ async def test_a_call_written_into_the_answer_fails(tmp_path):
         ({"every": "20m"}, False),
     ],
 )
-async def test_a_job_is_judged_by_when_it_comes(arguments, fits, tmp_path):
+async def test_a_job_is_judged_by_its_time(arguments, fits, tmp_path):
     case = named("remind-in-20-minutes")
     steps = [call("cron", action="add", message="Take the cake out.", **arguments), "I will."]
     outcome = await attempt(case, steps, tmp_path)
@@ -145,31 +145,31 @@ def looked(case: Case, tool: str, ok: bool = True, **arguments: Any) -> Made:
     return Made(tool, arguments, ok, before(case))
 
 
-def test_a_call_that_failed_is_not_right_unless_it_must_fail():
+def test_a_failed_call_is_wrong_unless_it_must_fail():
     case = named("which-port")
     assert not judge(case, did(case, looked(case, "read_file", False, path="config.ini"), answer=case.answer)).right
     case = named("create-todo")
     world = World({**case.files, "todo.txt": "water the plants"})
-    for ok in (True, False):  # a command, say, that had done it when its time was over
+    for ok in (True, False):  # a command, say, that was done when it timed out
         run = Run("/w", before(case), (Made("exec", {"command": "x"}, ok, world),), world, case.answer)
         assert judge(case, run).right is ok
 
 
-def test_reading_the_wrong_file_first_is_not_right_where_reading_is_the_task():
+def test_reading_the_wrong_file_first_is_wrong_if_reading_is_the_task():
     case = named("which-port")
     calls = [looked(case, "read_file", path=path) for path in ("README.md", "config.ini")]
     verdict = judge(case, did(case, *calls, answer=case.answer))
     assert (verdict.right, verdict.end) == (False, True)
 
 
-def test_looking_from_folder_to_folder_is_right_when_it_was_enough():
+def test_searching_folder_by_folder_is_right_if_it_sufficed():
     case = named("find-markdown")
     calls = [looked(case, "list_dir", path=path) for path in (".", "recipes", "letters")]
     assert judge(case, did(case, *calls, answer=case.answer)).right
     assert not judge(case, did(case, *calls, answer="Done.")).right
 
 
-def test_words_that_must_not_be_said_are_wrong():
+def test_forbidden_words_are_wrong():
     case = named("last-line-journal")
     made = looked(case, "read_file", path="journal.log")
     assert judge(case, did(case, made, answer="18:00 close")).end
@@ -193,7 +193,7 @@ def test_a_program_that_was_only_written_was_not_run():
         assert (verdict.right, verdict.end) == (True, end)
 
 
-async def test_one_job_too_many_or_about_something_else_is_no_right_end(tmp_path):
+async def test_an_extra_job_or_one_about_something_else_is_no_right_end(tmp_path):
     case = named("remind-in-20-minutes")
     for messages in (["Take the cake out.", "Take the cake out now."], ["Do it."]):
         steps = [call("cron", action="add", message=message, at="in 20 minutes") for message in messages]

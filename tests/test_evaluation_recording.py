@@ -36,7 +36,7 @@ def replaying(name: str) -> tuple[LocalProvider, RecordedEngine]:
 
 
 class Written(Engine):
-    """A model that always writes the same, and counts how often it is asked."""
+    """A model that always gives the same answer, and counts its requests."""
 
     def __init__(self, text: str) -> None:
         super().__init__(Settings(Path("none.gguf")))
@@ -62,7 +62,7 @@ async def test_the_ten_things_that_a_newcomer_tries_first_work_in_one_take(tmp_p
 
 
 @pytest.mark.parametrize("conversation", [pytest.param(one, id=one.name) for one in REMINDERS])
-async def test_a_reminder_that_is_due_says_what_it_is_about_and_no_model_is_asked(conversation, tmp_path):
+async def test_a_due_reminder_says_what_it_is_about_without_asking_the_model(conversation, tmp_path):
     (turn,) = conversation.turns
     provider, engine = await in_thread(replaying, "reminders")
     bus = MessageBus()
@@ -99,7 +99,7 @@ def said_on(day: str, folder: str, words: str = "hello") -> list[dict[str, Any]]
     return [{"role": "system", "content": DAY.format(folder, day)}, {"role": "user", "content": words}]
 
 
-async def test_what_was_recorded_is_replayed_on_another_day_in_another_folder_and_the_rest_is_asked(tmp_path):
+async def test_a_recording_is_replayed_on_another_day_in_another_folder_and_the_rest_is_asked(tmp_path):
     path = tmp_path / "some.jsonl"
     model = Written("Hi there.")
     recorder = LocalProvider(RecordedEngine(await in_thread(Recording, path), model), SmallShaping(), model="m")
@@ -113,13 +113,13 @@ async def test_what_was_recorded_is_replayed_on_another_day_in_another_folder_an
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_the_day_that_something_was_remembered_on_is_no_part_of_a_recordings_key():
+def test_the_day_of_a_memory_is_no_part_of_a_recordings_key():
     remembered = "## Memory\n\n- {}: The user's sister's birthday is on 12 March."
     keys = {key_of({"messages": [{"role": "user", "content": remembered.format(day)}]}) for day in DAYS}
     assert len(keys) == 1
 
 
-async def test_a_prompt_that_was_never_recorded_is_an_error_that_says_what_to_do(tmp_path):
+async def test_a_prompt_without_a_recording_is_an_error_with_advice(tmp_path):
     provider = LocalProvider(RecordedEngine(Recording(tmp_path / "none.jsonl")), SmallShaping(), model="m")
     with pytest.raises(ProviderError, match=r"none\.jsonl has no answer for 'hello'.*make record"):
         await provider.chat(ASKED)
@@ -153,7 +153,7 @@ def test_a_help_that_is_switched_off_is_on_again_afterwards(name: str) -> None:
     assert [getattr(module, attribute) for module, attribute, _ in HELPS[name]] == there
 
 
-def test_without_a_help_the_model_is_asked_in_another_way() -> None:
+def test_without_a_help_the_request_to_the_model_differs() -> None:
     usual = grammar_for_a_reminder()
     with without("known values"):
         assert grammar_for_a_reminder() != usual
@@ -161,7 +161,7 @@ def test_without_a_help_the_model_is_asked_in_another_way() -> None:
         assert grammar_for_a_reminder() == usual
 
 
-async def test_a_recording_of_a_model_elsewhere_is_one_line(tmp_path):
+async def test_a_recording_of_a_remote_model_is_one_line(tmp_path):
     record = ["--record", str(tmp_path / "some.jsonl")]
     status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", *record)
     assert (status, out) == (2, "")

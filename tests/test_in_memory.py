@@ -1,4 +1,4 @@
-"""The temporary files of the tests are in memory, where there is room for them."""
+"""The tests' temporary files are in memory if there is room for them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ def system(free: int, flags: int = 0) -> os.statvfs_result:
     return os.statvfs_result((block, block, 0, 0, free // block, 0, 0, 0, flags, 255))
 
 
-def test_a_file_system_is_fit_if_it_has_room_and_programs_can_be_run_from_it():
+def test_a_file_system_is_fit_if_it_has_room_and_may_run_programs():
     assert is_fit(system(ROOM))
     assert is_fit(system(ROOM, os.ST_NOSUID | os.ST_NODEV))
     assert not is_fit(system(ROOM - 4096))
     assert not is_fit(system(ROOM, os.ST_NOEXEC))
 
 
-def test_a_folder_that_is_fit_is_used_by_this_process_and_those_that_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_fit_folder_is_used_by_this_process_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not is_fit(os.statvfs(tmp_path)):
         pytest.skip("there is no room")
     monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
@@ -41,7 +39,7 @@ def test_a_folder_that_is_fit_is_used_by_this_process_and_those_that_it_starts(
     assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(tmp_path)
 
 
-def test_a_folder_that_a_person_has_chosen_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_a_person_has_chosen_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", "/chosen")
     monkeypatch.setenv("TMPDIR", "/chosen")
     keep_in_memory(tmp_path)

@@ -35,8 +35,9 @@ def scene(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def everywhere(scene: Any, step: int) -> Any:
-    """Kills a scene at all of its commits; with `make chaos` always, and otherwise at every second one where `shared`
-    with the same scene on the other bus, and at every fourth where it is `long`."""
+    """Kills a scene at all of its commits with `make chaos`; otherwise at every second one if the scene is `shared`
+    with the other bus, and at every fourth if it is `long`.
+    """
 
     async def kill(
         *messages: dict[str, Any],
@@ -62,7 +63,7 @@ def interrupted(runs: list[tuple[History, History]]) -> int:
 @pytest.mark.parametrize("then", ["memory", "durable"])
 async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(everywhere: Any, then: str) -> None:
     meets: list[Meets[History]] = [
-        interrupted,  # a `never` call was cut off, and reported
+        interrupted,  # a `never` call was interrupted, and reported
         lambda runs: any(not before.messages for before, _ in runs),
         lambda runs: any(after.repeats for _, after in runs),  # an answer was on disk and perhaps sent
     ]
@@ -72,7 +73,7 @@ async def test_a_turn_killed_at_any_write_is_finished_by_the_next_start(everywhe
 @pytest.mark.parametrize("then", ["memory", "durable"])
 async def test_parallel_calls_killed_at_any_write_keep_the_results_they_had(everywhere: Any, then: str) -> None:
     def one_was_cut_off(runs: list[tuple[History, History]]) -> bool:
-        return any(0 < after.interrupted < 2 for _, after in runs)  # the long one, and not the quick one
+        return any(0 < after.interrupted < 2 for _, after in runs)  # the long one, but not the quick one
 
     await everywhere(say("m1", "snl"), then=then, shared=True, meets=[one_was_cut_off])
 
@@ -127,7 +128,7 @@ async def test_a_new_conversation_begins_once_whichever_write_is_the_last(everyw
     )
 
 
-async def test_a_steered_message_is_in_the_turn_or_behind_it_and_never_lost(everywhere: Any) -> None:
+async def test_a_steered_message_is_in_the_turn_or_after_it_and_never_lost(everywhere: Any) -> None:
     def one_was_steered(runs: list[tuple[History, History]]) -> bool:
         return any(len({each.turn for each in after.messages}) == 1 for _, after in runs if len(after.messages) == 2)
 
@@ -151,7 +152,7 @@ async def test_a_message_with_an_attachment_is_taken_once_whichever_write_is_the
     await everywhere(say("m1", "n", media=["notes.txt"]), say("m2", "s"), meets=[while_the_attachment_was_read])
 
 
-async def test_a_message_that_is_published_again_after_a_kill_is_taken_once(scene: Any) -> None:
+async def test_a_message_published_again_after_a_kill_is_taken_once(scene: Any) -> None:
     one = scene(*[say(f"m{n}", "s", chat=f"{n % 2}") for n in range(3)], then="durable")
     for number, when in itertools.product(range(1, 4), ("before", "after")):
         folder, messages, _ = one.named(f"again-{when}{number}")
@@ -181,7 +182,7 @@ async def test_a_publisher_killed_at_any_write_loses_nothing_it_acknowledged(sce
 
 @pytest.mark.parametrize("then", ["memory", "durable"])
 @pytest.mark.parametrize("plan", ["k", "K", "kK", "sK", "nK", "n.K.s", "aK"])
-async def test_a_process_killed_inside_a_tool_goes_on_as_the_tool_says(scene: Any, plan: str, then: str) -> None:
+async def test_a_process_killed_inside_a_tool_resumes_as_the_tool_declares(scene: Any, plan: str, then: str) -> None:
     before, after = await scene(say("m1", plan), say("m2"), then=then).killed("inside")
     assert before.open_turns
     assert violations(after, before) == []
@@ -193,7 +194,7 @@ async def test_a_process_killed_inside_a_tool_goes_on_as_the_tool_says(scene: An
 
 
 @pytest.mark.parametrize("piece", [1, 3])
-async def test_a_process_killed_while_the_model_speaks_asks_again(scene: Any, piece: int) -> None:
+async def test_a_process_killed_during_the_models_answer_asks_again(scene: Any, piece: int) -> None:
     one = scene(say("m1", "s"))
     before, after = await one.killed("speaking", die_at_text=piece)
     assert violations(after, before) == []
@@ -217,7 +218,7 @@ async def test_many_answers_left_behind_are_all_delivered(scene: Any) -> None:
     one = scene(*[say(f"m{n}", chat=str(n)) for n in range(120)])
     folder, messages, _ = one.named("many")
     url = one.model.base_url
-    # Everything is answered by a worker that sends nothing, and then killed.
+    # A worker that sends nothing answers everything, and is then killed.
     worker = one.forge.start("worker", folder=str(folder), url=url)
     assert await one.forge.run("publisher", folder=str(folder), messages=messages) == 0
     while len((before := one.read(folder)).answers) < 120:
@@ -228,7 +229,7 @@ async def test_many_answers_left_behind_are_all_delivered(scene: Any) -> None:
     assert violations(one.read(folder), before) == []
 
 
-async def test_a_store_that_many_open_at_once_or_that_dies_being_made_is_whole(forge: Forge, tmp_path: Path) -> None:
+async def test_a_store_opened_by_many_at_once_or_killed_during_creation_is_whole(forge: Forge, tmp_path: Path) -> None:
     for number in range(6):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -243,7 +244,7 @@ async def test_a_store_that_many_open_at_once_or_that_dies_being_made_is_whole(f
         assert len(history.messages) in (3, 4)
 
 
-async def test_messages_that_come_while_earlier_ones_are_being_written_keep_their_order(tmp_path: Path) -> None:
+async def test_messages_that_arrive_while_earlier_ones_are_written_keep_their_order(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     commits = itertools.count(1)
     second, go_on = threading.Event(), threading.Event()
@@ -253,7 +254,7 @@ async def test_messages_that_come_while_earlier_ones_are_being_written_keep_thei
             second.set()
             go_on.wait(30)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 5), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())
@@ -279,7 +280,7 @@ async def test_a_program_that_waits_for_a_session_gets_its_answer_when_the_other
     one = scene(say("m1", "ll.ll" if killed else "ll"))
     folder, messages, _ = one.named("two")
     url = one.model.base_url
-    (folder / HOLD).touch()  # until somebody waits for it
+    (folder / HOLD).touch()  # until another program waits for it
     first = one.forge.start("agent", folder=str(folder), url=url, messages=messages)
     while len(lines(folder / "runs")) < 2:
         await asyncio.sleep(0.005)
@@ -306,7 +307,7 @@ async def test_messages_taken_from_the_bus_are_kept_when_the_loop_is_stopped(tmp
             holding.set()
             go_on.wait(30)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 3), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())

@@ -1,4 +1,4 @@
-"""Sub-agents, scheduled work and compaction, killed at every write to disk: each result and each slot comes once."""
+"""Sub-agents, scheduled work and compaction, killed at every write to disk: each result and each slot arrives once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_onc
     forge: Forge, step: int, tmp_path: Path, bus: str, waited: str
 ) -> None:
     meets: list[Meets[Kinship]] = [
-        interrupted,  # a call of a sub-agent was cut off, and reported
+        interrupted,  # a sub-agent's call was interrupted, and reported
         lambda runs: any(before.called("cron:") and before.history.open_turns for before, _ in runs),
     ]
     scene = FamilyScene(forge, tmp_path, [message(f"family {waited}")], bus, bus, step=step)
@@ -39,7 +39,7 @@ async def test_sub_agents_and_a_job_killed_at_any_write_report_once_and_come_onc
     assert found == []
 
 
-async def test_a_family_that_is_killed_again_and_again_while_it_goes_on_keeps_its_word(
+async def test_a_family_killed_again_and_again_while_it_runs_keeps_its_promises(
     forge: Forge, step: int, tmp_path: Path
 ) -> None:
     scene = FamilyScene(forge, tmp_path, [message("family beans")], "durable", "memory", again=(5, 3), step=step)
@@ -58,7 +58,7 @@ async def test_no_slot_of_a_job_is_missed_or_doubled_whichever_write_is_the_last
     assert found == []
 
 
-async def test_a_call_whose_job_has_come_before_it_had_a_result_makes_no_second_job(tmp_path: Path) -> None:
+async def test_a_call_whose_job_fired_before_it_had_a_result_makes_no_second_job(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     now = 1_900_000_000.0
     service = CronService(store, clock=lambda: now)
@@ -78,14 +78,14 @@ async def test_a_call_whose_job_has_come_before_it_had_a_result_makes_no_second_
 
 @pytest.fixture
 async def talked(forge: Forge, tmp_path: Path) -> Path:
-    """The folder of an agent with four long turns behind it."""
+    """The folder of an agent after four long turns."""
     messages = [message(f"hello{n} {LONG * 60}", f"old{n}") for n in range(4)]
     folder, _ = await FamilyScene(forge, tmp_path, messages, settings={"compact_at": 100.0}).undisturbed("talked")
     return folder
 
 
 @pytest.mark.parametrize("bus", ["memory", "durable"])
-async def test_a_turn_compacted_in_its_middle_and_killed_at_any_write_is_shown_as_the_log_says(
+async def test_a_turn_compacted_midway_and_killed_at_any_write_is_shown_as_the_log_says(
     forge: Forge, step: int, tmp_path: Path, talked: Path, bus: str
 ) -> None:
     settings = {"window": 7_000, "compact_at": 100.0}  # never in the background
@@ -115,7 +115,7 @@ async def test_compact_killed_at_any_write_is_done_once_and_answered(
 
 
 @pytest.mark.parametrize("content", ["/compact", "dig here"])
-async def test_a_process_killed_while_a_summary_is_written_asks_for_it_again(
+async def test_a_process_killed_while_a_summary_is_written_requests_it_again(
     forge: Forge, tmp_path: Path, talked: Path, content: str
 ) -> None:
     settings = {"window": 7_000, "compact_at": 100.0}

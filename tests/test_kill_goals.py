@@ -1,4 +1,4 @@
-"""A run of an executor that is killed at any write to disk is resumed by running it again."""
+"""An executor's run killed at any write to disk is resumed by running it again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KILLED = -9
 
 
 async def entries(folder: Path) -> dict[str, list[Any]]:
-    """The log of each session."""
+    """Return the log of each session."""
     if not (folder / "store.db").exists():
         return {}
     store = SQLiteStore(folder / "store.db")
@@ -39,7 +39,7 @@ def answers(logs: dict[str, list[Any]]) -> int:
 
 
 async def check_killed(forge: Forge, folder: Path, at: int, when: str) -> tuple[bool, int]:
-    """Kill a run at a commit, run it again and check that all came once: (it was killed, calls that were cut off)."""
+    """Kill a run at a commit, run it again and check that everything came once: (it was killed, interrupted calls)."""
     folder.mkdir()
     status = await forge.run("run_goal", folder=str(folder), at=at, when=when)
     assert status in (0, KILLED)

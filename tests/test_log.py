@@ -1,4 +1,4 @@
-"""The log: what is written is what is read, and what it adds up to is a conversation."""
+"""The log: what is written is what is read, and the entries add up to a conversation."""
 
 from __future__ import annotations
 
@@ -116,20 +116,20 @@ def test_results_come_in_the_order_of_the_calls_once_all_are_there():
         ([Noted({"role": "user", "content": "x"}), Noted({"role": "assistant", "content": "y"})], "user assistant"),
     ],
 )
-def test_a_log_adds_up_to_a_conversation_that_models_take(log, roles):
+def test_a_log_adds_up_to_a_conversation_that_models_accept(log, roles):
     messages = list(messages_of(log))
     assert " ".join(message["role"] for message in messages) == roles
     assert check_conversation(messages) == []
 
 
-def test_the_note_of_a_job_is_shown_to_the_model_but_is_no_word_of_a_person():
+def test_a_jobs_note_is_shown_to_the_model_but_is_no_message_of_a_person():
     conversation, said = Conversation([]), UserSaid("water", "cron", "noon", job="j1", note="the job “x.example”")
     extend_conversation(conversation, Transcript(), said)
     assert conversation == [{"role": "user", "content": "water\n\n[the job “x.example”]\n\n[It is now noon.]"}]
     assert conversation.own_words == {0: "water"}
 
 
-def test_the_message_of_an_error_is_read_back_and_nothing_else_is_taken_for_one():
+def test_an_error_message_is_read_back_and_nothing_else_counts_as_one():
     written = error_content('no file "a"\n\ud800', "look again")
     assert error_in(written) == 'no file "a"\n?'
     assert written == '{"status":"error","message":"no file \\"a\\"\\n?","advice":"look again"}'

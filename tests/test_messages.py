@@ -1,4 +1,4 @@
-"""The wire shapes, and the list that knows its own JSON."""
+"""The wire format, and the list that knows its own JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everloop.text import clean
 CALL = assistant_message(None, [("a", "look", {"path": "é"})])
 
 
-def test_the_shapes_are_those_of_openai():
+def test_the_format_is_openais():
     assert user_message("hi") == {"role": "user", "content": "hi"}
     assert assistant_message("yes") == {"role": "assistant", "content": "yes"}
     assert tool_message("a", "look", "out") == {"role": "tool", "tool_call_id": "a", "name": "look", "content": "out"}
@@ -60,7 +60,7 @@ def test_the_json_of_a_longer_conversation_begins_with_that_of_the_shorter():
     assert conversation.json().startswith(before[:-1])
 
 
-def test_a_message_that_cannot_be_encoded_leaves_the_json_as_it_was():
+def test_a_message_that_cannot_be_encoded_leaves_the_json_unchanged():
     conversation = Conversation([user_message("a")])
     conversation.json()
     conversation.extend([user_message("b"), user_message("\ud800")])
@@ -72,7 +72,7 @@ def test_a_message_that_cannot_be_encoded_leaves_the_json_as_it_was():
     assert [message["content"] for message in json.loads(conversation.json())] == ["a", "b", "c"]
 
 
-def test_messages_can_be_taken_away_at_the_end():
+def test_messages_can_be_removed_at_the_end():
     conversation = Conversation([user_message("a"), user_message("b")])
     conversation.json()
     conversation.pop()
@@ -86,7 +86,7 @@ def test_a_conversation_knows_the_ids_of_its_calls():
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-def test_its_size_grows_with_what_it_holds_also_when_nobody_asks_for_its_json(encoded):
+def test_its_size_grows_with_its_contents_even_if_its_json_is_never_requested(encoded):
     picture = [{"type": "image_url", "image_url": {"url": "data:" + "x" * 50_000}}]
     conversation = Conversation(
         [user_message("y" * 100_000), user_message(picture), assistant_message(None, [("a", "t", {"z": "z" * 30_000})])]

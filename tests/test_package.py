@@ -1,4 +1,4 @@
-"""The package's root: light to import, complete, and honest about its version."""
+"""The package's root: light to import, complete, and with the right version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run_python(code: str) -> str:
-    """The standard output of a fresh interpreter that runs the code."""
+    """Return the standard output of a fresh interpreter that runs the code."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,7 +88,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         everloop.AgentLop  # noqa: B018
 
 
-def test_the_version_is_the_one_that_was_installed():
+def test_the_version_is_the_installed_one():
     assert everloop.__version__ == importlib.metadata.version("everloop")
 
 

@@ -1,4 +1,4 @@
-"""Tools and providers of other packages, installed for real and used by the real command."""
+"""Tools and providers of other packages, really installed and used by the real command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = dict(FILE.findall(PAGE))
 
 @pytest.fixture(scope="session")
 def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example package of the page, built and installed without a network into a folder of its own."""
+    """The page's example package, built and installed without a network into its own folder."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     for name in ("pyproject.toml", "everloop_garden.py"):
         (source / name).write_text(FILES[name])
@@ -47,7 +47,7 @@ def own_home(tmp_path: Path) -> Path:
 
 
 def package(folder: Path, name: str, group: str, entry: str, code: str) -> None:
-    """An installed package with one entry point, as pip would have left it."""
+    """An installed package with one entry point, as pip would leave it."""
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(code)
     info = folder / f"{module}-1.0.dist-info"
@@ -84,7 +84,7 @@ async def test_a_provider_of_an_installed_package_answers_by_its_name(garden, ow
     assert (done.status, done.out) == (0, "grey: hello\n"), done.err
 
 
-async def test_what_is_not_named_is_never_imported(garden, server, own_home, tmp_path):
+async def test_a_plugin_that_is_not_named_is_never_imported(garden, server, own_home, tmp_path):
     canary = tmp_path / "canary"
     package(
         tmp_path, "everloop-canary", "everloop.tools", "canary = everloop_canary:tool", f"open({str(canary)!r}, 'w')"
@@ -96,7 +96,7 @@ async def test_what_is_not_named_is_never_imported(garden, server, own_home, tmp
     assert not canary.exists()
     (own_home / "config.toml").write_text('[plugins]\ntools = ["canary"]\n')
     await everloop("run", "hello", server=server, **run)
-    assert canary.exists()  # so it would have been seen
+    assert canary.exists()  # so it would have been noticed
 
 
 # ---------------------------------------------------------------------------------------------- what goes wrong
@@ -140,7 +140,7 @@ async def test_a_plugin_that_cannot_be_used_is_refused(code, said, server, own_h
     assert said in line
 
 
-def test_a_tool_a_class_and_a_function_are_all_taken(tmp_path, monkeypatch):
+def test_a_tool_a_class_and_a_function_are_all_accepted(tmp_path, monkeypatch):
     code = TOOL.format("say") + (
         "from everloop import Tool\n"
         "class Shout(Tool):\n    name, description = 'shout', 'Shouts.'\n    async def execute(self): return 'HEY'\n"
@@ -159,7 +159,7 @@ def test_a_tool_a_class_and_a_function_are_all_taken(tmp_path, monkeypatch):
         plugin_tools(Config(plugin_tools=("made", "Shout")))
 
 
-def test_a_name_that_is_not_installed_says_what_is(tmp_path, monkeypatch):
+def test_a_name_that_is_not_installed_is_reported_with_those_that_are(tmp_path, monkeypatch):
     package(tmp_path, "everloop-say", "everloop.tools", "garden = everloop_say:say", TOOL.format("say"))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r'no plugin "gardn" \(did you mean "garden"\?\)'):
@@ -198,7 +198,7 @@ async def test_an_unknown_provider_names_those_of_plugins_too(garden, own_home):
     assert "parrot" in line
 
 
-def test_without_plugins_nothing_looks_for_any():
+def test_without_plugins_no_metadata_is_searched():
     program = (
         "import sys; from everloop.cli.main import parser; parser(); from everloop import AgentLoop, Config\n"
         "from everloop.tools.builtin import builtin_tools; builtin_tools(Config(), None)\n"

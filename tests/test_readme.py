@@ -1,4 +1,4 @@
-"""The transcript of the README, typed and killed as it says, and its other promises."""
+"""The README's transcript, typed and killed as it says, and its other promises."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ VARIES = re.compile(r"[⠀-⣿]|\d+\.\d s|[\d,]+(?= tokens)")  # the spinner, se
 
 
 def transcript() -> list[list[str]]:
-    """The lines of each start of the program, without the command itself."""
+    """Return the lines of each start of the program, without the command itself."""
     block = re.search(r"^```text\n(\$ everloop\n.*?)^```$", README, re.M | re.S)
     assert block is not None
     return [part.splitlines() for part in block[1].split("$ everloop\n")[1:]]
 
 
 async def sees(screen: Terminal, line: str, place: int) -> int:
-    """Wait for a line, whatever its numbers are; where it ends. A line that is redrawn may never be written as a whole:
-    it is looked for on the screen too."""
+    """Wait for a line, whatever its numbers are; return where it ends.
+
+    A line that is redrawn may never be written in one piece, so the screen is searched too.
+    """
     pieces, end = [], 0
     for found in VARIES.finditer(line):
         pieces += [re.escape(line[end : found.start()]), "[⠀-⣿]" if ord(found[0][0]) >= 0x2800 else r"[\d.,]+(?: s)?"]
@@ -72,12 +74,12 @@ async def test_the_transcript_is_what_happens():
             screen.type("/exit\r")
             assert await screen.ends() == 0
         roles = [[message["role"] for message in seen.body["messages"][1:]] for seen in server.requests if seen.body]
-    assert roles[1] == roles[2] == ["user", "assistant", "tool"]  # nothing before the kill was asked for again
+    assert roles[1] == roles[2] == ["user", "assistant", "tool"]  # nothing from before the kill was requested again
     assert (workspace / "plan.md").read_text() == "1. Water\n2. Mend\n"
 
 
 def settings_for(provider: str) -> dict[str, str]:
-    """The variables of the line that connects a provider."""
+    """Return the variables of the line that connects a provider."""
     line = next(line for line in README.splitlines() if line.startswith(f"EVERLOOP_PROVIDER={provider} "))
     return dict(part.split("=", 1) for part in line.split() if "=" in part)
 
@@ -92,7 +94,7 @@ def test_the_settings_for_a_provider_lead_to_it(provider: str, where: str):
     assert endpoint.where == where
 
 
-async def test_the_settings_for_ollama_reach_a_server_there():
+async def test_the_settings_for_ollama_reach_its_server():
     async with FakeOpenAI() as server:
         server.reply("Hello.")
         settings: Any = {**settings_for("ollama"), "EVERLOOP_BASE_URL": server.base_url}

@@ -25,7 +25,7 @@ KEY = "cli:direct"
 
 
 class Recorder:
-    """A loop on a store of its own, and what it has recorded."""
+    """A loop on its own store, and its recordings."""
 
     def __init__(self, tmp_path: Path, *steps: object, **options: object) -> None:
         self.store = SQLiteStore(tmp_path / "recorded.db")
@@ -38,7 +38,7 @@ class Recorder:
         return [logged.entry for logged in await self.store.read_log(session.id)]
 
     async def turn(self, number: int = -1) -> tuple[list[Entry], list[Entry]]:
-        """(a turn's entries, what stands before it)."""
+        """Return (a turn's entries, those before it)."""
         turns = sorted(turn.first_seq for turn in await self.store.turns("me"))
         log = await self.log()
         first = turns[number] - 1
@@ -92,7 +92,7 @@ async def test_results_are_given_in_the_order_in_which_they_came(tmp_path):
     assert (await replay(entries, history)).same
 
 
-async def test_steered_messages_come_where_they_came(tmp_path):
+async def test_steered_messages_are_replayed_at_their_positions(tmp_path):
     ready = asyncio.Event()
 
     @tool
@@ -110,7 +110,7 @@ async def test_steered_messages_come_where_they_came(tmp_path):
         second = asyncio.create_task(agent.process_direct("two"))
         session = agent.dispatcher.session("me", KEY)
         assert session is not None
-        await until(lambda: session.steering)
+        await until(lambda: session.state.steering)
         ready.set()
         await asyncio.gather(first, second)
         entries, history = await made.turn()
@@ -120,12 +120,12 @@ async def test_steered_messages_come_where_they_came(tmp_path):
     result = await replay(entries, history)
     assert result.same, result.difference
     moved = [entry for entry in entries if entry != UserSaid("two", "user")]
-    assert (await replay([*moved[:1], UserSaid("two", "user"), *moved[1:]], history)).same  # steered earlier: as valid
-    assert not (await replay([*moved[:2], UserSaid("two", "user"), *moved[2:]], history)).same  # before a result: not
+    assert (await replay([*moved[:1], UserSaid("two", "user"), *moved[1:]], history)).same  # steered earlier: valid
+    assert not (await replay([*moved[:2], UserSaid("two", "user"), *moved[2:]], history)).same  # before a result
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-async def test_a_turn_that_reached_its_limit_is_the_same_again(tmp_path, rounds):
+async def test_a_turn_that_reached_its_limit_gives_the_same_steps(tmp_path, rounds):
     made = Recorder(tmp_path, *[call("list_dir") for _ in range(rounds)], max_iterations=rounds)
     async with made.loop as agent:
         await agent.process_direct("go")
@@ -135,7 +135,7 @@ async def test_a_turn_that_reached_its_limit_is_the_same_again(tmp_path, rounds)
     assert (await replay(entries, history)).same
 
 
-async def test_empty_answers_are_the_same_again(tmp_path):
+async def test_empty_answers_give_the_same_steps(tmp_path):
     made = Recorder(tmp_path, LLMResponse(""), LLMResponse(None))
     async with made.loop as agent:
         await agent.process_direct("go")
@@ -145,12 +145,12 @@ async def test_empty_answers_are_the_same_again(tmp_path):
     assert len(result.steps) == 4
 
 
-async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
+async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_end(tmp_path):
     paused = asyncio.Event()
 
     @tool
     async def pause() -> str:
-        """Wait for ever."""
+        """Wait forever."""
         paused.set()
         await asyncio.Event().wait()
         return ""
@@ -175,14 +175,14 @@ async def test_a_stopped_or_failed_turn_is_replayed_up_to_its_cut(tmp_path):
     assert "error" in failed.cut
 
 
-async def test_a_turn_that_a_budget_has_ended_is_replayed_up_to_there():
+async def test_a_turn_ended_by_a_budget_is_replayed_up_to_there():
     result = await replay([UserSaid("go"), *_round("a"), TurnEnded("budget", "no room")])
     assert result.same, result.difference
     assert kinds(result.steps) == ["user", "answer", "result"]
     assert "budget" in result.cut
 
 
-async def test_an_id_that_a_summary_has_given_free_is_the_same_again():
+async def test_an_id_freed_by_a_summary_gives_the_same_steps():
     history = [UserSaid("go"), *_round("call_0"), ModelAnswered("done"), TurnEnded("answer", "done")]
     summary = Compacted(5, "we went", turns=1)
     assert (result := await replay(history, [*history, summary])).same, result.difference
@@ -192,7 +192,7 @@ def _round(id: str) -> list[Entry]:
     return [ModelAnswered(calls=(Call(id, "list_dir"),)), CallEnded(id, "list_dir", "nothing")]
 
 
-async def test_an_open_turn_is_replayed_as_far_as_it_is():
+async def test_an_open_turn_is_replayed_as_far_as_it_goes():
     entries: list[Entry] = [UserSaid("go"), ModelAnswered(calls=(Call("a", "list_dir"),)), CallsBegun(("a",))]
     result = await replay(entries)
     assert result.same
@@ -200,7 +200,7 @@ async def test_an_open_turn_is_replayed_as_far_as_it_is():
     assert result.cut
 
 
-async def test_a_call_that_a_crash_cut_off_is_the_same_again():
+async def test_a_call_interrupted_by_a_crash_gives_the_same_steps():
     begun: list[Entry] = [UserSaid("go"), ModelAnswered(calls=(Call("a", "send"),)), CallsBegun(("a",))]
     written: list[Entry] = []
 
@@ -245,7 +245,7 @@ RECORDED: list[Entry] = [
 ]
 
 
-async def test_the_recording_that_is_forged_below_is_good():
+async def test_the_recording_that_is_forged_below_is_valid():
     assert (await replay(RECORDED)).same
     assert (await replay([_with(one, seconds=9.0) if isinstance(one, CallEnded) else one for one in RECORDED])).same
 
@@ -339,7 +339,7 @@ async def test_the_command_shows_each_step_and_writes_nothing(server):
         ("UPDATE entry SET data = replace(data, 'answer', 'error') WHERE seq = 5", "different: the turn ended with"),
     ],
 )
-async def test_what_was_changed_in_the_database_is_found(server, change, words):
+async def test_a_change_in_the_database_is_found(server, change, words):
     turn = await recorded(server)
     with database() as db:
         assert db.execute(change).rowcount == 1

@@ -1,4 +1,4 @@
-"""The documentation as a whole: its groups, its links, and the site that is built from it. Needs no mkdocs."""
+"""The documentation as a whole: its groups, its links, and the site built from it. Needs no mkdocs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
 def text_of(page: Path) -> str:
-    """A page without its code, where brackets mean other things."""
+    """Return a page without its code, where brackets mean other things."""
     return re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text()))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site both make them."""
+    """Return the anchors of a page's headings, as GitHub and the site both make them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
     words = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in words}
@@ -69,7 +69,7 @@ def test_the_readme_links_to_every_page():
     assert {page.name for page in DOCS.glob("*.md")} - linked == {"index.md"}
 
 
-def test_links_between_the_root_and_the_pages_follow_on_the_site():
+def test_links_between_the_root_and_the_pages_work_on_the_site():
     class Page:
         class file:
             src_uri = ""
@@ -98,7 +98,7 @@ def test_every_package_of_the_site_is_pinned_with_its_hash():
     assert "://" not in lock
 
 
-def test_what_doctor_can_find_is_explained():
+def test_every_finding_of_doctor_is_explained():
     source = (ROOT / "src" / "everloop" / "cli" / "doctor.py").read_text()
     names = set(re.findall(r'Check\(\s*"([a-z]+)"', source)) | set(re.findall(r'_missing\("([a-z]+)"', source))
     assert len(names) >= 12

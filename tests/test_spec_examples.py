@@ -1,4 +1,4 @@
-"""The examples of the specification, run as they are written there: only the provider and the path are filled in."""
+"""The examples of the specification, run as written: only the provider and the path are filled in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_direct_example_runs_as_written_after_the_loop_was_stopped(tmp
     await agent.close()
 
 
-async def test_a_provider_is_one_method_and_a_tool_can_come_at_run_time(tmp_path):
+async def test_a_provider_is_one_method_and_a_tool_can_be_added_at_run_time(tmp_path):
     class MyTool(Tool):
         name = "shout"
         description = "Says it louder."

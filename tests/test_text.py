@@ -1,4 +1,4 @@
-"""Making texts visible."""
+"""Makes text visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from everloop.text import cut_inline, one_line, visible
 
 
-def test_ordinary_text_stays_as_it_is():
+def test_ordinary_text_is_unchanged():
     for text in ("ls -l 'a b'", "if a; then\n\tb\nfi", "Grüße, 你好", "a  b", "def f():\n        return 1", ""):
         assert visible(text) == text
 
@@ -20,13 +20,13 @@ def test_a_gap_that_would_push_text_out_of_sight_is_counted():
     assert visible("a" + "\n" * 300 + "rm b") == "a‹300 line ends›rm b"
 
 
-def test_spaces_at_the_end_and_tabs_inside_a_line_are_seen():
+def test_spaces_at_the_end_and_tabs_inside_a_line_are_visible():
     assert visible("a \nb") == "a‹U+0020›\nb"
     assert visible("a\tb") == "a‹U+0009›b"
 
 
 @given(st.text())
-def test_nothing_hidden_is_left(text):
+def test_nothing_stays_hidden(text):
     hidden = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
     assert not [c for c in visible(text) if unicodedata.category(c) in hidden and c not in "\n\t"]
 
@@ -37,11 +37,11 @@ def test_a_shortened_text_keeps_both_ends_and_counts_the_rest(text, limit):
     assert short == text if len(text) <= limit else (short.startswith(text[: limit // 2]) and str(len(text)) in short)
 
 
-def test_one_line_is_one_line_that_drives_no_terminal():
+def test_one_line_is_one_line_without_control_characters():
     assert one_line("a\n b\t\x1b[31mc\u2028d\u202ee") == "a b ␛[31mc d�e"
     assert one_line(b"a\xff\nb") == "a� b"
     assert one_line("x" * 1000, 10) == "x" * 9 + "…"
     assert one_line("x" * 10, 10) == "x" * 10
-    assert one_line(" " * 100 + "x", 10) == "…"  # only the beginning is looked at
+    assert one_line(" " * 100 + "x", 10) == "…"  # only the beginning is inspected
     assert len(one_line("y" * 1000, None)) == 1000
-    assert one_line("می‌خواهم") == "می‌خواهم"  # a mark that belongs to the word
+    assert one_line("می‌خواهم") == "می‌خواهم"  # a combining mark of the word

@@ -1,7 +1,7 @@
 """Discord on the loopback interface, as far as a bot can tell: the gateway and the REST API.
 
-A session keeps its events, and replays those behind the position from which it is resumed. Nonces are enforced. People
-write when they have seen the bot online for the first time: before, a gateway has no session to keep events for.
+A session keeps its events, and replays those after the position from which it is resumed. Nonces are enforced. People
+write only once the bot has been online: before that, a gateway has no session that could keep events.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ ME = {"id": "4242", "username": "ever", "bot": True}
 
 
 class FakeDiscord:
-    """The servers, and the people at them. A channel whose id begins with 9 belongs to a server.
+    """The servers, and the people on them. A channel whose id begins with 9 belongs to a server.
 
-    With `rough` connections are dropped in every way that the gateway knows, events are replayed twice, sessions are
-    lost, and messages are posted without the bot hearing of it.
+    With `rough`, connections are dropped in every way that the gateway knows, events are replayed twice, sessions are
+    lost, and messages are posted without the bot getting a response.
     """
 
     def __init__(self, *, rough: bool = False, seed: int = 0) -> None:
         self.settings: dict[str, Any] = {}
-        self.posted: list[dict[str, Any]] = []  # new messages of the bot
+        self.posted: list[dict[str, Any]] = []  # new messages from the bot
         self.edited: list[dict[str, Any]] = []
         self.deleted: list[str] = []
         self.typing: list[str] = []
         self.callbacks: list[dict[str, Any]] = []
         self.identified = self.resumed = 0
         self.intents = 0
-        self.fail: list[tuple[int, dict[str, Any]]] = []  # answers of a post before it succeeds
-        self.closed_to: set[str] = set()  # people who take no direct messages
+        self.fail: list[tuple[int, dict[str, Any]]] = []  # responses to a post before it succeeds
+        self.closed_to: set[str] = set()  # people who accept no direct messages
         self.socket: web.WebSocketResponse | None = None
         self.beats = True  # whether heartbeats are answered
         self.interval = 41_250
         self.unreadable: set[str] = set()
         self.files: dict[str, bytes] = {}
-        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the bot sent
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of files from the bot
         self.downloads: list[str] = []
         self._rough = rough
         self._chance = random.Random(seed)
@@ -96,7 +96,7 @@ class FakeDiscord:
         await self._dispatch("MESSAGE_CREATE", {**message, **in_guild})
 
     async def press(self, label: str, *, user: str = "7", message: dict[str, Any] | None = None) -> None:
-        """A person presses a button of the last message that has some."""
+        """A person presses a button of the latest message that has buttons."""
         message = message or next(one for one in reversed(self.posted) if one.get("components"))
         buttons = message["components"][0]["components"]
         button = next(one for one in buttons if one["label"] == label)
@@ -110,7 +110,7 @@ class FakeDiscord:
     async def attach(
         self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None, url: str = ""
     ) -> None:
-        """A person sends a file without a text."""
+        """A person sends a file without text."""
         self.files[name] = data
         file = {
             "id": self._id(),
@@ -128,15 +128,15 @@ class FakeDiscord:
         return [one["content"].strip() for one in self._messages[chat] if one["author"]["id"] == ME["id"]]
 
     async def disturb(self) -> None:
-        """The connections died with the process."""
+        """Drop all connections, as when the process dies."""
 
     async def drop(self, code: int = 4000) -> None:
         assert self.socket is not None
-        socket, self.socket = self.socket, None  # of two that close it, aiohttp would let one wait for ever
+        socket, self.socket = self.socket, None  # if both sides close it, aiohttp makes one of them wait forever
         await socket.close(code=code)
 
     def forget_session(self) -> None:
-        """The next attempt to resume is refused."""
+        """Refuse the next attempt to resume."""
         self._session = ""
 
     # ------------------------------------------------------------------------------------------ the gateway
@@ -232,14 +232,14 @@ class FakeDiscord:
             case "GET", ["channels", chat, "messages"]:
                 after, limit = int(request.query["after"]), int(request.query["limit"])
                 later = [one for one in self._messages[chat] if int(one["id"]) > after][:limit]
-                return web.json_response(later[::-1])  # the newest first
+                return web.json_response(later[::-1])  # newest first
             case "POST", ["channels", chat, "typing"]:
                 self.typing.append(chat)
                 return web.Response(status=204)
             case "POST", ["channels", chat, "messages"]:
                 reply = self._post(chat, asked, sent)
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
-                    request.transport.abort()  # it was posted, and the bot does not hear of it
+                    request.transport.abort()  # posted, but the bot gets no response
                 return reply
             case "PATCH", ["channels", chat, "messages", id]:
                 found = next(one for one in self._messages[chat] if one["id"] == id)

@@ -36,19 +36,19 @@ ME = "U0EVER"
 class FakeSlack:
     """The workspace, and the people in it.
 
-    With `rough` every event comes twice, unacknowledged ones come again on the next connection in another order, and
-    connections are dropped, also after a message was posted and before its answer.
+    With `rough`, every event comes twice, unacknowledged ones come again on the next connection in another order, and
+    connections are dropped, also after a message was posted and before the response.
     """
 
     def __init__(self, *, rough: bool = False, http: bool = False, seed: int = 0) -> None:
         self.settings: dict[str, Any] = {}
-        self.posted: list[dict[str, Any]] = []  # what chat.postMessage was asked for, when it succeeded
+        self.posted: list[dict[str, Any]] = []  # arguments of the chat.postMessage calls that succeeded
         self.updated: list[dict[str, Any]] = []
         self.deleted: list[str] = []
         self.calls: list[str] = []
-        self.fail: list[tuple[int, dict[str, Any], dict[str, str]]] = []  # answers of chat.postMessage before it works
+        self.fail: list[tuple[int, dict[str, Any], dict[str, str]]] = []  # of chat.postMessage before it works
         self.archived: set[str] = set()
-        self.statuses: list[int] = []  # what events over HTTP were answered with
+        self.statuses: list[int] = []  # of the responses to events over HTTP
         self.socket: web.WebSocketResponse | None = None
         self.hellos = 0
         self.files: dict[str, bytes] = {}
@@ -58,10 +58,10 @@ class FakeSlack:
         self._shown: dict[str, dict[str, str]] = defaultdict(dict)  # channel → ts → text
         self._clock = 0
         self._tickets: set[str] = set()
-        self._pending: dict[str, tuple[str, dict[str, Any]]] = {}  # not acknowledged, by envelope
+        self._pending: dict[str, tuple[str, dict[str, Any]]] = {}  # unacknowledged, by envelope
         self._envelopes = 0
-        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the app sent
-        self.upload_url = ""  # another address for uploads
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of files from the app
+        self.upload_url = ""  # a different address for uploads
         self._slots: dict[str, tuple[str, int]] = {}  # name and length
         self._uploaded: dict[str, bytes] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -96,7 +96,7 @@ class FakeSlack:
     # ------------------------------------------------------------------------------------------ people
 
     async def say(self, chat: str, text: str, *, user: str = "U7", **more: Any) -> None:
-        """A person writes; the app gets a message event, and an app_mention besides where its name is in it."""
+        """A person writes; the app gets a message event, and also an app_mention if the text has its name."""
         channel = _channel(chat)
         message = {
             "type": "message",
@@ -115,7 +115,7 @@ class FakeSlack:
             await self._deliver("events_api", {"type": "event_callback", "team_id": "T1", "event": mention})
 
     async def press(self, label: str, *, user: str = "U7", message: dict[str, Any] | None = None) -> None:
-        """A person presses a button of the last message that has some."""
+        """A person presses a button of the latest message that has buttons."""
         message = message or next(one for one in reversed(self.posted) if "blocks" in one)
         actions = next(block for block in message["blocks"] if block["type"] == "actions")
         button = next(one for one in actions["elements"] if one["text"]["text"] == label)
@@ -133,7 +133,7 @@ class FakeSlack:
     async def attach(
         self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None, url: str = ""
     ) -> None:
-        """A person sends a file without a text."""
+        """A person sends a file without text."""
         self.files[name] = data
         url = url or f"http://127.0.0.1:{self._port}/files/{name}"
         file = {"name": name, "size": len(data) if size is None else size, "url_private_download": url}
@@ -149,15 +149,15 @@ class FakeSlack:
         return [text for _, text in sorted(self._shown[_channel(chat)].items())]
 
     async def disturb(self) -> None:
-        """The connections died with the process."""
+        """Drop all connections, as when the process dies."""
 
     async def drop(self, code: int | None = None) -> None:
-        """Close the connection, after Slack has said so if no code is given."""
+        """Close the connection; without a code, announce that first, as Slack does."""
         assert self.socket is not None
         if code is None:
             await self.socket.send_json({"type": "disconnect", "reason": "refresh_requested"})
         else:
-            socket, self.socket = self.socket, None  # of two that close it, aiohttp would let one wait for ever
+            socket, self.socket = self.socket, None  # if both sides close it, aiohttp makes one of them wait forever
             await socket.close(code=code)
 
     # ------------------------------------------------------------------------------------------ delivery
@@ -176,7 +176,7 @@ class FakeSlack:
             await self._push(envelope)
 
     async def post(self, payload: dict[str, Any], *, secret: str = SIGNING, at: float | None = None) -> int:
-        """One try of a request: the status, or 0 without an answer."""
+        """Try a request once: the status, or 0 without a response."""
         body, kind = json.dumps(payload).encode(), "application/json"
         if payload["type"] == "block_actions":
             body, kind = urlencode({"payload": body.decode()}).encode(), "application/x-www-form-urlencoded"
@@ -254,12 +254,12 @@ class FakeSlack:
             case "files.completeUploadExternal":
                 reply = self._share(asked)
                 if self._rough and self._chance.random() < 0.3 and request.transport:
-                    request.transport.abort()  # it was shared, and the app does not hear of it
+                    request.transport.abort()  # shared, but the app gets no response
                 return reply
             case "chat.postMessage":
                 reply = self._post_message(asked)
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
-                    request.transport.abort()  # it was posted, and the app does not hear of it
+                    request.transport.abort()  # posted, but the app gets no response
                 return reply
             case "chat.update" if not _calls_nobody(asked):
                 return _answer({"ok": False, "error": "the_text_could_call_people"})
@@ -320,7 +320,10 @@ class FakeSlack:
 
 
 def _calls_nobody(asked: dict[str, Any]) -> bool:
-    """Whether Slack makes no mentions of names in a text. When a message is changed, it does so unless it is told."""
+    """Whether Slack leaves names in a text alone instead of making them mentions.
+
+    When a message is changed, it makes mentions unless told not to.
+    """
     return (asked.get("parse"), asked.get("link_names")) == ("none", False)
 
 

@@ -29,7 +29,7 @@ TAGS = {"b", "i", "s", "u", "code", "pre", "a", "blockquote"}
 
 
 class _Reader(HTMLParser):
-    """Reads Telegram's HTML: the visible text, or why it cannot be parsed."""
+    """Parses Telegram's HTML: the visible text, or why it cannot be parsed."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -55,26 +55,26 @@ def utf16(text: str) -> int:
 class FakeTelegram:
     """The server, and the people who write to the bot.
 
-    With `rough` every message comes twice in two updates, batches are shuffled, and connections are dropped, also after
-    a message was sent and before its answer.
+    With `rough`, every message comes twice in two updates, batches are shuffled, and connections are dropped, also
+    after a message was sent and before the response.
     """
 
     def __init__(self, *, rough: bool = False, http: bool = False, seed: int = 0) -> None:
         self.settings: dict[str, Any] = {}
-        self.sent: list[dict[str, Any]] = []  # what `sendMessage` was asked for, when it succeeded
+        self.sent: list[dict[str, Any]] = []  # arguments of the `sendMessage` calls that succeeded
         self.calls: list[str] = []
-        self.fail: list[tuple[int, str, dict[str, Any]]] = []  # answers of `sendMessage` before it succeeds
+        self.fail: list[tuple[int, str, dict[str, Any]]] = []  # responses to `sendMessage` before it succeeds
         self.blocked: set[str] = set()
-        self.lose: list[str] = []  # methods with files whose next answer gets lost
+        self.lose: list[str] = []  # methods with files whose next response gets lost
         self.edited: list[dict[str, Any]] = []
         self.deleted: list[int] = []
         self.webhook: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
-        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of what the bot sent
+        self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of files from the bot
         self.downloads: list[str] = []
         self.drafts: dict[int, str] = {}
         self.answered: list[str] = []  # callback queries
-        self.polls = 0  # getUpdates under way
+        self.polls = 0  # getUpdates in progress
         self.conflicts = 0
         self._rough, self._is_http = rough, http
         self._chance = random.Random(seed)
@@ -141,8 +141,8 @@ class FakeTelegram:
             self._changed.notify_all()
 
     async def post(self, update: dict[str, Any], proof: str) -> int:
-        """One try to deliver an update to the webhook: the status, or 0 without an answer."""
-        url = f"http://127.0.0.1:{self.settings['port']}/telegram"  # behind a proxy with TLS
+        """Try once to deliver an update to the webhook: the status, or 0 without a response."""
+        url = f"http://127.0.0.1:{self.settings['port']}/telegram"  # behind a TLS proxy
         headers = {"X-Telegram-Bot-Api-Secret-Token": proof}
         try:
             async with aiohttp.ClientSession() as session, session.post(url, json=update, headers=headers) as reply:
@@ -151,7 +151,7 @@ class FakeTelegram:
             return 0
 
     async def press(self, label: str, *, sender: int = 7, asked: dict[str, Any] | None = None) -> None:
-        """A person presses a button of the last message that has some."""
+        """A person presses a button of the latest message that has buttons."""
         sent = asked or next(one for one in reversed(self.sent) if "reply_markup" in one)
         row = sent["reply_markup"]["inline_keyboard"][0]
         data = next(one["callback_data"] for one in row if one["text"] == label)
@@ -184,7 +184,7 @@ class FakeTelegram:
         return web.Response(body=self.files[request.match_info["name"]])
 
     async def attach(self, chat: str, name: str, data: bytes, *, sender: int = 7, size: int | None = None) -> None:
-        """A person sends a file without a text."""
+        """A person sends a file without text."""
         self.files[name] = data
         document = {"file_id": name, "file_name": name, "file_size": len(data) if size is None else size}
         await self.say(chat, "", sender=sender, document=document)
@@ -199,7 +199,7 @@ class FakeTelegram:
             is_lost = method in self.lose or (self._rough and self._chance.random() < 0.3)
             self.lose = []
             if reply.status == 200 and is_lost and request.transport:
-                request.transport.abort()  # it was sent, and the bot does not hear of it
+                request.transport.abort()  # sent, but the bot gets no response
             return reply
         asked = json.loads(await request.read() or b"{}")
         match method:
@@ -238,7 +238,7 @@ class FakeTelegram:
             case "sendMessage":
                 reply = self._send(asked)
                 if reply.status == 200 and self._rough and self._chance.random() < 0.1 and request.transport:
-                    request.transport.abort()  # it was sent, and the bot does not hear of it
+                    request.transport.abort()  # sent, but the bot gets no response
                 return reply
         return _error(404, "Not Found: method not found")
 
@@ -276,7 +276,7 @@ class FakeTelegram:
             return _error(code, description, parameters)
         chat, file = str(asked["chat_id"]), asked[kind]
         data = file.file.read()
-        if kind == "photo" and len(data) < 60:  # which is no picture that could be decoded
+        if kind == "photo" and len(data) < 60:  # not a picture that can be decoded
             return _error(400, "Bad Request: IMAGE_PROCESS_FAILED")
         self._last_message += 1
         self.uploads.append((chat, kind, file.filename, data))

@@ -1,4 +1,4 @@
-"""A flood of messages from one person, while another one writes, too."""
+"""A flood of messages from one person, while another person writes, too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .says import found
 
 
 class HoldsUp(LLMProvider):
-    """Answers whatever it is asked, but keeps one person waiting until it is told otherwise."""
+    """Answers every request, but keeps one person waiting until released."""
 
     default_model = "holds-up"
 
@@ -34,7 +34,7 @@ class HoldsUp(LLMProvider):
 
 
 def _taken(store: Path) -> list[str]:
-    """What the inbox has of the flood."""
+    """The flood's messages in the inbox."""
     with closing(sqlite3.connect(store)) as db:
         rows = [json.loads(data)["content"] for (data,) in db.execute("SELECT data FROM inbox ORDER BY id")]
     return [text for text in rows if text.startswith("flood")]
@@ -43,8 +43,10 @@ def _taken(store: Path) -> list[str]:
 async def check_flood(
     network: Any, folder: Path, loud: str, quiet: str, who: Callable[[str], dict[str, Any]] = lambda chat: {}
 ) -> None:
-    """Flood a network from one chat. The other one waits for nothing, and the flood is answered in its order, up to
-    the limit. `who` has the arguments that say who writes in a chat."""
+    """Flood a network from one chat: the other one does not wait, and the flood is answered in order, up to the limit.
+
+    `who` has the arguments that name the sender in a chat.
+    """
     says = HoldsUp()
     network.settings |= {"per_minute": 4, "stream": False}
 
@@ -64,6 +66,6 @@ async def check_flood(
         answers = await found(lambda: heard(loud, 5))
     assert calm == ["re: calm 0", "re: calm 1", "re: calm 2"]
     assert taken == ["flood 0", "flood 1", "flood 2", "flood 3"]
-    assert len(asked_before) <= 1  # of a chat, the next message waits for the answer before
+    assert len(asked_before) <= 1  # the next message of a chat waits for the answer to the previous one
     assert [text for text in answers if text.startswith("re:")] == [f"re: flood {number}" for number in range(4)]
     assert next(text for text in answers if not text.startswith("re:")).startswith("That was too fast")

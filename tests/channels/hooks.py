@@ -1,4 +1,4 @@
-"""A system that is connected by the webhook channel: it signs what it sends, and checks what it gets."""
+"""A system that is connected through the webhook channel: it signs what it sends, and checks what it receives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRET = "a-secret-that-must-never-be-shown"
 
 
 def free_port() -> int:
-    """A port for a server that is started later: below those that the system gives to clients meanwhile."""
+    """Return a port for a server that is started later, below the range that the system gives to clients."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with socket.socket() as found, contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 async def listening(port: int) -> None:
-    """Wait until a server that was started takes connections."""
+    """Wait until a server that was started accepts connections."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -51,7 +51,7 @@ async def listening(port: int) -> None:
 
 @asynccontextmanager
 async def server_process(*command: str, port: int, folder: Path) -> AsyncIterator[None]:
-    """A server that listens on the port; when it is ended, its folder is removed."""
+    """Run a server that listens on the port; remove its folder at the end."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr
     )
@@ -65,14 +65,14 @@ async def server_process(*command: str, port: int, folder: Path) -> AsyncIterato
 
 
 class HookNetwork:
-    """Sends each message until it is taken, twice and out of order if it is told to, and takes each key once."""
+    """Sends each message until it is accepted, twice and out of order if configured, and accepts each key once."""
 
     def __init__(self, *, rough: bool = False) -> None:
         self.settings: dict[str, Any] = {}
-        self.got: list[dict[str, Any]] = []  # every request, repeats too
-        self.status: list[tuple[int, dict[str, str]]] = []  # to answer with, before 200
+        self.got: list[dict[str, Any]] = []  # every request, including repeats
+        self.status: list[tuple[int, dict[str, str]]] = []  # statuses of responses before 200
         self.uploads: list[tuple[str, str, str, bytes]] = []  # chat, kind, name and content of files
-        self.answers = True  # otherwise the connection is closed when the request was read
+        self.answers = True  # if false, the connection is closed after the request has been read
         self._rough = rough
         self._known: dict[str, None] = {}
         self._heard: defaultdict[str, list[str]] = defaultdict(list)
@@ -110,12 +110,12 @@ class HookNetwork:
                 await asyncio.sleep(0.02)
 
     async def post(self, message: dict[str, Any], *, secret: str = SECRET, at: float | None = None) -> int:
-        """One try: the status, or 0 without an answer."""
+        """Try once: the status, or 0 without a response."""
         body, now = json.dumps(message).encode(), str(int(at if at is not None else time.time()))
         return await self.post_headers({TIME: now, SIGNATURE: signature(secret, now, body)}, body)
 
     async def post_headers(self, headers: dict[str, str], body: bytes = b"{}") -> int:
-        """A request with these headers, as they are."""
+        """Send a request with exactly these headers."""
         assert self._session is not None
         try:
             url = f"http://127.0.0.1:{self.settings['port']}/hook"
@@ -126,7 +126,7 @@ class HookNetwork:
             return 0
 
     async def post_bytes(self, header: bytes) -> int:
-        """A request with a header that no client library would send."""
+        """Send a request with a header that no client library would send."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.settings["port"])
         head = b"POST /hook HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n" + header + b"\r\n\r\n"
         writer.write(head)
@@ -138,7 +138,7 @@ class HookNetwork:
         return self._heard[chat]
 
     async def disturb(self) -> None:
-        """The channel's connections died with its process."""
+        """Drop the channel's connections, as when its process dies."""
 
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -1,4 +1,4 @@
-"""A real IRC server (ngircd), and a person at it."""
+"""A real IRC server (ngircd), and a person on it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SyslogFacility = local1
 
 
 class IrcNetwork:
-    """A server, with a person who writes to the bot until it is there."""
+    """A server, and a person who writes to the bot until it is there."""
 
     def __init__(self, *, tls: tuple[Path, Path] | None = None, password: str = "") -> None:
         self.settings: dict[str, Any] = {}
@@ -96,11 +96,11 @@ class IrcNetwork:
         return self._heard[chat]
 
     async def disturb(self) -> None:
-        """The connection died with its process."""
+        """Drop the connection, as when its process dies."""
 
 
 class Person:
-    """A client of its own, which knows nothing of the channel's code but how a line is read."""
+    """A separate client, which shares no code with the channel except how a line is parsed."""
 
     def __init__(self, nick: str, heard: defaultdict[str, list[str]]) -> None:
         self.nick = nick

@@ -1,4 +1,4 @@
-"""A real IMAP server (dovecot), an SMTP server that keeps what it gets, and a person with a mailbox."""
+"""A real IMAP server (dovecot), an SMTP server that keeps what it receives, and a person with a mailbox."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class MailNetwork:
     """The agent's mailbox, and a person who writes to it and gets its answers."""
 
     def __init__(self, *, people: Sequence[str] = ("anna@example.org", "bert@example.org"), tls: str = "none") -> None:
-        """`tls` is what both servers speak: "implicit", "starttls" or "none"."""
+        """`tls` is what both servers use: "implicit", "starttls" or "none"."""
         self._people = list(people)
         self._tls = tls
         self.settings: dict[str, Any] = {}
-        self.mails: list[EmailMessage] = []  # that the agent sent
+        self.mails: list[EmailMessage] = []  # sent by the agent
         self.uploads: list[tuple[str, str, str, bytes]] = []  # recipient, kind, name and content of files
-        self.refuse: list[bytes] = []  # answers to RCPT, before it is accepted
-        self.recipients: list[list[str]] = []  # of each, as the client named them
-        self.lose = 0  # mails that are taken without an answer
+        self.refuse: list[bytes] = []  # responses to RCPT before it is accepted
+        self.recipients: list[list[str]] = []  # of each, as named by the client
+        self.lose = 0  # mails that are accepted without a response
         self._folder = Path()
         self._number = self._files = 0
         self._heard: defaultdict[str, list[str]] = defaultdict(list)
@@ -142,7 +142,7 @@ class MailNetwork:
 
     @property
     def folder(self) -> Path:
-        """The maildir."""
+        """Return the maildir."""
         return self._folder / "mail"
 
     async def say(self, chat: str, text: str, **headers: str) -> None:
@@ -153,7 +153,7 @@ class MailNetwork:
         await self.deliver(self.written(chat, text, files, **headers))
 
     def written(self, chat: str, text: str, files: Sequence[tuple[str, bytes]] = (), **headers: str) -> bytes:
-        """A mail of a person, with these headers as they are."""
+        """A mail from a person, with exactly these headers."""
         mail = EmailMessage()
         self._number += 1
         given = {
@@ -171,7 +171,7 @@ class MailNetwork:
         return "".join(f"{name}: {value}\r\n" for name, value in given.items() if value).encode() + mail.as_bytes()
 
     async def deliver(self, data: bytes) -> None:
-        """A mail comes, as it is."""
+        """Deliver a mail unchanged."""
         await asyncio.to_thread(self.put, data)
 
     def put(self, data: bytes) -> None:
@@ -190,7 +190,7 @@ class MailNetwork:
         return self._heard[chat]
 
     async def disturb(self) -> None:
-        """The connections died with their process."""
+        """Drop all connections, as when their process dies."""
 
     async def _serve_smtp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 smtp.test ESMTP\r\n")

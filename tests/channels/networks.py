@@ -1,4 +1,4 @@
-"""The networks of the tests that start quickly, by name."""
+"""The networks whose tests start quickly, by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """People with encrypting clients (matrix-nio), in a process and an environment of their own.
 
 A request is a line of JSON on standard input: a number, the name of a method of `Person`, the person and the arguments.
-An answer is a line with that number, and a result or an error. Nothing of Everloop is imported here.
+A response is a line with that number, and a result or an error. Nothing of Everloop is imported here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNREADABLE = "UNREADABLE"
 
 
 class Person:
-    """A client of one account, which syncs in the background."""
+    """One account's client, which syncs in the background."""
 
     def __init__(self, server: str, user: str, device: str, token: str) -> None:
         config = AsyncClientConfig(encryption_enabled=True, store_sync_tokens=False, request_timeout=60)
@@ -70,7 +70,7 @@ class Person:
         self.events[event.event_id] = None
 
     async def say(self, room: str, content: dict[str, Any], reader: str) -> str:
-        """Send an encrypted message, as soon as the room is known as encrypted, and a device of its reader."""
+        """Send an encrypted message once the room is known to be encrypted and a device of its reader is known."""
 
         def is_known() -> bool:
             found = self.client.rooms.get(room)
@@ -84,7 +84,7 @@ class Person:
         return str(sent.event_id)
 
     async def read(self, ids: list[str]) -> list[Any]:
-        """The contents of events by their ids, as soon as this client has seen them."""
+        """Return the contents of events by id, as soon as this client has seen them."""
         async with self.news:
             await asyncio.wait_for(self.news.wait_for(lambda: all(id in self.events for id in ids)), 40)
         return [UNREADABLE if (one := self.events[id]) is None else one.source["content"] for id in ids]
@@ -94,7 +94,7 @@ class Person:
         self.client.invalidate_outbound_session(room)
 
     async def withhold(self, room: str, user: str) -> None:
-        """Begin a session in a room as if its key had been sent to a person, which it is not."""
+        """Begin a session in a room as if its key had been sent to a person, although it has not."""
         olm = self.client.olm
         olm.rotate_outbound_group_session(room)
         session = olm.outbound_group_sessions[room]
@@ -102,7 +102,7 @@ class Person:
         session.mark_as_shared()
 
     async def forward(self, user: str) -> str:
-        """Wait for a request for a key by a person, and pass that key on."""
+        """Wait until a person asks for a key, and forward that key."""
         async with self.news:
             await asyncio.wait_for(self.news.wait_for(lambda: any(one.sender == user for one in self.requests)), 40)
         asked = next(one for one in self.requests if one.sender == user)
@@ -118,7 +118,7 @@ class Person:
         return str(asked.session_id)
 
     async def lose_keys(self, user: str) -> None:
-        """Lose the keys of rooms, and say so to a person's devices, as clients do."""
+        """Lose the keys of rooms, and tell a person's devices, as clients do."""
         olm = self.client.olm
         olm.inbound_group_store._entries.clear()
         for device in olm.device_store.active_user_devices(user):
@@ -126,7 +126,7 @@ class Person:
         await self.client.send_to_device_messages()
 
     async def upload(self, text: str) -> dict[str, Any]:
-        """Upload a file, encrypted. Return the `file` of an event about it."""
+        """Upload an encrypted file. Return the `file` of an event about it."""
         import io
 
         data = base64.b64decode(text)
@@ -137,7 +137,7 @@ class Person:
         return {**keys, "url": done.content_uri}
 
     async def download(self, file: dict[str, Any]) -> str:
-        """The content of an encrypted file."""
+        """Return the decrypted content of a file."""
         body = (await self.client.download(file["url"])).body
         plain = decrypt_attachment(body, file["key"]["k"], file["hashes"]["sha256"], file["iv"])
         return base64.b64encode(plain).decode()

@@ -1,4 +1,4 @@
-"""A model that always says the same, and remembers what it was asked."""
+"""A model that always gives the same answer, and records its requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another task or process brings about."""
+    """Wait for something that another task or process does."""
     async with asyncio.timeout(40):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 async def found(look: Callable[[], Awaitable[T]]) -> T:
-    """Look until there is something."""
+    """Look until something is there."""
     async with asyncio.timeout(40):
         while not (there := await look()):
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A real Matrix server (Synapse), and people at it."""
+"""A real Matrix server (Synapse), and people on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ API = "/_matrix/client/v3"
 def config_of(folder: Path, port: int) -> str:
     limits = {name: {"per_second": 1000, "burst_count": 1000} for name in ("rc_message", "rc_registration")}
     fast = {"per_second": 1000, "burst_count": 1000}
-    return json.dumps(  # JSON is YAML
+    return json.dumps(  # JSON is valid YAML
         {
             "server_name": "localhost",
             "pid_file": str(folder / "pid"),
@@ -76,7 +76,7 @@ class Synapse:
         self._numbers = itertools.count(1)
 
     def call(self, method: str, path: str, body: Any = None, token: str = "") -> Any:
-        """A request, which waits for its answer: not for the event loop."""
+        """Make a blocking request; not for the event loop."""
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Content-Type", "application/json")
         if token:
@@ -86,11 +86,11 @@ class Synapse:
             return json.loads(reply.read())
 
     def has(self, text: str) -> bool:
-        """Whether a text is anywhere in what the server keeps: its database and its media."""
+        """Whether a text is anywhere in the server's database or media."""
         return any(text.encode() in path.read_bytes() for path in self.folder.rglob("*") if path.is_file())
 
     def log_in(self, account: dict[str, Any]) -> dict[str, Any]:
-        """Another device of an account."""
+        """Return another device of an account."""
         who = {"type": "m.id.user", "user": account["user_id"]}
         asked = {"type": "m.login.password", "identifier": who, "password": account["password"]}
         made: dict[str, Any] = self.call("POST", f"{API}/login", asked)
@@ -147,7 +147,7 @@ def _wait(server: Synapse, process: subprocess.Popen[bytes]) -> None:
 
 
 class MatrixNetwork:
-    """Accounts of their own on the server: a bot, and people who write to it."""
+    """Separate accounts on the server: a bot, and people who write to it."""
 
     initial_state: ClassVar[list[dict[str, Any]]] = []  # of a room
 
@@ -155,7 +155,7 @@ class MatrixNetwork:
         self.server = server
         self.settings: dict[str, Any] = {}
         self.rooms: dict[str, str] = {}
-        self._people_of: dict[str, dict[str, Any]] = {}  # who writes in each of them
+        self._people_of: dict[str, dict[str, Any]] = {}  # the person who writes in each room
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
@@ -175,7 +175,7 @@ class MatrixNetwork:
         for chat in ("1", "2"):
             self.add_room(chat, self.anna)
 
-    # Each of these waits for the server, and is meant for a thread.
+    # These block until the server responds: call them in a thread.
 
     def make_room(self, by: dict[str, Any], others: list[dict[str, Any]]) -> str:
         asked: dict[str, Any] = {"preset": "private_chat", "is_direct": True}
@@ -183,7 +183,7 @@ class MatrixNetwork:
         return str(self.server.call("POST", f"{API}/createRoom", asked, by["access_token"])["room_id"])
 
     def add_room(self, chat: str, person: dict[str, Any]) -> None:
-        """A room of a person and the bot."""
+        """Create a room for a person and the bot."""
         self.rooms[chat], self._people_of[chat] = self.make_room(person, [self.bot]), person
         self.join(self.bot, self.rooms[chat])
 
@@ -196,18 +196,18 @@ class MatrixNetwork:
         return str(self.server.call("PUT", path, content, who["access_token"])["event_id"])
 
     def contents(self, room: str, who: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """What the bot has written in a room, as a person sees it."""
+        """Return what the bot has written in a room, as a person sees it."""
         token = (who or self.anna)["access_token"]
         page = self.server.call("GET", f"{API}/rooms/{quote(room)}/messages?dir=b&limit=500", None, token)
         mine = [one for one in page["chunk"][::-1] if one["sender"] == self.bot["user_id"]]
         return [one["content"] for one in mine if one["type"] == "m.room.message"]
 
     def is_in(self, room: str) -> bool:
-        """Whether the bot has joined a room."""
+        """Return whether the bot has joined a room."""
         joined = self.server.call("GET", f"{API}/joined_rooms", None, self.bot["access_token"])
         return room in joined["joined_rooms"]
 
-    # What the kit needs.
+    # Needed by the kit.
 
     def id_of(self, chat: str) -> str:
         return self.rooms[chat]
@@ -219,7 +219,7 @@ class MatrixNetwork:
         return [_shown(one) for one in self.contents(self.rooms[chat], self._people_of[chat])]
 
     def upload(self, data: bytes) -> dict[str, Any]:
-        """Upload a file of Anna's. Return what its message says of it."""
+        """Upload a file as Anna. Return the message content that describes it."""
         request = urllib.request.Request(f"{self.server.url}/_matrix/media/v3/upload", data, method="POST")
         request.add_header("Authorization", f"Bearer {self.anna['access_token']}")
         with urllib.request.urlopen(request, timeout=30) as reply:
@@ -230,7 +230,7 @@ class MatrixNetwork:
         self.write(self.anna, self.rooms["1"], name, msgtype=kind, filename=name, **self.upload(data))
 
     def fetch(self, content: dict[str, Any]) -> bytes:
-        """The file of a message."""
+        """Return the file of a message."""
         path = "/_matrix/client/v1/media/download/" + content["url"].removeprefix("mxc://")
         request = urllib.request.Request(self.server.url + path)
         request.add_header("Authorization", f"Bearer {self.anna['access_token']}")
@@ -238,11 +238,11 @@ class MatrixNetwork:
             return bytes(reply.read())
 
     async def disturb(self) -> None:
-        """The connections died with the process."""
+        """Drop all connections, as when the process dies."""
 
 
 def _shown(content: Any) -> str:
-    """How a person sees a message."""
+    """Return how a person sees a message."""
     if not isinstance(content, dict):
         return str(content)
     if content["msgtype"] == "m.text":
@@ -255,7 +255,7 @@ def _shown(content: Any) -> str:
 
 
 class People:
-    """A process with the encrypting clients of people. Its methods wait, and are meant for a thread."""
+    """A process with people's encrypting clients. Its methods block: call them in a thread."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -304,7 +304,7 @@ def people() -> Iterator[People]:
 
 
 class EncryptedNetwork(MatrixNetwork):
-    """The same with encrypted rooms, in which Anna writes by a real client."""
+    """The same with encrypted rooms, in which Anna writes with a real client."""
 
     initial_state: ClassVar[list[dict[str, Any]]] = [
         {"type": "m.room.encryption", "state_key": "", "content": {"algorithm": "m.megolm.v1.aes-sha2"}}
@@ -323,7 +323,7 @@ class EncryptedNetwork(MatrixNetwork):
         await asyncio.to_thread(self.people.ask, "stop", self.anna["device_id"])
 
     def use_client(self, account: dict[str, Any]) -> str:
-        """Let a client run for a device of an account. Return its fingerprint."""
+        """Run a client for a device of an account. Return its fingerprint."""
         known = [account[key] for key in ("user_id", "device_id", "access_token")]
         return str(self.people.ask("start", account["device_id"], self.server.url, *known))
 
@@ -333,7 +333,7 @@ class EncryptedNetwork(MatrixNetwork):
         return str(self.people.ask("say", (who or self.anna)["device_id"], room, content, self.bot["user_id"]))
 
     def sent(self, room: str, who: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """The events of the bot in a room, as the server has them."""
+        """Return the bot's events in a room, as stored by the server."""
         path = f"{API}/rooms/{quote(room)}/messages?dir=b&limit=500"
         page = self.server.call("GET", path, None, (who or self.anna)["access_token"])
         mine = [one for one in page["chunk"][::-1] if one["sender"] == self.bot["user_id"]]
@@ -356,7 +356,7 @@ class EncryptedNetwork(MatrixNetwork):
         return base64.b64decode(self.people.ask("download", self.anna["device_id"], content["file"]))
 
     def keys_of(self, account: dict[str, Any]) -> dict[str, str]:
-        """The fingerprints of an account's devices, as the server has them."""
+        """Return the fingerprints of an account's devices, as known to the server."""
         user = account["user_id"]
         asked: dict[str, Any] = {"device_keys": {user: []}}
         found = self.server.call("POST", f"{API}/keys/query", asked, self.anna["access_token"])["device_keys"][user]

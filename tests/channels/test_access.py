@@ -1,4 +1,6 @@
-"""Who is answered: strangers get nothing, codes let people in, groups need a mention, and nobody floods the others."""
+"""Who is answered: strangers get nothing, codes let people in, groups need a mention, and a flood slows no other
+person.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ async def test_a_stranger_gets_nothing_and_leaves_nothing(network: HookNetwork, 
     assert [one["chat"] for one in network.got] == ["1"]
 
 
-async def test_a_code_that_the_owner_confirms_lets_a_stranger_in(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_code_confirmed_by_the_owner_lets_a_stranger_in(network: HookNetwork, tmp_path: Path) -> None:
     network.settings["pairing"] = True
     says = Says("welcome")
     async with running(network.settings, tmp_path, says):
@@ -79,7 +81,7 @@ async def test_a_code_expires_after_an_hour_and_only_a_few_strangers_get_one(
         assert await pairings.confirm(old.code, "me") is None
         assert await pairings.confirm("AAAAAAAA", "me") is None
         assert (await pairings.confirm(pending[1].code, "me")) is not None
-        assert await pairings.confirm(pending[1].code, "me") is None  # a code is used once
+        assert await pairings.confirm(pending[1].code, "me") is None  # a code works once
         assert set(await pairings.peers()) == {"stranger1"}
         assert await pairings.remove("stranger1")
         assert await pairings.peers() == {}
@@ -95,7 +97,7 @@ async def test_a_code_expires_after_an_hour_and_only_a_few_strangers_get_one(
         ({"group": True, "sender": "eve", "chat": "open"}, False),
     ],
 )
-async def test_in_groups_only_people_who_are_let_in_and_mention_it_are_answered(
+async def test_in_groups_only_admitted_people_who_mention_it_are_answered(
     network: HookNetwork, tmp_path: Path, more: dict[str, Any], answered: bool
 ) -> None:
     network.settings["groups"] = ["open"]
@@ -116,7 +118,7 @@ async def test_a_member_of_an_open_group_cannot_stop_or_start_anything(network: 
     async with running(network.settings, tmp_path, says):
         await network.say("open", "/new", sender="eve", group=True, mentioned=True)
         await until(lambda: network.heard("open"))
-    assert says.asked == ["eve: /new"]  # it was a message like any other
+    assert says.asked == ["eve: /new"]  # it was handled like any other message
     assert network.heard("open") == ["fine"]
 
 
@@ -146,13 +148,13 @@ async def test_the_direct_chats_of_one_person_can_share_a_session(network: HookN
         await until(lambda: network.heard("phone")[-1] == "Written.")
         await network.say("team", "hello", group=True, mentioned=True)
         await until(lambda: network.heard("team"))
-        await network.say("9", "hello", sender="bert")  # another person
+        await network.say("9", "hello", sender="bert")  # a different person
         await until(lambda: network.heard("9"))
         keys = {info.key for info in await store.sessions("me")}
     assert keys == {"link:anna", "hook:9", "hook:team"}
 
 
-async def test_a_flood_of_one_sender_delays_nobody_and_costs_no_more_than_allowed(
+async def test_a_flood_from_one_sender_delays_no_other_and_costs_no_more_than_allowed(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     network.settings |= {"per_minute": 3, "allow": ["anna", "flood"]}
@@ -163,13 +165,13 @@ async def test_a_flood_of_one_sender_delays_nobody_and_costs_no_more_than_allowe
         await network.say("1", "hello")
         await until(lambda: network.heard("1"))
         await until(lambda: len(network.heard("2")) == 4)
-        await network.say("2", "/status", sender="flood")  # a command is always taken
+        await network.say("2", "/status", sender="flood")  # commands are always accepted
         await until(lambda: len(network.heard("2")) == 5)
     assert len([text for text in says.asked if text.startswith("spam")]) <= 3
     assert len([text for text in network.heard("2") if text.startswith("That was too fast")]) == 1
 
 
-async def test_commands_work_as_in_every_chat(network: HookNetwork, tmp_path: Path) -> None:
+async def test_commands_work_as_in_any_chat(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("hi")):
         await network.say("1", "hello")
         await until(lambda: network.heard("1") == ["hi"])
@@ -190,7 +192,7 @@ async def test_commands_work_as_in_every_chat(network: HookNetwork, tmp_path: Pa
 async def test_another_chat_can_be_written_to(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path) as store:
         await access.tell(store, "hook", "me", "garden", "The beans are ripe.", "1")
-        await access.tell(store, "hook", "me", "garden", "The beans are ripe.", "1")  # once for each id
+        await access.tell(store, "hook", "me", "garden", "The beans are ripe.", "1")  # once per id
         await until(lambda: network.heard("garden"))
         await access.tell(store, "hook", "me", "garden", "All of them.", "2")
         await until(lambda: len(network.heard("garden")) == 2)
@@ -201,8 +203,8 @@ async def test_another_chat_can_be_written_to(network: HookNetwork, tmp_path: Pa
     ("allow", "sender", "standing"),
     [
         ("anna", "anna", "owner"),
-        ("anna", "Anna", "stranger"),  # the webhook's ids differ by case, as Matrix's may
-        ("kate", "\u212aate", "stranger"),  # the sign of Kelvin
+        ("anna", "Anna", "stranger"),  # the webhook's ids are case-sensitive, and so may Matrix's be
+        ("kate", "\u212aate", "stranger"),  # the Kelvin sign
         ("strasse", "straße", "stranger"),
         ("anna", "ａｎｎａ", "stranger"),
         ("anna", "аnna", "stranger"),  # a Cyrillic letter
@@ -211,7 +213,7 @@ async def test_another_chat_can_be_written_to(network: HookNetwork, tmp_path: Pa
         ("*", "eve", "peer"),
     ],
 )
-async def test_nobody_is_taken_for_another_person_because_of_a_letter_that_looks_alike(
+async def test_a_similar_letter_does_not_make_one_person_look_like_another(
     tmp_path: Path, allow: str, sender: str, standing: str
 ) -> None:
     store = SQLiteStore(tmp_path / "store.db")
@@ -223,7 +225,7 @@ async def test_nobody_is_taken_for_another_person_because_of_a_letter_that_looks
     await store.close()
 
 
-async def test_two_people_share_no_session_because_their_names_look_alike(network: HookNetwork, tmp_path: Path) -> None:
+async def test_two_people_with_similar_names_share_no_session(network: HookNetwork, tmp_path: Path) -> None:
     network.settings["allow"] = ["strasse", "straße"]
     async with running(network.settings, tmp_path, links={"anna": ("hook:strasse",)}) as store:
         await network.say("1", "mine", sender="strasse")
@@ -232,13 +234,13 @@ async def test_two_people_share_no_session_because_their_names_look_alike(networ
         assert {info.key for info in await store.sessions("me")} == {"link:anna", "hook:2"}
 
 
-async def test_a_code_that_is_guessed_or_used_again_pairs_nobody(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_guessed_or_reused_code_pairs_no_account(network: HookNetwork, tmp_path: Path) -> None:
     network.settings["pairing"] = True
     async with running(network.settings, tmp_path, Says("hi")) as store:
         pairings = access.Pairings(store, "hook")
         await network.say("2", "may I?", sender="bob")
         (pending,) = await found(pairings.pending)
-        await network.say("2", f"/pair {pending.code}", sender="bob")  # the stranger's own word
+        await network.say("2", f"/pair {pending.code}", sender="bob")  # the stranger confirms it
         await network.say("3", f"/pair {pending.code}", sender="eve")
         await network.say("open", f"/pair {pending.code}", sender="eve", group=True, mentioned=True)
         for number, guess in enumerate(("", "*", "AAAAAAAA", pending.code[:-1], f"{pending.code}A", "code:"), 1):
@@ -254,10 +256,10 @@ async def test_a_code_that_is_guessed_or_used_again_pairs_nobody(network: HookNe
         assert await pairings.peers() == {}
 
 
-async def test_in_a_group_a_question_is_answered_by_the_person_who_caused_it_or_an_owner(
+async def test_in_a_group_a_question_is_answered_by_its_author_or_an_owner(
     network: HookNetwork, tmp_path: Path
 ) -> None:
-    """In words as by a button."""
+    """In text and by a button."""
     model = ScriptedProvider([call("write_file", path=f"{name}.txt", content="x") for name in "ab"] + ["Done."])
     group: dict[str, Any] = {"group": True, "mentioned": True}
     async with running(network.settings, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)) as store:

@@ -34,13 +34,13 @@ def test_a_secret_comes_from_the_environment_the_settings_or_a_file_and_is_shown
         ({"token_file": "/no/such"}, "token_file cannot be read (No such file or directory): /no/such"),
     ],
 )
-def test_a_secret_that_is_wrong_is_told_without_it(table: dict[str, object], said: str) -> None:
+def test_an_invalid_secret_is_reported_without_showing_it(table: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Options("work", table, {}).secret("token")
     assert str(caught.value) == f"[channels.work] {said}"
 
 
-def test_a_network_that_is_unknown_is_told_with_those_that_are_known() -> None:
+def test_an_unknown_network_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         make_channel(config_of({"name": "pigeon"}))
     assert all(network in str(caught.value) for network in ("pigeon", *SHIPPED))

@@ -1,4 +1,4 @@
-"""Buttons below a question: they answer it once, and only for the people who may answer."""
+"""Buttons below a question: they answer it once, and only for people who may answer."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ASKS = (Rule(do="ask", tool="write_file"),)
 
 @dataclass
 class Group:
-    """A network with one group that is open to all its members, in which 7 is an owner."""
+    """A network with one group that is open to all its members; 7 is an owner."""
 
     network: Any
     chat: str
     mention: str
-    who: str  # the name of the argument that says who does something
+    who: str  # the name of the argument for the person who acts
     prefix: str = ""
 
     def person(self, number: int) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def removed(self) -> int:
-        """How often buttons were taken away."""
+        """Return how often buttons were removed."""
         network = self.network
         if isinstance(network, FakeTelegram):
             return sum(not one["reply_markup"]["inline_keyboard"] for one in network.edited)
@@ -85,13 +85,13 @@ def writes(*names: str) -> ScriptedProvider:
     return ScriptedProvider([*(call("write_file", path=name, content="x") for name in names), "Written."])
 
 
-async def test_a_button_answers_for_the_person_who_may_and_for_nobody_else(group: Group, tmp_path: Path) -> None:
+async def test_a_button_works_only_for_a_person_who_may_answer(group: Group, tmp_path: Path) -> None:
     async with running(group.network.settings, tmp_path, writes("canary.txt"), policy=ASKS):
         await group.say("write it")
         await until(lambda: group.questions)
-        await group.press("Approve", number=9)  # a member of the group
+        await group.press("Approve", number=9)  # a group member
         await group.press("Always", number=9)
-        await group.say("/status", number=7)  # what is pressed before it is taken before it
+        await group.say("/status", number=7)  # button presses are handled in order
         await until(lambda: len(group.network.heard(group.chat)) == 2)
         assert not (tmp_path / "canary.txt").exists()
         assert group.removed == 0
@@ -119,7 +119,7 @@ async def test_a_button_answers_only_the_question_that_it_is_below(group: Group,
         assert not (tmp_path / "second.txt").exists()
 
 
-async def test_a_person_who_was_paired_answers_what_their_own_message_caused(group: Group, tmp_path: Path) -> None:
+async def test_a_paired_person_answers_questions_that_their_own_message_caused(group: Group, tmp_path: Path) -> None:
     settings, name = group.network.settings, group.network.settings["name"]
     async with running(settings, tmp_path, writes("canary.txt"), policy=ASKS) as store:
         for number in (5, 6):
@@ -130,7 +130,7 @@ async def test_a_person_who_was_paired_answers_what_their_own_message_caused(gro
             assert await Pairings(store, name).confirm(code, "me") is not None
         await group.say("write it", number=5)
         await until(lambda: group.questions)
-        await group.press("Approve", number=6)  # paired as well, but it was not their message
+        await group.press("Approve", number=6)  # also paired, but the message was not theirs
         heard = len(group.network.heard(group.chat))
         await group.say("/status", number=6)
         await until(lambda: len(group.network.heard(group.chat)) > heard)
@@ -139,7 +139,7 @@ async def test_a_person_who_was_paired_answers_what_their_own_message_caused(gro
         await until(lambda: (tmp_path / "canary.txt").exists())
 
 
-async def test_a_network_without_buttons_asks_in_words_alone(tmp_path: Path) -> None:
+async def test_a_network_without_buttons_asks_in_text_alone(tmp_path: Path) -> None:
     async with (
         HookNetwork().running() as network,
         running(network.settings, tmp_path, writes("canary.txt"), policy=ASKS) as store,

@@ -31,7 +31,7 @@ MEBIBYTE = 1 << 20
 
 @contextlib.contextmanager
 def elsewhere(kind: str) -> Iterator[dict[str, Any]]:
-    """A network on a thread of its own, so that what it does is not counted; its settings."""
+    """A network in a thread of its own, so that its work is not counted; its settings."""
     there, done = threading.Event(), threading.Event()
     settings: dict[str, Any] = {}
 
@@ -39,7 +39,7 @@ def elsewhere(kind: str) -> Iterator[dict[str, Any]]:
         try:
             made = NETWORKS[kind]()
             if kind == "discord":
-                made.interval = 600_000  # between heartbeats, the first of which comes at any time before
+                made.interval = 600_000  # between heartbeats; the first one comes at any time before that
             async with made.running() as network:
                 settings.update(network.settings)
                 there.set()
@@ -82,10 +82,10 @@ def due_soon() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-async def test_an_idle_channel_waits_without_timers_and_takes_little_memory(kind: str, tmp_path: Path) -> None:
+async def test_an_idle_channel_waits_without_timers_and_uses_little_memory(kind: str, tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
     with elsewhere(kind) as first, elsewhere(kind) as second:
-        async with connected(store, kind, "one", first):  # which has loaded the library
+        async with connected(store, kind, "one", first):  # the library is loaded
             gc.collect()
             tracemalloc.start()
             try:
@@ -100,7 +100,7 @@ async def test_an_idle_channel_waits_without_timers_and_takes_little_memory(kind
 
 
 class Notes(LLMProvider):
-    """Notes how often the store had written when it was asked."""
+    """Records how often the store had written when the model was asked."""
 
     default_model = "notes"
 
@@ -114,24 +114,24 @@ class Notes(LLMProvider):
 
 
 async def test_a_message_waits_for_two_writes_before_the_model_is_asked(tmp_path: Path) -> None:
-    """Its row in the inbox, and its turn: there is no other wait on the way."""
+    """The inbox row and the turn: there is no other wait on the way."""
     notes = Notes()
     async with HookNetwork().running() as hook, running(hook.settings, tmp_path, notes) as store:
 
         def count(what: str) -> None:
             notes.writes += what == "before"
 
-        store.writer.hook = count
+        store.writer.commit_hooks.add(count)
         for number in range(1, 8):
             notes.writes = 0
             await hook.say("1", f"message {number}")
             await until(lambda: len(hook.heard("1")) == number)  # noqa: B023
-    # What the last answer still writes may come in between, but not each time.
+    # Late writes of the previous answer may come in between, but not each time.
     assert min(notes.seen) <= 2
 
 
 def test_each_network_loads_only_its_own_code() -> None:
-    """Of the others nothing is imported, and no library that only they need."""
+    """Neither modules of other networks nor libraries that only they need are imported."""
     code = (
         "import sys\n"
         "import everloop.channels.runner\n"

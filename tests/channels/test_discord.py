@@ -50,7 +50,7 @@ async def test_a_rough_network_and_kills_lose_and_double_nothing(tmp_path: Path)
         (f"{MENTION} hello", {"type": 7}, False),
     ],
 )
-async def test_in_a_server_only_what_mentions_or_answers_the_bot_costs_a_model_call(
+async def test_in_a_server_only_mentions_of_and_replies_to_the_bot_cost_a_model_call(
     discord: FakeDiscord, tmp_path: Path, text: str, more: dict[str, Any], answered: bool
 ) -> None:
     says = Says("yes?")
@@ -81,10 +81,10 @@ async def test_a_dropped_connection_is_resumed_and_a_lost_session_is_caught_up(
         await until(lambda: len(discord.heard("1")) == 3)
     assert discord.heard("1") == ["re: one", "re: two", "re: three"]
     assert discord.identified == 2
-    assert len(discord.heard("91")) == 1  # a message that is read later is of a group, too
+    assert len(discord.heard("91")) == 1  # a message that is read later also belongs to a group
 
 
-async def test_a_crash_while_it_catches_up_loses_nothing(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_a_crash_during_catching_up_loses_nothing(discord: FakeDiscord, tmp_path: Path) -> None:
     says = Says("hi")
     async with running(discord.settings, tmp_path, says) as store:
         await discord.say("1", "one")
@@ -93,7 +93,7 @@ async def test_a_crash_while_it_catches_up_loses_nothing(discord: FakeDiscord, t
     discord.forget_session()
     await discord.say("1", "two")
     await discord.say("2", "two")
-    discord.unreadable.add("2")  # the connection breaks when the second chat is read
+    discord.unreadable.add("2")  # the connection breaks while the second chat is read
     async with running(discord.settings, tmp_path, says) as store:
         await until(lambda: len(says.asked) == 3)
         await found(lambda: _has_failed(store))
@@ -107,7 +107,7 @@ async def _has_failed(store: SQLiteStore) -> bool:
     return '"error":""' not in (await store.channel_state("discord"))["status"]
 
 
-async def test_a_gateway_that_does_not_answer_heartbeats_is_left(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_a_gateway_that_misses_heartbeats_is_left(discord: FakeDiscord, tmp_path: Path) -> None:
     discord.beats, discord.interval = False, 50
     async with running(discord.settings, tmp_path):
         await until(lambda: discord.resumed >= 1)
@@ -116,7 +116,7 @@ async def test_a_gateway_that_does_not_answer_heartbeats_is_left(discord: FakeDi
         await until(lambda: discord.heard("1") == ["re: hello"])
 
 
-async def test_what_discord_refuses_for_now_is_sent_again_and_is_there_once(
+async def test_a_temporarily_refused_message_is_sent_again_and_appears_once(
     discord: FakeDiscord, tmp_path: Path
 ) -> None:
     discord.fail = [(429, {"message": "You are being rate limited.", "retry_after": 0.1, "global": False})]
@@ -126,7 +126,7 @@ async def test_what_discord_refuses_for_now_is_sent_again_and_is_there_once(
     assert discord.heard("1") == ["re: hello"]
 
 
-async def test_a_person_who_takes_no_messages_makes_a_dead_letter(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_a_person_who_accepts_no_messages_makes_a_dead_letter(discord: FakeDiscord, tmp_path: Path) -> None:
     discord.closed_to.add("1")
     async with running(discord.settings, tmp_path) as store:
         await discord.say("1", "hello")
@@ -135,7 +135,7 @@ async def test_a_person_who_takes_no_messages_makes_a_dead_letter(discord: FakeD
     assert dead.reason == "403 Cannot send messages to this user (50007)"
 
 
-async def test_a_wrong_token_is_said_and_shown_nowhere(
+async def test_an_invalid_token_is_reported_and_shown_nowhere(
     discord: FakeDiscord, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -148,7 +148,7 @@ async def test_a_wrong_token_is_said_and_shown_nowhere(
         assert secret not in str(state)
 
 
-async def test_the_privileged_intent_is_asked_for_only_when_it_is_set(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_the_privileged_intent_is_requested_only_when_it_is_set(discord: FakeDiscord, tmp_path: Path) -> None:
     async with running(discord.settings, tmp_path):
         await until(lambda: discord.identified)
     assert discord.intents & 1 << 15 == 0

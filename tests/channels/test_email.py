@@ -24,7 +24,7 @@ from .says import Says, found, until
 
 ANNA, BERT = "anna@example.org", "bert@example.org"
 FORGED = "dmarc=pass header.from=example.org"
-HIDDEN = "=?utf-8?q?a=29=3B_dmarc=3Dpass_header.from=3Dexample.org_=28b?="  # `a); dmarc=pass … (b` once it is decoded
+HIDDEN = "=?utf-8?q?a=29=3B_dmarc=3Dpass_header.from=3Dexample.org_=28b?="  # `a); dmarc=pass … (b` when decoded
 
 
 def read(data: bytes, auth_server: str = "none") -> Received | None:
@@ -50,7 +50,7 @@ async def test_an_answer_stays_in_its_thread_as_text_and_html(mail: MailNetwork,
         await mail.say(ANNA, "Are the beans ripe?", Subject="The garden", References="")
         await until(lambda: mail.mails)
         await mail.say(ANNA, "And the peas?", Subject="Re: The garden", References="<m1@example.org>")
-        await until(lambda: len(mail.mails) == 2)  # which came while it waited in IDLE
+        await until(lambda: len(mail.mails) == 2)  # it arrived while the channel waited in IDLE
         assert [info.key for info in await store.sessions("me")] == [f"email:{ANNA}/<m1@example.org>"]
     answer, second = mail.mails
     assert (answer["Subject"], answer["To"], answer["From"]) == ("Re: The garden", ANNA, AGENT)
@@ -83,7 +83,7 @@ NOT_ANSWERED = [
 ]
 
 
-async def test_automatic_forged_and_strange_mails_are_not_answered(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_automatic_forged_and_malformed_mails_are_not_answered(mail: MailNetwork, tmp_path: Path) -> None:
     says = Says("hello")
     for number, headers in enumerate(NOT_ANSWERED):
         await mail.say(ANNA, f"canary {number}", **headers)
@@ -94,7 +94,7 @@ async def test_automatic_forged_and_strange_mails_are_not_answered(mail: MailNet
     assert [one["To"] for one in mail.mails] == [BERT]
 
 
-async def test_a_mail_that_may_have_been_sent_comes_again_under_its_id_and_marked(
+async def test_a_mail_that_may_have_been_sent_is_repeated_with_its_id_and_a_mark(
     mail: MailNetwork, tmp_path: Path
 ) -> None:
     mail.lose = 1
@@ -105,7 +105,7 @@ async def test_a_mail_that_may_have_been_sent_comes_again_under_its_id_and_marke
     assert mail.mails[0]["Message-ID"] == mail.mails[1]["Message-ID"]
 
 
-async def test_an_address_that_is_refused_makes_a_dead_letter(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_a_refused_address_makes_a_dead_letter(mail: MailNetwork, tmp_path: Path) -> None:
     mail.refuse = [b"550 5.1.1 no such user"]
     async with running(mail.settings, tmp_path) as store:
         await mail.say(ANNA, "hi")
@@ -113,7 +113,7 @@ async def test_an_address_that_is_refused_makes_a_dead_letter(mail: MailNetwork,
     assert dead.reason == "SMTP 550: 5.1.1 no such user"
 
 
-async def test_a_wrong_password_is_told_without_it(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_an_invalid_password_is_reported_without_showing_it(mail: MailNetwork, tmp_path: Path) -> None:
     mail.settings["password"] = f"not-{PASSWORD}"
     async with running(mail.settings, tmp_path) as store:
         state = await found(lambda: store.channel_state("email"))
@@ -121,7 +121,7 @@ async def test_a_wrong_password_is_told_without_it(mail: MailNetwork, tmp_path: 
     assert PASSWORD not in str(state)
 
 
-def test_what_is_quoted_and_signed_is_left_out() -> None:
+def test_quotes_and_signatures_are_left_out() -> None:
     data = (
         b"From: Anna <anna@example.org>\r\nMessage-ID: <1@x>\r\nSubject: x\r\nIn-Reply-To: <0@x>\r\n\r\n"
         b"Yes, please.\r\n\r\nOn Monday, Agent wrote:\r\n> Shall I?\r\n> Really?\r\n\r\n-- \r\nAnna\r\n"
@@ -132,7 +132,7 @@ def test_what_is_quoted_and_signed_is_left_out() -> None:
     assert read(b"\xff\xfe broken") is None
 
 
-async def test_attachments_come_into_the_workspace_within_their_size(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_attachments_go_into_the_workspace_up_to_their_limit(mail: MailNetwork, tmp_path: Path) -> None:
     mail.settings["media_mb"] = 2
     says = Says("thanks")
     files = [("the beans.txt", b"ripe"), ("../../canary.bin", b"x" * 1_500_000), ("huge.bin", b"x" * 2_100_000)]
@@ -156,7 +156,7 @@ async def test_attachments_come_into_the_workspace_within_their_size(mail: MailN
         {"Authentication_Results": "mx.home.test; dkim=fail header.d=example.org"},
     ],
 )
-async def test_an_attachment_of_a_stranger_is_neither_read_nor_kept(
+async def test_a_strangers_attachment_is_neither_read_nor_kept(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: dict[str, str]
 ) -> None:
     read: list[int] = []
@@ -176,7 +176,7 @@ async def test_an_attachment_of_a_stranger_is_neither_read_nor_kept(
     assert read == [email.LARGEST_HEAD, email.LARGEST_HEAD, email.LARGEST]
 
 
-async def test_a_mail_that_is_too_large_is_answered_without_its_files(
+async def test_a_mail_over_the_limit_is_answered_without_its_files(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(email, "LARGEST", 1_200_000)
@@ -188,7 +188,7 @@ async def test_a_mail_that_is_too_large_is_answered_without_its_files(
     assert await asyncio.to_thread(uploads_in, tmp_path) == []
 
 
-def test_pictures_in_the_text_and_attached_mails_are_files_and_signatures_are_not() -> None:
+def test_inline_pictures_and_attached_mails_are_files_and_signatures_are_not() -> None:
     data = (
         b"From: Anna <anna@example.org>\r\nMessage-ID: <1@x>\r\nMIME-Version: 1.0\r\n"
         b"Content-Type: multipart/mixed; boundary=A\r\n\r\n"
@@ -224,11 +224,11 @@ def uploads_in(folder: Path) -> list[Path]:
         ("From: anna@example.org\r\nFrom: eve@example.org", None),
         ("From: anna@example.org, eve@example.org", None),
         ("From: =?utf-8?q?anna=40example.org?=@example.org", None),
-        ("From: \u212aate@example.org", "\u212aate@example.org"),  # the sign of Kelvin, whose small letter is a k
+        ("From: \u212aate@example.org", "\u212aate@example.org"),  # the Kelvin sign, whose lower case is a k
     ],
 )
 def test_a_sender_is_never_taken_for_another_one(headers: str, sender: str | None) -> None:
-    """Both are of the domain that the server has verified, as at every large provider."""
+    """Both belong to the domain that the server has verified, as at every large provider."""
     verdict = "Authentication-Results: mx.home.test; dkim=pass header.d=example.org\r\n"
     message = read(f"{verdict}{headers}\r\n\r\nhello".encode(), "mx.home.test")
     assert (None if message is None else message.sender) == sender
@@ -248,8 +248,8 @@ BOMBS = {
 }
 
 
-async def test_mails_that_are_made_to_keep_the_parser_busy_delay_no_other(mail: MailNetwork, tmp_path: Path) -> None:
-    """The parser of the standard library would take minutes for each, or fail again and again."""
+async def test_mails_designed_to_keep_the_parser_busy_delay_no_other(mail: MailNetwork, tmp_path: Path) -> None:
+    """The standard library's parser would take minutes for each, or fail repeatedly."""
     says = Says("ok")
     head = f"Authentication-Results: {VERDICT}\r\nFrom: {ANNA}\r\nMIME-Version: 1.0\r\n".encode()
     for data in BOMBS.values():
@@ -261,7 +261,7 @@ async def test_mails_that_are_made_to_keep_the_parser_busy_delay_no_other(mail: 
     assert max(map(len, says.asked)) < 500_000
 
 
-async def test_of_a_stranger_only_the_headers_are_parsed(
+async def test_only_the_headers_of_a_strangers_mail_are_parsed(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
@@ -281,7 +281,7 @@ async def test_of_a_stranger_only_the_headers_are_parsed(
     assert b"canary" not in parsed[0]
 
 
-async def test_nothing_in_a_mail_becomes_a_header_of_the_answer(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_no_part_of_a_mail_becomes_a_header_of_the_answer(mail: MailNetwork, tmp_path: Path) -> None:
     injected = "=?utf-8?q?x=0D=0ABcc=3A_canary=40evil.test=0D=0A=0D=0Abody?="
     twice = "=?utf-8?q?=3D=3Futf-8=3Fq=3Fx=3D0D=3D0ABcc=3D3A_canary=3D40evil.test=3F=3D?="
     headers = {"Subject": f"{injected} {twice}", "Message_ID": f"<a{injected}@x>", "References": f"{injected} <b@x>"}
@@ -295,8 +295,8 @@ async def test_nothing_in_a_mail_becomes_a_header_of_the_answer(mail: MailNetwor
     assert "canary@evil.test" not in str(answer["References"])
 
 
-async def test_what_an_answer_refers_to_reaches_the_client_as_it_is() -> None:
-    """Also an id that is longer than a line should be: an encoded one would be in no thread."""
+async def test_the_references_of_an_answer_reach_the_client_unchanged() -> None:
+    """Even an id longer than a line should be: an encoded one would belong to no thread."""
     options = {"address": AGENT, "password": "x", "imap_host": "a", "smtp_host": "a", "auth_server": "none"}
     channel = await asyncio.to_thread(Email, Options("email", options, {}))
     long, other = f"<{'a' * 200}@x>", f"<{'b' * 200}@x>"
@@ -316,10 +316,10 @@ async def test_what_an_answer_refers_to_reaches_the_client_as_it_is() -> None:
             channel._message(Part(chat=chat, text="ok", plain="ok"), "key")
 
 
-async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at_once(
+async def test_a_mail_that_arrives_when_the_channel_starts_to_wait_is_answered_at_once(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server tells of it with the answer to the last search, with the answer to IDLE, or in the same bytes."""
+    """The server announces it with the response to the last search, with the response to IDLE, or in the same bytes."""
     idle, has_new = email._idle, email._has_new
     began: list[str] = []
 
@@ -330,7 +330,7 @@ async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at
     def idle_late(server: Any, seconds: float) -> bool:
         if len(began) == 1:  # between the search and IDLE
             deliver("before IDLE")
-            assert server.noop()[0] == "OK"  # the server tells of it now: to another command than IDLE
+            assert server.noop()[0] == "OK"  # the server announces it now, in response to a command other than IDLE
         return idle(server, seconds)
 
     def search_late(server: Any, last: int) -> bool:
@@ -347,10 +347,10 @@ async def test_a_mail_that_comes_while_the_channel_begins_to_wait_is_answered_at
     assert mail.heard(ANNA) == ["re: after the search", "re: before IDLE"]
 
 
-async def test_a_mail_that_comes_in_the_tick_in_which_the_server_looks_is_answered_soon(
+async def test_a_mail_that_arrives_in_the_tick_of_the_servers_check_is_answered_soon(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server sees by the time of its folder that there is something new, and that has not changed."""
+    """The server detects new mail by the modification time of its folder, which has not changed."""
     has_new, came = email._has_new, threading.Event()
     new = mail.folder / "new"
 
@@ -372,8 +372,8 @@ async def test_a_mail_that_comes_in_the_tick_in_which_the_server_looks_is_answer
 @pytest.mark.parametrize(
     "told", [b"* 2 EXISTS\r\n+ idling\r\n", b"+ idling\r\n* 2 EXISTS\r\n"], ids=["before", "in the same bytes"]
 )
-def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
-    """What has been read into a buffer is not waited for: nothing more would come for half an hour."""
+def test_an_announcement_that_arrives_as_waiting_begins_ends_it(told: bytes) -> None:
+    """Buffered data is handled before waiting: nothing more would arrive for half an hour."""
 
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -401,7 +401,7 @@ def test_what_a_server_tells_as_waiting_begins_ends_it(told: bytes) -> None:
 
 
 @pytest.mark.parametrize("tls", ["implicit", "starttls"])
-async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checked(
+async def test_both_servers_are_used_over_tls_and_their_certificates_are_checked(
     tls: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ca = Path(__file__).parents[1] / "certificates" / "ca.pem"
@@ -416,12 +416,12 @@ async def test_both_servers_are_spoken_to_over_tls_and_their_certificates_checke
         async with running(mail.settings, tmp_path / "right"):
             await mail.say(ANNA, "one")
             await until(lambda: len(mail.heard(ANNA)) == 1)
-            await mail.say(ANNA, "two")  # which comes while it waits in IDLE
+            await mail.say(ANNA, "two")  # it arrives during IDLE
             await until(lambda: len(mail.heard(ANNA)) == 2)
     assert mail.heard(ANNA) == ["re: one", "re: two"]
-    assert "channel email" not in caplog.text  # the connection held
+    assert "channel email" not in caplog.text  # the connection was kept
 
 
-def test_a_mail_that_is_refused_for_now_is_tried_again_and_one_that_is_refused_for_good_is_not() -> None:
+def test_a_temporarily_refused_mail_is_retried_and_a_permanently_refused_one_is_not() -> None:
     assert isinstance(email._refusal(451, b"greylisted"), Later)
     assert isinstance(email._refusal(550, b"no such user"), Never)

@@ -1,4 +1,4 @@
-"""The long forms of the kit: every place of a short conversation, and a thousand messages with twenty kills."""
+"""The long forms of the kit: every point of a short conversation, and a thousand messages with twenty kills."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_thousand_messages_in_fifty_rooms_of_matrix_and_twenty_kills(tmp
 
 
 class ManyEncryptedRooms(ManyRooms, EncryptedNetwork):
-    """The same with encrypted rooms, in which she writes by a real client."""
+    """The same with encrypted rooms, in which she writes with a real client."""
 
 
 @pytest.mark.chaos

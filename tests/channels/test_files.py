@@ -1,4 +1,4 @@
-"""Files that people send: into the workspace, within a size, and only of people who are answered."""
+"""Files that people send: they go into the workspace, up to a limit, and only from people who are answered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chat_of(network: Any, number: int = 7) -> str:
     return f"D{number}" if isinstance(network, FakeSlack) else str(number)
 
 
-async def test_a_file_comes_into_the_workspace_if_its_sender_is_answered(network: Any, tmp_path: Path) -> None:
+async def test_a_file_goes_into_the_workspace_if_its_sender_is_answered(network: Any, tmp_path: Path) -> None:
     network.settings["media_mb"] = 1
     says, chat = Says("thanks"), chat_of(network)
     async with running(network.settings, tmp_path, says):
@@ -52,7 +52,7 @@ async def test_a_file_comes_into_the_workspace_if_its_sender_is_answered(network
 
 
 @pytest.mark.parametrize("kind", ["slack", "discord"])
-async def test_a_file_at_another_server_is_not_fetched(kind: str, tmp_path: Path) -> None:
+async def test_a_file_on_another_server_is_not_fetched(kind: str, tmp_path: Path) -> None:
     async with KINDS[kind]().running() as network, serving() as canary:
         says = Says("ok")
         async with running(network.settings, tmp_path, says):
@@ -87,7 +87,7 @@ def test_a_name_stays_in_its_folder() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\nX: canary", "a\rX: canary", "a\r\nX: canary", "a\0"])
-async def test_no_header_of_a_request_can_carry_another_one(value: str) -> None:
+async def test_no_request_header_can_contain_another_one(value: str) -> None:
     async with FakeTelegram().running() as telegram:
         client = HttpClient(telegram.settings["base_url"])
         for target, headers in (("/", {"X-Name": value}), (f"/{value}", {}), ("/", {value: "x"})):

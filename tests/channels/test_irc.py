@@ -29,7 +29,7 @@ async def test_nothing_is_doubled_and_no_answer_lost_whichever_write_is_the_last
     assert report.kills >= 2
 
 
-def test_a_line_is_read_as_the_protocol_says() -> None:
+def test_a_line_is_parsed_as_the_protocol_says() -> None:
     line = parse("@account=anna;x=a\\:b\\s :anna!u@h PRIVMSG #garden :hello :there")
     assert (line.command, line.params, line.nick) == ("PRIVMSG", ["#garden", "hello :there"], "anna")
     assert line.tags == {"account": "anna", "x": "a;b "}
@@ -53,14 +53,14 @@ async def test_a_channel_is_a_group_and_its_lines_are_parts(irc: IrcNetwork, tmp
     assert irc.heard("#garden") == ["first line", "• second"]
 
 
-def test_a_channel_has_one_session_however_its_name_is_written() -> None:
-    """Servers may deliver it as the sender has written it."""
+def test_a_channel_has_one_session_whatever_the_case_of_its_name() -> None:
+    """Servers may deliver the name as the sender has written it."""
     channel = Irc(Options("irc", {"server": "x", "nick": "everbot"}, {}))
     messages = [channel._received(parse(f":anna!a@b PRIVMSG {name} :hi")) for name in ("#Garden", "#GARDEN", "#garden")]
     assert [(one.chat, one.group) for one in messages if one is not None] == 3 * [("#garden", True)]
 
 
-async def test_a_nick_that_is_not_there_makes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:
+async def test_a_missing_nick_makes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:
     from everloop.channels.access import tell
 
     async with running(irc.settings, tmp_path) as store:
@@ -69,7 +69,7 @@ async def test_a_nick_that_is_not_there_makes_a_dead_letter(irc: IrcNetwork, tmp
     assert dead.reason.startswith("401 ")
 
 
-async def test_an_answer_cannot_carry_a_command(irc: IrcNetwork, tmp_path: Path) -> None:
+async def test_an_answer_cannot_contain_a_command(irc: IrcNetwork, tmp_path: Path) -> None:
     async with running(irc.settings, tmp_path, Says("hello\rQUIT :gone\n\x00NICK other")):
         await irc.say("anna", "hi")
         await until(lambda: len(irc.heard("anna")) == 2)
@@ -78,7 +78,7 @@ async def test_an_answer_cannot_carry_a_command(irc: IrcNetwork, tmp_path: Path)
     assert irc.heard("anna")[:2] == ["hello QUIT :gone", "NICK other"]
 
 
-async def test_it_speaks_tls_and_checks_the_certificate_and_the_password(tmp_path: Path) -> None:
+async def test_it_uses_tls_and_checks_the_certificate_and_the_password(tmp_path: Path) -> None:
     here = Path(__file__).parents[1] / "certificates"
     async with IrcNetwork(tls=(here / "localhost.pem", here / "localhost.key"), password="let-me-in").running() as irc:
         irc.settings |= {"server": "localhost", "password": "let-me-in", "ca_file": str(here / "ca.pem")}
@@ -94,7 +94,7 @@ async def test_it_speaks_tls_and_checks_the_certificate_and_the_password(tmp_pat
 
 
 class SaslServer:
-    """As much of a server as SASL takes: the login, and an account on each message."""
+    """The part of a server that SASL needs: the login, and an account on each message."""
 
     def __init__(self) -> None:
         self.logins: list[str] = []
@@ -117,7 +117,7 @@ class SaslServer:
         writer.close()
 
 
-async def test_it_logs_in_by_sasl_and_knows_people_by_their_accounts(tmp_path: Path) -> None:
+async def test_it_logs_in_with_sasl_and_identifies_people_by_their_accounts(tmp_path: Path) -> None:
     fake = SaslServer()
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""Chats of one person share a session by a code: who can link what, what nobody can, and what is undone."""
+"""Chats of one person share a session by a code: who can link what, what is impossible, and how it is undone."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ANNA, BERT, CARL, DORA, EVE = "anna", "bert", "carl", "dora", "eve"
 
 @pytest.fixture
 async def network() -> AsyncIterator[HookNetwork]:
-    """People who are allowed, in a chat of their own each, and Eve, who is not."""
+    """Admitted people, each in a chat of their own, and Eve, who is not admitted."""
     async with HookNetwork().running() as made:
         made.settings["allow"] = [ANNA, BERT, CARL, DORA]
         yield made
 
 
 async def tells(network: HookNetwork, who: str, text: str, chat: str = "", **more: Any) -> str:
-    """A person writes; what the agent answers in that chat."""
+    """A person writes; return the agent's answer in that chat."""
     chat = chat or who
     before = len(network.heard(chat))
     await network.say(chat, text, sender=who, name=who.title(), **more)
@@ -65,14 +65,14 @@ async def linked(network: HookNetwork, who: str, other: str) -> str:
 
 
 async def joins(network: HookNetwork, other: str, code: str, who: str) -> None:
-    """Let a chat join the session of another by its code, and wait until both were told."""
+    """Let a chat join another's session by its code, and wait until both were told."""
     before = len(network.heard(who))
     assert (await tells(network, other, f"/link {code}")).startswith("This chat shares the session of ")
     await until(lambda: any("shares this session now" in text for text in network.heard(who)[before:]))
 
 
 async def said_in(store: Store, session: str) -> list[str]:
-    """What people said in a session."""
+    """Return what people said in a session."""
     info = await store.session("me", session)
     logged = await store.read_log(info.id) if info is not None else []
     return [str(one.entry.content) for one in logged if isinstance(one.entry, UserSaid)]
@@ -99,7 +99,7 @@ async def test_a_chat_of_another_network_joins_a_session_by_a_code_and_leaves_it
         await until(lambda: len(phone.heard("7")) == 2)
         code = CODE.search(phone.heard("7")[1])
         assert code is not None
-        await desk.say("D7", f" /link {code[0].lower()}")  # Slack takes a message with a slash after a space
+        await desk.say("D7", f" /link {code[0].lower()}")  # Slack accepts a message with a slash after a space
         await until(lambda: len(desk.heard("D7")) == 2 and len(phone.heard("7")) == 3)
         assert desk.heard("D7")[1] == ("This chat shares the session of Person 7 (telegram:7) now. /unlink ends that.")
         assert phone.heard("7")[2].startswith("slack:U7 shares this session now.")
@@ -108,7 +108,7 @@ async def test_a_chat_of_another_network_joins_a_session_by_a_code_and_leaves_it
         await phone.say("7", "on the way")
         await until(lambda: len(phone.heard("7")) == 4)
         assert await said_in(store, "telegram:7") == ["from the phone", "joined", "on the way"]
-        assert await said_in(store, "slack:D7") == ["from the desk"]  # it stays readable
+        assert await said_in(store, "slack:D7") == ["from the desk"]  # still readable
         await desk.say("D7", "/unlink")
         await until(lambda: len(desk.heard("D7")) == 4)
         await desk.say("D7", "alone again")
@@ -132,7 +132,7 @@ async def test_mails_of_a_linked_person_join_the_session_and_are_answered_in_the
     assert mail.mails[-1]["In-Reply-To"] == "<m3@example.org>"
 
 
-async def test_mails_of_a_person_whom_the_settings_link_join_the_session(tmp_path: Path) -> None:
+async def test_mails_of_a_person_linked_by_the_settings_join_the_session(tmp_path: Path) -> None:
     people = {"anna": ("hook:anna", "email:Anna@example.org")}
     async with (
         HookNetwork().running() as hook,
@@ -172,12 +172,12 @@ async def test_a_third_chat_joins_by_a_code_of_either_and_the_first_ends_it_for_
         for who in (ANNA, BERT, CARL):
             await tells(network, who, f"alone: {who}")
             assert (await said_in(store, f"hook:{who}"))[-1] == f"alone: {who}"
-        await linked(network, CARL, ANNA)  # and the other way round
+        await linked(network, CARL, ANNA)  # and vice versa
         await tells(network, ANNA, "at home with Carl")
         assert (await said_in(store, "hook:carl"))[-1] == "at home with Carl"
 
 
-async def test_a_chat_of_a_person_whom_the_settings_link_can_be_joined(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_chat_of_a_person_linked_by_the_settings_can_be_joined(network: HookNetwork, tmp_path: Path) -> None:
     people = {"anna": ("hook:anna", "hook:bert")}
     async with running(network.settings, tmp_path, Says("ok"), links=people) as store:
         await linked(network, ANNA, CARL)
@@ -190,7 +190,7 @@ async def test_a_chat_of_a_person_whom_the_settings_link_can_be_joined(network: 
         assert await said_in(store, "hook:carl") == ["alone"]
 
 
-async def test_help_names_the_commands_in_chat_networks_alone(network: HookNetwork, tmp_path: Path) -> None:
+async def test_help_lists_the_commands_in_chat_networks_only(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")):
         lines = (await tells(network, ANNA, "/help")).splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["/link", "/unlink"]
@@ -211,11 +211,11 @@ async def test_a_chat_shares_one_session_at_a_time_and_none_with_itself(network:
         assert await tells(network, ANNA, f"/link {await code_of(network, BERT)}") == links.ALREADY
         assert await shared(store) == [("hook:anna", "hook:bert")]
         await tells(network, BERT, "/unlink")
-        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")  # it is still good
+        assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")  # still valid
 
 
 async def test_two_chats_cannot_swap_their_sessions(network: HookNetwork, tmp_path: Path) -> None:
-    """Codes of an account that joins another's session are void."""
+    """The codes of an account become void when it joins another's session."""
     async with running(network.settings, tmp_path, Says("ok")) as store:
         annas, berts = await code_of(network, ANNA), await code_of(network, BERT)
         assert (await tells(network, ANNA, f"/link {berts}")).startswith("This chat shares")
@@ -224,7 +224,7 @@ async def test_two_chats_cannot_swap_their_sessions(network: HookNetwork, tmp_pa
 
 
 async def test_a_chat_with_an_open_question_joins_no_other_session(network: HookNetwork, tmp_path: Path) -> None:
-    """Its `yes` would answer the question of the other session."""
+    """Its `yes` would answer the other session's question."""
     model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Not written."])
     async with running(network.settings, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)):
         code = await code_of(network, ANNA)
@@ -235,7 +235,7 @@ async def test_a_chat_with_an_open_question_joins_no_other_session(network: Hook
         assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
 
 
-async def test_a_group_shares_no_session_even_where_a_direct_chat_became_one(
+async def test_a_group_shares_no_session_even_if_it_was_a_direct_chat_before(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
@@ -249,15 +249,13 @@ async def test_a_group_shares_no_session_even_where_a_direct_chat_became_one(
         assert await said_in(store, "hook:anna") == ["a secret"]
         assert await said_in(store, "hook:team") == ["Bert: in a group"]
         await tells(network, ANNA, "/unlink")
-        await tells(network, ANNA, "still here", **group)  # what was shared stays closed to them
+        await tells(network, ANNA, "still here", **group)  # what was shared remains closed to them
         await tells(network, ANNA, "mine")
         assert await said_in(store, "hook:anna") == ["a secret", "mine"]
         assert (await said_in(store, "link:apart:hook:anna"))[-1] == "Anna: still here"
 
 
-async def test_a_session_of_those_who_were_kept_apart_is_closed_to_a_group_when_it_is_shared(
-    network: HookNetwork, tmp_path: Path
-) -> None:
+async def test_a_shared_session_of_separated_people_is_closed_to_a_group(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         await linked(network, ANNA, BERT)
         code = CODE.search(await tells(network, CARL, "/link", chat=ANNA))
@@ -268,9 +266,7 @@ async def test_a_session_of_those_who_were_kept_apart_is_closed_to_a_group_when_
         assert await said_in(store, "link:apart:hook:anna") == ["a secret of Dora and Carl"]
 
 
-async def test_an_account_cannot_fill_the_store_with_sessions_that_it_has_shared(
-    network: HookNetwork, tmp_path: Path
-) -> None:
+async def test_an_account_cannot_fill_the_store_with_shared_sessions(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         for number in range(links.MOST_SESSIONS + 1):
             code = CODE.search(await tells(network, ANNA, "/link", chat=f"room {number}"))
@@ -282,7 +278,7 @@ async def test_an_account_cannot_fill_the_store_with_sessions_that_it_has_shared
         await linked(network, BERT, ANNA)
 
 
-async def test_words_that_only_begin_like_the_command_are_a_message(network: HookNetwork, tmp_path: Path) -> None:
+async def test_text_that_only_starts_like_the_command_is_a_message(network: HookNetwork, tmp_path: Path) -> None:
     says = Says("ok")
     async with running(network.settings, tmp_path, says):
         for text in ("/link to the garden page", "/linked", "/unlink it", "link"):
@@ -307,7 +303,7 @@ async def test_a_stranger_gets_nothing_for_a_valid_code_and_does_not_use_it_up(
     assert network.heard("e") == network.heard("team") == says.asked == []
 
 
-async def test_a_code_admits_nobody_who_waits_to_be_paired(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_code_does_not_admit_a_person_who_waits_to_be_paired(network: HookNetwork, tmp_path: Path) -> None:
     network.settings["pairing"] = True
     async with running(network.settings, tmp_path, Says("ok")) as store:
         code = await code_of(network, ANNA)
@@ -315,26 +311,26 @@ async def test_a_code_admits_nobody_who_waits_to_be_paired(network: HookNetwork,
         await network.say(EVE, f"/link {code}", sender=EVE)
         pairing = CODE.search(network.heard(EVE)[0])
         assert pairing is not None
-        assert await tells(network, BERT, f"/link {pairing[0]}") == links.NO_CODE  # it is of another kind
+        assert await tells(network, BERT, f"/link {pairing[0]}") == links.NO_CODE  # a code of a different kind
         assert (await tells(network, ANNA, f"/pair {code}")).startswith("no valid code")
         assert await shared(store) == []
         await tells(network, ANNA, f"/pair {pairing[0]}")
         await until(lambda: len(network.heard(EVE)) == 2)
-        assert (await tells(network, EVE, f"/link {code}")).startswith("This chat shares")  # paired, she may
+        assert (await tells(network, EVE, f"/link {code}")).startswith("This chat shares")  # once paired, she may
 
 
-async def test_people_who_are_answered_because_everyone_is_link_nothing(network: HookNetwork, tmp_path: Path) -> None:
+async def test_people_admitted_only_because_everyone_is_cannot_link(network: HookNetwork, tmp_path: Path) -> None:
     network.settings["allow"] = [ANNA, "*"]
     async with running(network.settings, tmp_path, Says("ok")) as store:
         code = await code_of(network, ANNA)
         assert await tells(network, EVE, "/link") == links.NOT_KNOWN
         assert await tells(network, EVE, f"/link {code}") == links.NOT_KNOWN
         assert await tells(network, EVE, "/link AAAAAAAA", chat="t", thread="t1") == links.NOT_KNOWN
-        assert (await LinkStore(store, "me").read()).guesses == ()  # all people of a network would fill the store
+        assert (await LinkStore(store, "me").read()).guesses == ()  # all people of a network could fill the store
         assert await shared(store) == []
 
 
-async def test_a_group_gives_no_code_and_takes_none_and_a_code_that_was_shown_there_is_void(
+async def test_a_group_gives_and_accepts_no_code_and_a_code_shown_there_is_void(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     network.settings["groups"] = ["open"]
@@ -347,13 +343,13 @@ async def test_a_group_gives_no_code_and_takes_none_and_a_code_that_was_shown_th
         assert await tells(network, BERT, f"/link {code}", chat="team", **group) == links.DIRECT_ONLY
         assert await tells(network, BERT, f"/link {code}") == links.NO_CODE
         code = await code_of(network, ANNA)
-        assert await tells(network, EVE, f"/link {code}", chat="open", **group) == "ok"  # a member's words
+        assert await tells(network, EVE, f"/link {code}", chat="open", **group) == "ok"  # a member's message
         assert await shared(store) == []
         assert (await LinkStore(store, "me").read()).codes
     assert says.asked == [f"eve: /link {code}".replace("eve", "Eve")]
 
 
-async def test_a_code_is_used_once_and_a_new_one_replaces_it(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_code_works_once_and_a_new_one_replaces_it(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         old, new = await code_of(network, ANNA), await code_of(network, ANNA)
         assert await tells(network, BERT, f"/link {old}") == links.NO_CODE
@@ -377,7 +373,7 @@ async def test_a_code_expires_after_an_hour(network: HookNetwork, tmp_path: Path
         assert await shared(store) == []
 
 
-async def test_a_code_of_another_owner_is_none(network: HookNetwork, tmp_path: Path) -> None:
+async def test_another_owners_code_is_invalid(network: HookNetwork, tmp_path: Path) -> None:
     async with HookNetwork().running() as other:
         other.settings |= {"name": "hers", "owner": "ada", "path": "/hook"}
         async with running([network.settings, other.settings], tmp_path, Says("ok")) as store:
@@ -399,14 +395,14 @@ async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else
             writes += what == "before"
 
         for number in range(1000):
-            if number == 100:  # what the answers before still wrote is not counted
+            if number == 100:  # late writes of earlier answers are not counted
                 await until(lambda: len(network.heard(EVE)) == links.MOST_WRONG)
                 await tells(network, CARL, "/status")
-                store.writer.hook = count
+                unhook = store.writer.commit_hooks.add(count)
             await network.say(EVE, f"/link {number:08}", sender=DORA)
         assert writes <= 2
-        store.writer.hook = None
-        await network.say(EVE, f"/link {code}", sender=DORA)  # right, and too late
+        unhook()
+        await network.say(EVE, f"/link {code}", sender=DORA)  # correct, but too late
         assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
         assert await shared(store) == [("hook:anna", "hook:bert")]
         guesses = (await LinkStore(store, "me").read()).guesses
@@ -416,7 +412,7 @@ async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else
 
 
 async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNetwork, tmp_path: Path) -> None:
-    """Neither at once nor after they were paired again."""
+    """Neither at once nor after being paired again."""
     network.settings["allow"] = [ANNA]
     async with running(network.settings, tmp_path, Says("ok")) as store:
         peer = msgspec.json.encode(PairedPeer(BERT, "Bert", time.time())).decode()
@@ -435,9 +431,7 @@ async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNe
 # ---------------------------------------------------------------------------------------------- crashes
 
 
-async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(
-    network: HookNetwork, tmp_path: Path
-) -> None:
+async def test_a_command_repeated_after_a_restart_is_not_run_again(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         await linked(network, ANNA, BERT)
         await tells(network, BERT, "/unlink", id="parted")
@@ -457,7 +451,7 @@ async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(
 
 
 class LinkScene:
-    """Two accounts link their chats, talk and part, while the process is killed at one of its writes."""
+    """Two accounts link their chats, talk and unlink them, while the process is killed at one of its writes."""
 
     def __init__(self, forker: Forker, folder: Path) -> None:
         self._forker = forker
@@ -509,7 +503,7 @@ class LinkScene:
         await tells(network, BERT, "alone")
 
     def _check(self, network: HookNetwork) -> None:
-        """Each was told once what a run without a kill tells."""
+        """Each was told once what a run without a kill says."""
         one, code, *told = network.heard(ANNA)
         assert (one, CODE.sub("CODE", code)[:22]) == ("re: one", "Your link code is CODE")
         assert sorted(told) == [
@@ -532,5 +526,5 @@ async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last
         await scene.run(None)
         places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
         kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
-    # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
+    # Writes on a busy machine share commits, so that a run may end before the last ones are reached.
     assert sum(kills) >= 0.8 * len(kills)

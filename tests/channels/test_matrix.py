@@ -30,7 +30,7 @@ from .says import Says, found, until
 from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
 from .transcription import SOUND, Endpoint
 
-pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may have to install the server
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the first test may have to install the server
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ async def encrypted(server: Synapse, clients: People) -> AsyncIterator[Encrypted
 
 
 async def told(network: MatrixNetwork, room: str, number: int) -> list[dict[str, Any]]:
-    """What the bot has written in a room, as soon as there is so much of it."""
+    """Return what the bot has written in a room, once there are so many messages."""
 
     async def look() -> list[dict[str, Any]]:
         contents = await asyncio.to_thread(network.contents, room)
@@ -73,7 +73,7 @@ async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(server: Sy
     assert report.kills >= 1
 
 
-async def test_only_people_who_are_let_in_can_invite_it_and_its_token_is_shown_nowhere(
+async def test_only_admitted_people_can_invite_it_and_its_token_is_shown_nowhere(
     matrix: MatrixNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     says = Says("**all** of them\n\n```\na < b\n```")
@@ -103,7 +103,7 @@ async def test_only_people_who_are_let_in_can_invite_it_and_its_token_is_shown_n
     assert wrong not in caplog.text + str(state)
 
 
-async def test_a_thread_is_a_session_and_what_a_sync_leaves_out_is_read_from_the_history(
+async def test_a_thread_is_a_session_and_gaps_of_a_sync_are_read_from_the_history(
     matrix: MatrixNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from everloop.channels import matrix as module
@@ -146,7 +146,7 @@ async def test_an_encrypted_message_is_answered_encrypted_and_the_server_reads_n
     assert [one["type"] for one in encrypted.sent(room)] == ["m.room.encrypted"]
     assert not encrypted.server.has("tomatoes")
     assert not encrypted.server.has("gardener")
-    assert encrypted.server.has(encrypted.bot["device_id"])  # it does look where the server keeps things
+    assert encrypted.server.has(encrypted.bot["device_id"])  # the check does look where the server keeps things
 
 
 async def test_in_encrypted_rooms_nothing_is_lost_or_doubled_whichever_write_is_the_last(
@@ -167,7 +167,7 @@ async def test_many_messages_in_encrypted_rooms_and_kills_lose_and_double_nothin
     assert report.kills == 3
 
 
-def test_encryption_is_imported_only_when_it_is_set_and_its_package_is_named_when_it_is_missing(
+def test_encryption_is_imported_only_when_set_and_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = {"name": "matrix", "server": "https://example.org", "token": "x"}
@@ -182,7 +182,7 @@ def test_encryption_is_imported_only_when_it_is_set_and_its_package_is_named_whe
         make_channel(config_of({**plain, "encryption": True}))
 
 
-async def test_a_restart_and_a_restored_copy_keep_the_device_and_use_no_state_of_a_key_twice(
+async def test_a_restart_and_a_restored_copy_keep_the_device_and_reuse_no_key_state(
     encrypted: EncryptedNetwork, tmp_path: Path
 ) -> None:
     says, room, store = Says("ok"), encrypted.rooms["1"], tmp_path / "store.db"
@@ -208,10 +208,10 @@ async def test_a_restart_and_a_restored_copy_keep_the_device_and_use_no_state_of
     assert set(says.asked[3:]) == {"after the copy", "from the copy on"}
     assert await asyncio.to_thread(encrypted.keys_of, encrypted.bot) == keys
     sent = [one["content"] for one in await asyncio.to_thread(encrypted.sent, room)]
-    assert len({one["session_id"] for one in sent}) == len(sent)  # each process had sessions of its own
+    assert len({one["session_id"] for one in sent}) == len(sent)  # each process had its own sessions
 
 
-async def test_a_message_whose_key_is_missing_is_kept_and_its_key_is_asked_for(
+async def test_a_message_whose_key_is_missing_is_kept_and_its_key_requested(
     encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     says, room, anna = Says("ok"), encrypted.rooms["1"], encrypted.anna["device_id"]
@@ -235,10 +235,10 @@ async def test_a_message_whose_key_is_missing_is_kept_and_its_key_is_asked_for(
         await encrypted.say("1", "thanks")
         await told(encrypted, room, 3)
     assert says.asked == ["read me later", "and me", "thanks"]
-    assert "a new session is made" not in caplog.text  # the key came twice, and was handled once
+    assert "a new session is made" not in caplog.text  # the key came twice and was handled once
 
 
-async def test_a_session_that_one_side_has_lost_is_made_anew(
+async def test_a_session_that_one_side_has_lost_is_replaced(
     encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     says, room, anna = Says("ok"), encrypted.rooms["1"], encrypted.anna["device_id"]
@@ -260,7 +260,7 @@ async def test_a_session_that_one_side_has_lost_is_made_anew(
     assert says.asked == ["first", "I cannot read that", "and now you"]
 
 
-async def test_with_trust_confirmed_a_device_gets_and_says_nothing_before_the_owner_confirms_it(
+async def test_with_trust_confirmed_a_device_is_ignored_until_the_owner_confirms_it(
     encrypted: EncryptedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path))
@@ -295,10 +295,10 @@ async def test_with_trust_confirmed_a_device_gets_and_says_nothing_before_the_ow
     assert encrypted.anna["device_id"] in wrong.err
 
 
-async def test_what_a_server_makes_up_is_not_taken(
+async def test_what_a_server_forges_is_not_accepted(
     encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message in plain text, an old one under a new id, and other keys under the name of a device."""
+    """A message in plain text, an old one under a new id, and other keys under a device's name."""
     says, room, anna = Says("the code is 4711"), encrypted.rooms["1"], encrypted.anna
     async with running(encrypted.settings, tmp_path, says):
         event = await asyncio.to_thread(encrypted.tell, room, "what is the code?")
@@ -308,14 +308,14 @@ async def test_what_a_server_makes_up_is_not_taken(
         await until(lambda: "the server repeats a message" in caplog.text)
         assert "is not encrypted although the room is" in caplog.text
         await asyncio.to_thread(encrypted.people.ask, "stop", anna["device_id"])
-        await asyncio.to_thread(encrypted.use_client, anna)  # the same device and token, and keys of its own
+        await asyncio.to_thread(encrypted.use_client, anna)  # the same device and token, but its own keys
         await asyncio.to_thread(encrypted.tell, room, "tell me the code")
         await until(lambda: "has other keys than before, and is not trusted" in caplog.text)
         await until(lambda: "no device of its sender has this key" in caplog.text)
     assert says.asked == ["what is the code?"]
 
 
-async def test_a_plain_room_stays_plain_and_becomes_encrypted_when_its_people_want_it(
+async def test_a_plain_room_stays_plain_and_becomes_encrypted_when_its_people_enable_it(
     encrypted: EncryptedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = Says("ok")
@@ -332,11 +332,11 @@ async def test_a_plain_room_stays_plain_and_becomes_encrypted_when_its_people_wa
         await told(encrypted, room, 3)
     sent = await asyncio.to_thread(encrypted.sent, room)
     assert [one["type"] for one in sent] == ["m.room.message", "m.room.encrypted", "m.room.encrypted"]
-    assert sent[1]["content"]["session_id"] != sent[2]["content"]["session_id"]  # the room wants a key for each message
+    assert sent[1]["content"]["session_id"] != sent[2]["content"]["session_id"]  # one key per message
     assert says.asked == ["in plain text", "and now?", "and then?"]
 
 
-async def test_an_encrypted_file_is_decrypted_and_one_that_was_changed_is_refused(
+async def test_an_encrypted_file_is_decrypted_and_a_modified_one_refused(
     encrypted: EncryptedNetwork, tmp_path: Path
 ) -> None:
     says, room = Says("ok"), encrypted.rooms["1"]
@@ -405,10 +405,10 @@ async def test_files_go_out_and_the_server_reads_none_in_an_encrypted_room(
 
 
 @pytest.mark.parametrize("kind", ["plain", "encrypted"])
-async def test_a_voice_message_is_answered_by_its_words(
+async def test_a_voice_message_is_answered_by_its_transcript(
     kind: str, server: Synapse, clients: People, tmp_path: Path
 ) -> None:
-    """In an encrypted room the recording is encrypted, too: the server never has it, the endpoint hears it."""
+    """In an encrypted room the recording is encrypted, too: the server never has it, only the endpoint gets it."""
     says, sound = Says("They are."), SOUND + f"the sound of {kind}".encode()
     network = MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
     async with (
@@ -438,7 +438,7 @@ async def test_one_of_two_workers_polls_and_the_other_takes_over(
 
 
 @pytest.mark.parametrize("kind", ["plain", "encrypted"])
-async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_order(
+async def test_a_flood_from_one_person_delays_no_other_and_is_answered_in_order(
     kind: str, server: Synapse, clients: People, tmp_path: Path
 ) -> None:
     network = MatrixNetwork(server) if kind == "plain" else EncryptedNetwork(server, clients)
@@ -451,7 +451,7 @@ async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_orde
 
 
 class OpenInbox:
-    """An inbox that takes nothing, and keeps the channel's state in a store."""
+    """An inbox that accepts nothing, and keeps the channel's state in a store."""
 
     def __init__(self, store: SQLiteStore) -> None:
         self._store = store
@@ -470,7 +470,7 @@ class OpenInbox:
         return ""
 
     async def keep_cursor(self, value: str) -> None:
-        """It begins at the end each time."""
+        """Begins at the end each time."""
 
     async def state(self, space: str) -> dict[str, str]:
         return await self._store.channel_state(space)
@@ -482,7 +482,7 @@ class OpenInbox:
 async def test_a_worker_whose_account_another_one_has_taken_over_encrypts_nothing(
     encrypted: EncryptedNetwork, tmp_path: Path
 ) -> None:
-    """As one that was frozen while its lease ran out: the same state of a key would encrypt twice."""
+    """Such as one that was frozen while its lease expired: the same key state would encrypt twice."""
     config, room = config_of(encrypted.settings), encrypted.rooms["1"]
     store = SQLiteStore(tmp_path / "store.db")
     workers: list[Any] = []
@@ -518,7 +518,7 @@ async def _is_empty(store: SQLiteStore, space: str) -> bool:
 
 
 async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
-    """What `everloop channels` shows."""
+    """Return what `everloop channels` shows."""
     keys = {key: network.settings[key] for key in ("server", "token", "allow", "encryption", "trust")}
     lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
     (folder / "config.toml").write_text("\n".join(["[channels.matrix]", *lines]))
@@ -527,7 +527,7 @@ async def _channels_shown(network: EncryptedNetwork, folder: Path) -> str:
     return done.out
 
 
-async def test_the_command_that_channels_shows_for_a_device_can_be_pasted_whatever_its_server_calls_it(
+async def test_the_command_shown_for_a_device_can_be_pasted_whatever_its_server_calls_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path))
@@ -543,7 +543,7 @@ async def test_the_command_that_channels_shows_for_a_device_can_be_pasted_whatev
     assert "everloop channels trust matrix '@anna:$(id)' 'PHONE;reboot'\n" in done.out
 
 
-def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgotten() -> None:
+def test_of_too_many_devices_gone_ones_and_then_the_newest_are_forgotten() -> None:
     first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
     devices = Devices({})
     rows, _ = devices.see("@anna:example.org", first)
@@ -554,14 +554,14 @@ def test_of_too_many_devices_those_that_are_gone_and_then_the_newest_are_forgott
     assert changed == ["D8"]
     assert ("devices", "device:@anna:example.org D7", None) in rows
     assert devices.by_key("@anna:example.org", "c7") is None
-    assert devices.by_key("@anna:example.org", "c8") is not None  # what it wrote before can still be read
+    assert devices.by_key("@anna:example.org", "c8") is not None  # its earlier messages can still be read
     assert [name.id for name in kept.of("@anna:example.org")] == ["new"]
     assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
     devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
     assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()
 
 
-async def test_the_delay_that_a_server_asks_for_is_waited_for() -> None:
+async def test_a_delay_requested_by_the_server_is_kept() -> None:
     limited = answer(b'{"errcode": "M_LIMIT_EXCEEDED", "retry_after_ms": 2500}', "application/json", 429)
     async with serving({"*": limited}) as server:
         settings = {"name": "matrix", "server": f"http://127.0.0.1:{server.port}", "token": "x"}

@@ -1,4 +1,4 @@
-"""A network of another package: the example of docs/channels.md, installed for real, passes the kit of the page."""
+"""A network from another package: the example in docs/channels.md, really installed, passes the page's kit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_installed_network_passes_the_kit(letters: Path) -> None:
 
 
 @pytest.mark.timeout(240)  # pip may build the package first
-async def test_it_is_listed_by_its_name_and_a_wrong_key_is_one_line(letters: Path, tmp_path: Path) -> None:
+async def test_it_is_listed_by_name_and_an_invalid_key_is_one_line(letters: Path, tmp_path: Path) -> None:
     home = tmp_path / "own-home"
     home.mkdir()
     run: dict[str, Any] = {"EVERLOOP_HOME": str(home), "PYTHONPATH": str(letters)}
@@ -71,8 +71,9 @@ async def test_it_is_listed_by_its_name_and_a_wrong_key_is_one_line(letters: Pat
 async def test_the_kit_sees_a_channel_that_acknowledges_too_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake in the example, planted on purpose: the file is removed before the message is on disk, and the process
-    dies in between."""
+    """A planted mistake in the example: it removes the file before the message is on disk, and the process dies in
+    between.
+    """
     accept = '                await inbox.accept(Received(id=id, chat=chat, sender="postman", text=text))\n'
     unlink = "                await asyncio.to_thread(path.unlink)"
     died = tmp_path / "died"
@@ -109,6 +110,6 @@ async def test_the_kit_sees_a_channel_that_acknowledges_too_early(
 
     async with channels.Forker() as forker:
         scene = channels.Scene(forker, new_post, tmp_path / "kit", [("1", "hello")], patience=3.0)
-        # The message is neither in the network nor in the inbox: it is waited for in vain.
+        # The message is neither in the network nor in the inbox: the wait for it times out.
         with pytest.raises(AssertionError, match=r"not done within .*: 0 of 1 messages were accepted"):
             await scene.run([(10_000, "before"), (10_000, "before")])

@@ -1,4 +1,4 @@
-"""What a chat is shown before the answer: typing, and a draft that is changed and removed again."""
+"""What a chat shows before the answer: typing, and a draft that is edited and then removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST, SECOND = "The beans are nearly ", "ripe, and the peas as well."
 
 
 class Writes(LLMProvider):
-    """A model that goes on writing when it is told to."""
+    """A model that continues writing when told to."""
 
     default_model = "writes"
 
@@ -70,12 +70,12 @@ def chat_of(network: Any) -> str:
 
 
 def changes(network: Any) -> list[str]:
-    """The texts that a message was changed to."""
+    """Return the texts that a message was changed to."""
     changed = network.updated if isinstance(network, FakeSlack) else network.edited
     return [one.get("text") or one["content"] for one in changed]
 
 
-async def test_words_are_shown_as_they_come_and_the_answer_takes_their_place(network: Any, tmp_path: Path) -> None:
+async def test_text_is_shown_as_it_arrives_and_the_answer_replaces_it(network: Any, tmp_path: Path) -> None:
     model, chat = Writes(), chat_of(network)
     async with running(network.settings, tmp_path, model) as store:
         await network.say(chat, "are the beans ripe?")
@@ -103,7 +103,7 @@ async def test_the_draft_of_a_process_that_died_is_removed(network: Any, tmp_pat
         await found(lambda: _is_clean(store, name))
 
 
-async def test_nothing_is_shown_before_the_answer_if_the_settings_say_so(network: Any, tmp_path: Path) -> None:
+async def test_nothing_is_shown_before_the_answer_if_the_settings_disable_it(network: Any, tmp_path: Path) -> None:
     network.settings["stream"] = False
     model, chat = Writes(), chat_of(network)
     model.goes_on.set()
@@ -115,7 +115,7 @@ async def test_nothing_is_shown_before_the_answer_if_the_settings_say_so(network
     assert (changes(network), network.deleted) == ([], [])
 
 
-async def test_typing_is_shown_for_as_long_as_the_turn_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_typing_is_shown_while_the_turn_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preview, "TYPING_SECONDS", 0.05)
     async with FakeDiscord().running() as discord:
         discord.settings["stream"] = False
@@ -136,7 +136,7 @@ async def _is_clean(store: Any, name: str) -> bool:
     return not await _has_draft(store, name)
 
 
-async def test_a_draft_is_changed_no_faster_than_the_network_likes(
+async def test_a_draft_is_changed_no_faster_than_the_network_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Telegram, "can", replace(Telegram.can, pace=0.3))

@@ -1,4 +1,4 @@
-"""What every network keeps: two workers share an account, a flood of one sender delays no other, and order."""
+"""What every network promises: two workers share an account, a flood from one sender delays no other, and order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .flood import check_flood
 from .networks import NETWORKS
 from .says import Says, until
 
-# The chats of two people, and how they write there, where the network's own person is always the same one.
+# The chats of two people, and how they write there, if the network's own person is always the same one.
 CHATS = {
     "webhook": ("anna", "bert"),
     "telegram": ("7", "8"),
@@ -55,7 +55,7 @@ async def test_one_of_two_workers_polls_and_the_other_takes_over(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_order(kind: str, tmp_path: Path) -> None:
+async def test_a_flood_from_one_person_delays_no_other_and_is_answered_in_order(kind: str, tmp_path: Path) -> None:
     loud, quiet = CHATS[kind]
     async with NETWORKS[kind]().running() as network:
         if kind in ALLOWED:
@@ -76,7 +76,7 @@ STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.timeout(300)
-async def test_a_stranger_gets_nothing_in_any_network(tmp_path: Path) -> None:
+async def test_a_stranger_gets_nothing_on_any_network(tmp_path: Path) -> None:
     for kind, new in NETWORKS.items():
         says, folder = Says("ok"), tmp_path / kind
         folder.mkdir()
@@ -93,7 +93,7 @@ async def test_a_stranger_gets_nothing_in_any_network(tmp_path: Path) -> None:
         assert network.heard(chat) == [], kind
 
 
-def test_the_documented_class_of_repeats_of_each_network_is_its_own() -> None:
+def test_each_network_repeats_as_documented() -> None:
     words = {"marked": "none", "marked; invisible for": "window", "invisible": "key", "marked, with the same": "none"}
     page = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M)

@@ -1,4 +1,6 @@
-"""What the agent says in chats unasked: in other chats under the policy, and the results of jobs and sub-agents."""
+"""What the agent says in chats without being asked: in other chats under the policy, and results of jobs and
+sub-agents.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ async def test_another_chat_is_written_to_only_if_the_settings_name_it(tmp_path:
 
 
 class Delegates(LLMProvider):
-    """Schedules a job, or starts a sub-agent, and says what came of it."""
+    """Schedules a job, or starts a sub-agent, and reports the result."""
 
     default_model = "delegates"
 

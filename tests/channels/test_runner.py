@@ -1,4 +1,4 @@
-"""The runner: one poller for an account, order, approvals, and nothing that is not needed."""
+"""The runner: one poller per account, order, approvals, and no needless work."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_account_has_one_poller_and_the_next_takes_over(opened: Any) ->
     assert await first.holders() == {}
 
 
-async def test_a_waiting_worker_takes_the_lease_when_it_is_given_back(opened: Any) -> None:
+async def test_a_waiting_worker_takes_the_lease_when_it_is_released(opened: Any) -> None:
     one, two = Line(), Line()
     first, second = await opened(), await opened()
     async with at_work(first, one):
@@ -115,7 +115,7 @@ async def test_a_waiting_worker_takes_the_lease_when_it_is_given_back(opened: An
     await waiting.__aexit__(None, None, None)
 
 
-async def test_a_chat_that_waits_delays_no_other_and_keeps_its_order(opened: Any) -> None:
+async def test_a_waiting_chat_delays_no_other_and_keeps_its_order(opened: Any) -> None:
     store, line = await opened(), Line()
     line.slow.add("slow")
     for number in range(3):
@@ -132,21 +132,21 @@ async def test_a_chat_that_waits_delays_no_other_and_keeps_its_order(opened: Any
     assert not any(part.repeat for part in line.sent)
 
 
-async def test_a_message_is_taken_once_however_often_it_comes(opened: Any) -> None:
+async def test_a_message_is_accepted_once_however_often_it_comes(opened: Any) -> None:
     store, line = await opened(), Line()
     async with at_work(store, line):
         await until(lambda: line.inbox)
         assert line.inbox is not None
         for _ in range(3):
             await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="hello"))
-    async with at_work(store, line):  # without what the first one remembered
+    async with at_work(store, line):  # without the first one's memory
         await until(lambda: line.inbox)
         assert line.inbox is not None
         await line.inbox.accept(Received(id="m1", chat="1", sender="anna", text="hello"))
     assert len(await store.waiting("me", "line:1")) == 1
 
 
-async def test_a_message_with_very_many_files_tells_of_them_in_few_words(tmp_path: Path) -> None:
+async def test_a_message_with_very_many_files_describes_them_briefly(tmp_path: Path) -> None:
     store, line = SQLiteStore(tmp_path / "store.db"), Line()
 
     async def read(limit: int) -> bytes:
@@ -179,11 +179,11 @@ async def test_a_connection_that_delivered_something_is_replaced_soon(
 
     store, line = SQLiteStore(tmp_path / "store.db"), Breaks()
     async with at_work(store, line):
-        await until(lambda: line.pollers >= 40)  # with longer and longer pauses it would take years
+        await until(lambda: line.pollers >= 40)  # with growing pauses it would take years
     await store.close()
 
 
-async def test_what_became_of_messages_is_counted(tmp_path: Path) -> None:
+async def test_outcomes_of_messages_are_counted(tmp_path: Path) -> None:
     store, line, meters = SQLiteStore(tmp_path / "store.db"), Line(), Meters()
     async with at_work(store, line, meters):
         await until(lambda: line.inbox)
@@ -202,7 +202,7 @@ async def test_what_became_of_messages_is_counted(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_question_is_answered_in_the_chat_and_only_by_people_who_are_let_in(tmp_path: Path) -> None:
+async def test_a_question_is_answered_in_the_chat_and_only_by_admitted_people(tmp_path: Path) -> None:
     async with HookNetwork().running() as network:
         network.settings["groups"] = ["open"]
         model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Written."])
@@ -220,12 +220,12 @@ async def test_a_question_is_answered_in_the_chat_and_only_by_people_who_are_let
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-async def test_an_answer_of_a_terminals_turn_is_left_to_the_channel(tmp_path: Path, is_left: bool) -> None:
-    """A process without channels may take a turn of a chat network, and a job of the terminal may write there."""
+async def test_the_answer_of_a_terminals_turn_is_left_to_the_channel(tmp_path: Path, is_left: bool) -> None:
+    """A process without channels may take a chat network's turn, and the terminal's job may write there."""
     store = SQLiteStore(tmp_path / "store.db")
     config = Config(home=tmp_path, workspace=tmp_path, channels=(config_of({"name": "line", "allow": ["anna"]}),))
     message = InboundMessage("line", "anna", "1", "hello", id="line:m1")
-    if is_left:  # by a process that died when the answer was written
+    if is_left:  # by a process that died after writing the answer
         await store.answer(message, [OutboundMessage("line", "1", "hi")])
     bus, agent_store = MessageBus(), SQLiteStore(tmp_path / "store.db")
     loop = AgentLoop(bus, ScriptedProvider(["hi"]), tmp_path, store=agent_store, config=config)

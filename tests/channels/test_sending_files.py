@@ -44,7 +44,7 @@ def sends(*media: str, content: str = "Here it is.") -> ScriptedProvider:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_picture_and_a_file_go_out_after_their_text(kind: str, tmp_path: Path) -> None:
+async def test_a_picture_and_a_file_are_sent_after_their_text(kind: str, tmp_path: Path) -> None:
     chat, picture = CHATS.get(kind, "7"), PNG
     (tmp_path / "chart.png").write_bytes(picture)
     (tmp_path / "list of beans.txt").write_text("beans\r\npeas\n")
@@ -52,7 +52,7 @@ async def test_a_picture_and_a_file_go_out_after_their_text(kind: str, tmp_path:
     async with KINDS[kind]().running() as network, running(network.settings, tmp_path, model):
         await network.say(chat, "the chart, please")
         await until(lambda: len(network.heard(chat)) == (2 if kind == "email" else 4))
-        await until(lambda: not os.listdir(kept))  # what was sent is not kept
+        await until(lambda: not os.listdir(kept))  # sent files are not kept
     assert network.heard(chat)[0] == "Here it is."
     assert network.heard(chat)[-1] == "Done."
     picture_kind, file_kind = ("photo", "document") if kind == "telegram" else ("file", "file")
@@ -62,7 +62,7 @@ async def test_a_picture_and_a_file_go_out_after_their_text(kind: str, tmp_path:
     ]
 
 
-async def test_the_agent_of_another_owner_sends_files_of_its_own_workspace(tmp_path: Path) -> None:
+async def test_another_owners_agent_sends_files_from_its_own_workspace(tmp_path: Path) -> None:
     workspace = tmp_path / "home" / "owners" / "anna" / "workspace"
     await asyncio.to_thread(workspace.mkdir, parents=True)
     (workspace / "a.txt").write_text("of anna")
@@ -75,7 +75,7 @@ async def test_the_agent_of_another_owner_sends_files_of_its_own_workspace(tmp_p
     assert telegram.uploads == [("7", "document", "a.txt", b"of anna")]
 
 
-async def test_a_picture_that_telegram_cannot_show_goes_out_as_a_file(tmp_path: Path) -> None:
+async def test_a_picture_that_telegram_cannot_show_is_sent_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     async with FakeTelegram().running() as telegram, running(telegram.settings, tmp_path, sends("broken.png")):
         await telegram.say("7", "go")
@@ -83,7 +83,7 @@ async def test_a_picture_that_telegram_cannot_show_goes_out_as_a_file(tmp_path: 
     assert [one[1:3] for one in telegram.uploads] == [("document", "broken.png")]
 
 
-async def test_a_network_without_files_says_so_in_words(tmp_path: Path) -> None:
+async def test_a_network_without_files_says_so_in_the_text(tmp_path: Path) -> None:
     (tmp_path / "chart.png").write_bytes(PNG)
     async with IrcNetwork().running() as irc, running(irc.settings, tmp_path, sends("chart.png")):
         await irc.say("anna", "the chart, please")
@@ -91,7 +91,7 @@ async def test_a_network_without_files_says_so_in_words(tmp_path: Path) -> None:
     assert irc.heard("anna") == ["Here it is.", "[chart.png cannot be sent here.]", "Done."]
 
 
-async def test_a_file_that_is_too_large_is_told_of(tmp_path: Path) -> None:
+async def test_a_file_over_the_limit_is_reported(tmp_path: Path) -> None:
     (tmp_path / "huge.bin").write_bytes(bytes(1_000_001))
     async with FakeDiscord().running() as discord:
         discord.settings["media_mb"] = 1
@@ -102,7 +102,7 @@ async def test_a_file_that_is_too_large_is_told_of(tmp_path: Path) -> None:
     assert discord.uploads == []
 
 
-async def test_a_file_that_the_network_refuses_is_told_of(tmp_path: Path) -> None:
+async def test_a_file_that_the_network_refuses_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     async with HookNetwork().running() as hook:
         hook.status = [(200, {}), (413, {})]
@@ -112,7 +112,7 @@ async def test_a_file_that_the_network_refuses_is_told_of(tmp_path: Path) -> Non
     assert hook.heard("garden")[0] == "[a.txt cannot be sent here (it is too large for the receiver).]"
 
 
-async def test_only_files_that_may_be_read_are_sent(tmp_path: Path) -> None:
+async def test_only_readable_files_are_sent(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "outside.txt").write_bytes(CANARY)
@@ -131,7 +131,7 @@ async def test_only_files_that_may_be_read_are_sent(tmp_path: Path) -> None:
             await telegram.say("7", "go")
             asked = 0
             while "Done." not in telegram.heard("7"):
-                if len(telegram.heard("7")) > asked:  # files outside are asked for: no
+                if len(telegram.heard("7")) > asked:  # asked about files outside; the answer is no
                     asked = len(telegram.heard("7"))
                     await telegram.say("7", "no")
                 await asyncio.sleep(0.05)
@@ -158,7 +158,7 @@ class Swapper(LLMProvider):
         self._file.symlink_to(self._secret)
 
 
-async def test_what_was_allowed_is_what_is_sent(tmp_path: Path) -> None:
+async def test_the_approved_content_is_what_is_sent(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "secret").write_bytes(CANARY)
@@ -188,7 +188,7 @@ def test_a_copy_is_read_only_from_its_own_folder(tmp_path: Path) -> None:
     assert not Path(kept).exists()
 
 
-async def test_a_file_of_slack_is_uploaded_to_slack_alone(tmp_path: Path) -> None:
+async def test_a_slack_file_is_uploaded_to_slack_alone(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     async with FakeSlack().running() as slack, HookNetwork().running() as canary:
         slack.upload_url = canary.settings["url"]
@@ -199,7 +199,7 @@ async def test_a_file_of_slack_is_uploaded_to_slack_alone(tmp_path: Path) -> Non
     assert canary.got == []
 
 
-async def test_a_file_that_may_have_been_sent_comes_again_marked(tmp_path: Path) -> None:
+async def test_a_file_that_may_have_been_sent_is_repeated_with_a_mark(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     async with FakeTelegram().running() as telegram:
         telegram.lose = ["sendDocument"]
@@ -212,7 +212,7 @@ async def test_a_file_that_may_have_been_sent_comes_again_marked(tmp_path: Path)
 
 @pytest.mark.parametrize("can", [Can(text=40, media=1), Can(text=40, media=1, attaches=True), Can(text=40)])
 @pytest.mark.parametrize("text", ["", "short", "a long paragraph of words\n\nand another one of them\n\n", "x" * 99])
-def test_a_delivery_goes_on_with_the_part_behind_the_last_mark(text: str, can: Can) -> None:
+def test_a_delivery_continues_after_the_last_marked_part(text: str, can: Can) -> None:
     whole = list(steps_of(text, 3, can, 0))
     assert [number for step in whole for number in step.files] == [0, 1, 2]
     for number, step in enumerate(whole, 1):

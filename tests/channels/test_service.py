@@ -148,7 +148,7 @@ async def test_channels_shows_who_shares_a_session_and_ends_it(
         await worker.wait()
 
 
-async def test_the_command_that_channels_shows_for_a_person_can_be_pasted_whatever_their_id_is(
+async def test_the_command_shown_for_a_person_can_be_pasted_whatever_their_id_is(
     telegram: FakeTelegram, tmp_path: Path
 ) -> None:
     run = settings(tmp_path / "own", telegram)
@@ -164,7 +164,7 @@ async def test_the_command_that_channels_shows_for_a_person_can_be_pasted_whatev
     assert done.status == 0
 
 
-async def test_wrong_settings_stop_the_start_in_one_line_without_the_secret(
+async def test_invalid_settings_stop_the_start_in_one_line_without_the_secret(
     telegram: FakeTelegram, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     run = settings(tmp_path / "own", telegram, more="tokn = 5\n")

@@ -40,7 +40,7 @@ async def test_a_rough_network_and_kills_lose_and_double_nothing(tmp_path: Path)
     assert report.kills >= 1
 
 
-async def test_markdown_comes_as_mrkdwn_that_mentions_nobody(slack: FakeSlack, tmp_path: Path) -> None:
+async def test_markdown_becomes_mrkdwn_without_mentions(slack: FakeSlack, tmp_path: Path) -> None:
     said = "# Plan\n\n- **one** & _two_ <!channel>\n\n```python\na < b\n```\n[site](https://example.org/?a=1&b=2)"
     async with running(slack.settings, tmp_path, Says(said)):
         await slack.say("D1", "hello")
@@ -50,7 +50,7 @@ async def test_markdown_comes_as_mrkdwn_that_mentions_nobody(slack: FakeSlack, t
     )
 
 
-async def test_what_a_person_wrote_comes_without_slacks_brackets(slack: FakeSlack, tmp_path: Path) -> None:
+async def test_a_persons_text_comes_without_slacks_brackets(slack: FakeSlack, tmp_path: Path) -> None:
     says = Says("ok")
     said = "see <https://example.org|example.org>, <#C1|garden> and <@U9>: a &lt; b"
     async with running(slack.settings, tmp_path, says):
@@ -63,7 +63,7 @@ async def test_a_mention_in_a_channel_is_answered_once_and_in_a_thread(slack: Fa
     says = Says("yes?")
     async with running(slack.settings, tmp_path, says) as store:
         await slack.say("C1", "nobody is meant")
-        await slack.say("C1", f"<@{ME}> what grows?")  # comes as two events
+        await slack.say("C1", f"<@{ME}> what grows?")  # arrives as two events
         await slack.say("C1", f"<@{ME}> and I?", user="U9")
         await slack.say("C1", "hello", bot_id="B2")
         await slack.say("C1", "changed", subtype="message_changed")
@@ -92,7 +92,7 @@ async def test_a_connection_that_slack_ends_is_replaced_and_nothing_is_lost(slac
         (502, {}, {}, f"{MARK} re: hello"),
     ],
 )
-async def test_what_slack_refuses_for_now_is_sent_again(
+async def test_a_temporarily_refused_message_is_sent_again(
     slack: FakeSlack, tmp_path: Path, status: int, body: dict[str, Any], headers: dict[str, str], heard: str
 ) -> None:
     slack.fail = [(status, body, headers)]
@@ -110,7 +110,7 @@ async def test_an_archived_channel_makes_a_dead_letter(slack: FakeSlack, tmp_pat
     assert dead.reason == "chat.postMessage: is_archived"
 
 
-async def test_events_over_http_are_taken_only_with_slacks_signature(tmp_path: Path) -> None:
+async def test_events_over_http_are_accepted_only_with_slacks_signature(tmp_path: Path) -> None:
     async with FakeSlack(http=True).running() as slack:
         says = Says("hi")
         async with running(slack.settings, tmp_path, says):

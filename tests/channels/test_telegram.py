@@ -63,7 +63,7 @@ async def test_updates_can_come_as_requests_which_only_telegram_can_send(tmp_pat
     assert report.problems == []
 
 
-async def test_markdown_comes_as_telegrams_html(telegram: FakeTelegram, tmp_path: Path) -> None:
+async def test_markdown_becomes_telegrams_html(telegram: FakeTelegram, tmp_path: Path) -> None:
     said = (
         "# Plan\n\n- **one** & _two_\n- `a<b`\n\n```python\nif a < b: pass\n```\n[site](https://example.org/?a=1&b=2)"
     )
@@ -77,7 +77,7 @@ async def test_markdown_comes_as_telegrams_html(telegram: FakeTelegram, tmp_path
     )
 
 
-async def test_what_telegram_cannot_parse_is_sent_as_plain_text(telegram: FakeTelegram, tmp_path: Path) -> None:
+async def test_text_that_telegram_cannot_parse_is_sent_plain(telegram: FakeTelegram, tmp_path: Path) -> None:
     telegram.fail = [(400, "Bad Request: can't parse entities: something", {})]
     async with running(telegram.settings, tmp_path, Says("**bold**")):
         await telegram.say("7", "hello")
@@ -86,7 +86,7 @@ async def test_what_telegram_cannot_parse_is_sent_as_plain_text(telegram: FakeTe
     assert "parse_mode" not in telegram.sent[0]
 
 
-async def test_a_delay_that_telegram_asks_for_is_waited_for_and_nothing_is_marked(
+async def test_a_delay_requested_by_telegram_is_kept_and_nothing_is_marked(
     telegram: FakeTelegram, tmp_path: Path
 ) -> None:
     telegram.fail = [(429, "Too Many Requests: retry after 0", {"retry_after": 0.1})] * 2
@@ -96,7 +96,7 @@ async def test_a_delay_that_telegram_asks_for_is_waited_for_and_nothing_is_marke
     assert telegram.heard("7") == ["re: hello"]
 
 
-async def test_what_may_have_been_sent_is_sent_again_with_a_mark(telegram: FakeTelegram, tmp_path: Path) -> None:
+async def test_a_message_that_may_have_gone_out_is_repeated_with_a_mark(telegram: FakeTelegram, tmp_path: Path) -> None:
     telegram.fail = [(502, "Bad Gateway", {})]
     async with running(telegram.settings, tmp_path):
         await telegram.say("7", "hello")
@@ -104,13 +104,13 @@ async def test_what_may_have_been_sent_is_sent_again_with_a_mark(telegram: FakeT
     assert telegram.heard("7") == [f"{MARK} re: hello"]
 
 
-async def test_a_chat_that_blocked_the_bot_makes_a_dead_letter_that_can_be_sent_later(
+async def test_a_chat_that_blocked_the_bot_makes_a_dead_letter_that_can_be_resent(
     telegram: FakeTelegram, tmp_path: Path
 ) -> None:
     telegram.blocked.add("7")
     async with running(telegram.settings, tmp_path) as store:
         await telegram.say("7", "hello")
-        await telegram.say("8", "hello")  # another chat goes on
+        await telegram.say("8", "hello")  # another chat continues
         await until(lambda: telegram.heard("8"))
         dead = await found(lambda: store.dead_letters("telegram"))
         assert dead[0].reason == "403 Forbidden: bot was blocked by the user"
@@ -132,7 +132,7 @@ async def test_a_chat_that_blocked_the_bot_makes_a_dead_letter_that_can_be_sent_
         ("hello", {"reply_to_message": {"message_id": 1, "from": {"id": 4242, "is_bot": True}}}, True),
     ],
 )
-async def test_in_a_group_only_what_mentions_or_answers_the_bot_costs_a_model_call(
+async def test_in_a_group_only_mentions_of_and_replies_to_the_bot_cost_a_model_call(
     telegram: FakeTelegram, tmp_path: Path, text: str, more: dict[str, Any], answered: bool
 ) -> None:
     says = Says("yes?")
@@ -169,7 +169,7 @@ async def test_the_token_is_in_no_log_and_no_status(
     assert "channel telegram" in caplog.text
 
 
-async def test_a_reason_that_repeats_the_token_is_kept_without_it(telegram: FakeTelegram, tmp_path: Path) -> None:
+async def test_a_reason_that_contains_the_token_is_kept_without_it(telegram: FakeTelegram, tmp_path: Path) -> None:
     telegram.fail = [(400, f"Bad Request: /bot{TOKEN}/sendMessage is wrong", {})]
     async with running(telegram.settings, tmp_path) as store:
         await telegram.say("7", "hello")
@@ -178,7 +178,7 @@ async def test_a_reason_that_repeats_the_token_is_kept_without_it(telegram: Fake
 
 
 @pytest.mark.parametrize("chat", ["7/x", "7/٣", "--7", "@nobody/1 2"])
-async def test_a_chat_that_cannot_be_makes_a_dead_letter(telegram: FakeTelegram, tmp_path: Path, chat: str) -> None:
+async def test_an_impossible_chat_makes_a_dead_letter(telegram: FakeTelegram, tmp_path: Path, chat: str) -> None:
     async with running(telegram.settings, tmp_path) as store:
         await tell(store, "telegram", "me", chat, "hello", "1")
         (dead,) = await found(lambda: store.dead_letters("telegram"))

@@ -1,4 +1,4 @@
-"""Answers in parts and in a network's own form."""
+"""Answers split into parts and converted into a network's own form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKDOWN = st.text(st.sampled_from("ab *_`~#>-[]()\n.<&é👍🏽"), max_size=30
 
 
 @given(MARKDOWN, st.sampled_from(["characters", "utf16", "bytes"]), st.sampled_from(["plain", "telegram"]))
-def test_every_piece_fits_and_no_letter_is_lost(text, unit, form):
+def test_every_part_fits_and_no_character_is_lost(text, unit, form):
     can = Can(text=80, unit=unit, form=form)
     pieces = list(split(text, can))
     assert all(length(piece.text, unit) <= can.text for piece in pieces)
@@ -25,7 +25,7 @@ def test_every_piece_fits_and_no_letter_is_lost(text, unit, form):
 
 
 @given(MARKDOWN, st.integers(0, 5))
-def test_a_delivery_that_was_interrupted_goes_on_with_the_same_pieces(text, done):
+def test_an_interrupted_delivery_continues_with_the_same_parts(text, done):
     can = Can(text=80, form="telegram")
     pieces = list(split(text, can))
     if done < len(pieces):
@@ -33,11 +33,11 @@ def test_a_delivery_that_was_interrupted_goes_on_with_the_same_pieces(text, done
 
 
 @given(MARKDOWN)
-def test_without_lines_no_piece_has_a_line_end(text):
+def test_a_network_of_single_lines_gets_no_line_ends(text):
     assert all("\n" not in piece.text for piece in split(text, Can(text=80, lines=False)))
 
 
-def test_a_long_text_is_cut_at_paragraphs_then_lines_then_sentences():
+def test_a_long_text_is_split_at_paragraphs_then_lines_then_sentences():
     can = Can(text=60)
     assert [piece.text for piece in split("first paragraph\n\nsecond paragraph\n\n" + "third " * 5, can)] == [
         "first paragraph\n\nsecond paragraph",
@@ -49,7 +49,7 @@ def test_a_long_text_is_cut_at_paragraphs_then_lines_then_sentences():
     ]
 
 
-def test_a_block_of_code_that_is_cut_is_closed_and_opened_again():
+def test_a_code_block_that_is_split_is_closed_and_reopened():
     text = "```python\n" + "\n".join(f"line {number}" for number in range(12)) + "\n```"
     pieces = [piece.text for piece in split(text, Can(text=90, form="telegram"))]
     assert len(pieces) > 1
@@ -74,7 +74,7 @@ def test_a_block_of_code_that_is_cut_is_closed_and_opened_again():
         ("a \\* b", "a * b", "a * b"),
     ],
 )
-def test_markdown_becomes_what_the_network_shows(markdown, plain, telegram):
+def test_markdown_is_converted_to_what_the_network_shows(markdown, plain, telegram):
     assert render(markdown, "plain") == plain
     assert render(markdown, "telegram") == telegram
 
@@ -93,7 +93,7 @@ class Tags(HTMLParser):
 
 
 @given(MARKDOWN)
-def test_whatever_a_model_writes_the_html_is_balanced(text):
+def test_the_html_is_balanced_whatever_the_model_writes(text):
     reader = Tags()  # type: ignore[no-untyped-call]
     reader.feed(render(text, "telegram"))
     reader.close()

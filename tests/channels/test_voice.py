@@ -1,4 +1,4 @@
-"""Voice messages: transcribed by an endpoint for all networks alike, and kept where there is none."""
+"""Voice messages: transcribed by one endpoint for all networks, and kept where there is none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_voice_message_is_answered_by_its_words(kind: str, endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_a_voice_message_is_answered_by_its_transcript(kind: str, endpoint: Endpoint, tmp_path: Path) -> None:
     says, chat = Says("They are."), CHATS.get(kind, "7")
     endpoint.fail = [503]
     async with KINDS[kind]().running() as network, running(network.settings, tmp_path, says, **endpoint.settings):
@@ -79,7 +79,7 @@ async def test_without_an_endpoint_the_sender_is_told_and_the_recording_kept(tmp
         (0, "", "contained no recognisable words.]"),
     ],
 )
-async def test_what_cannot_be_heard_is_said(
+async def test_a_recording_that_cannot_be_transcribed_is_reported(
     endpoint: Endpoint, tmp_path: Path, status: int, words: str, told: str
 ) -> None:
     says = Says("I see.")
@@ -104,8 +104,8 @@ async def test_a_long_recording_delays_no_other_chat(endpoint: Endpoint, tmp_pat
         await until(lambda: telegram.heard("7"))
 
 
-async def test_a_link_in_the_place_of_a_recording_is_not_followed(endpoint: Endpoint, tmp_path: Path) -> None:
-    """A command of the agent may have put it there while the message waited."""
+async def test_a_link_in_place_of_a_recording_is_not_followed(endpoint: Endpoint, tmp_path: Path) -> None:
+    """A command of the agent may have created it while the message waited."""
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "canary").write_bytes(b"the canary of a secret")
@@ -137,7 +137,7 @@ def _swap(path: Path, secret: Path) -> None:
     path.symlink_to(secret)
 
 
-def test_the_key_of_the_provider_goes_to_its_own_address_alone() -> None:
+def test_the_providers_key_goes_only_to_its_own_address() -> None:
     def headers(**settings: Any) -> str:
         made = make_transcriber(Config(**settings), {"OPENAI_API_KEY": "of-openai", "GROQ_API_KEY": "of-groq"})
         assert made is not None
@@ -155,6 +155,6 @@ def test_the_key_of_the_provider_goes_to_its_own_address_alone() -> None:
         make_transcriber(Config(**whisper, provider="anthropic"))
 
 
-def test_a_recording_is_known_by_its_name() -> None:
+def test_a_recording_is_recognised_by_its_name() -> None:
     assert all(map(is_recording, ["voice.ogg", "a/Memo.M4A", "song.mp3", "x.opus", "audio_message.webm"]))
     assert not any(map(is_recording, ["film.webm", "a.mp4", "notes.txt", ""]))

@@ -29,10 +29,10 @@ async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(tmp_path: 
     report = await conform(lambda: HookNetwork().running(), tmp_path, step=2)
     assert report.problems == []
     assert report.kills >= 5
-    assert report.marked == 0  # the network takes a key
+    assert report.marked == 0  # the network accepts a key
 
 
-async def test_a_message_with_a_wrong_or_old_signature_is_not_taken(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_message_with_an_invalid_or_old_signature_is_refused(network: HookNetwork, tmp_path: Path) -> None:
     message = {"id": "x", "chat": "1", "sender": "anna", "text": "forged"}
     async with running(network.settings, tmp_path) as store:
         await network.say("1", "hello")
@@ -47,7 +47,7 @@ async def test_a_message_with_a_wrong_or_old_signature_is_not_taken(network: Hoo
         assert await store.find("me", "hook:x") is None
 
 
-async def test_a_request_that_is_sent_again_does_nothing_and_one_that_was_changed_is_refused(
+async def test_a_repeated_request_does_nothing_and_a_modified_one_is_refused(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     message = {"id": "m1", "chat": "1", "sender": "anna", "text": "water the beans"}
@@ -66,7 +66,7 @@ async def test_a_request_that_is_sent_again_does_nothing_and_one_that_was_change
     assert says.asked == ["water the beans", "last"]
 
 
-async def test_files_come_with_a_message_within_their_sizes(network: HookNetwork, tmp_path: Path) -> None:
+async def test_files_come_with_a_message_up_to_their_limits(network: HookNetwork, tmp_path: Path) -> None:
     network.settings |= {"media_mb": 1, "body_mb": 2}
     says = Says("ok")
     files = [

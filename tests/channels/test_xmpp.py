@@ -41,10 +41,10 @@ async def test_nothing_is_lost_or_doubled_whichever_write_is_the_last(tmp_path: 
     report = await conform(lambda: XmppNetwork().running(), tmp_path, chats=CHATS, step=6)
     assert report.problems == []
     assert report.kills >= 2
-    assert report.marked == 0  # what was sent is found in the archive
+    assert report.marked == 0  # sent messages are found in the archive
 
 
-async def test_what_came_while_nothing_was_connected_is_answered_and_nothing_from_before_the_first_start(
+async def test_messages_from_offline_periods_are_answered_but_none_from_before_the_first_start(
     xmpp: XmppNetwork, tmp_path: Path
 ) -> None:
     xmpp.settings["start"] = "new"
@@ -60,7 +60,7 @@ async def test_what_came_while_nothing_was_connected_is_answered_and_nothing_fro
     assert says.asked == ["one", "two"]
 
 
-async def test_a_room_is_a_group_and_its_people_are_known_by_their_own_addresses(
+async def test_a_room_is_a_group_and_its_people_are_identified_by_their_own_addresses(
     xmpp: XmppNetwork, tmp_path: Path
 ) -> None:
     xmpp.settings["rooms"] = [ROOM]
@@ -92,14 +92,14 @@ async def test_a_stranger_gets_nothing(xmpp: XmppNetwork, tmp_path: Path) -> Non
     assert (says.asked, xmpp.heard("eve@localhost")) == (["hello"], [])
 
 
-async def test_an_address_that_is_not_there_makes_a_dead_letter(xmpp: XmppNetwork, tmp_path: Path) -> None:
+async def test_a_missing_address_makes_a_dead_letter(xmpp: XmppNetwork, tmp_path: Path) -> None:
     async with running(xmpp.settings, tmp_path) as store:
         await tell(store, "xmpp", "me", "nobody@localhost", "hello", "1")
         (dead,) = await found(lambda: store.dead_letters("xmpp"))
     assert "service-unavailable" in dead.reason
 
 
-async def test_it_speaks_tls_and_checks_the_certificate_and_shows_the_password_nowhere(
+async def test_it_uses_tls_checks_the_certificate_and_shows_the_password_nowhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -121,7 +121,7 @@ async def test_it_speaks_tls_and_checks_the_certificate_and_shows_the_password_n
     assert wrong not in caplog.text
 
 
-def test_what_is_sent_is_one_element_whatever_it_says() -> None:
+def test_a_sent_message_is_one_element_whatever_its_text() -> None:
     body = element("{jabber:client}body", "a</body><presence/>\x00\ud800 & <b>")
     text = serialized(within(element("{jabber:client}message", to="x'\"<y"), body))
     stanzas = Stanzas()
@@ -148,7 +148,7 @@ async def test_a_file_is_uploaded_and_its_address_sent(xmpp: XmppNetwork, tmp_pa
     assert refused.startswith("[huge.bin cannot be sent here (the server refuses it: ")
 
 
-async def test_a_server_without_uploads_makes_a_line_of_text(tmp_path: Path) -> None:
+async def test_without_an_upload_service_a_file_becomes_a_line_of_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("beans")
     model = ScriptedProvider([call("message", content="Here.", media=["a.txt"]), "Done."])
     async with XmppNetwork(uploads=False).running() as xmpp, running(xmpp.settings, tmp_path, model):
@@ -158,24 +158,24 @@ async def test_a_server_without_uploads_makes_a_line_of_text(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("tls", "safe"), [("starttls", False), ("implicit", False), ("none", True)])
-def test_a_file_goes_only_over_tls_unless_the_account_has_none(tls: str, safe: bool) -> None:
+def test_a_file_is_sent_only_over_tls_unless_the_account_has_none(tls: str, safe: bool) -> None:
     made = Xmpp(Options("xmpp", {"jid": "ever@localhost", "password": "x", "tls": tls}))
     assert made._is_safe("https://upload.example.org/a")
     assert made._is_safe("http://upload.example.org/a") is safe
     assert not made._is_safe("file:///etc/passwd")
 
 
-async def test_a_nick_in_a_room_is_never_taken_for_the_person_who_has_it_later(
-    xmpp: XmppNetwork, tmp_path: Path
-) -> None:
-    """Neither in the archive, where a note of the sender's address may be the sender's own, nor in what waits."""
+async def test_a_nick_in_a_room_is_never_taken_for_a_person_who_has_it_later(xmpp: XmppNetwork, tmp_path: Path) -> None:
+    """Neither in the archive, where the note of the sender's address may be forged by the sender, nor in waiting
+    messages.
+    """
     hidden = "hidden@rooms.localhost"
     xmpp.settings["rooms"] = [ROOM, hidden]
     says = Says("ok")
     eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
-    await bert.join(ROOM)  # who stays there
+    await bert.join(ROOM)  # they stay there
     await bert.join(hidden, form={"muc#roomconfig_whois": "moderators"})
-    async with running(xmpp.settings, tmp_path, says):  # from now on it reads the archives
+    async with running(xmpp.settings, tmp_path, says):  # reads the archives from now on
         await until(lambda: {f"{ROOM}/ever", f"{hidden}/ever"} <= {*bert.presences})
     for room in (ROOM, hidden):
         await eve.join(room, "anna")
@@ -190,7 +190,7 @@ async def test_a_nick_in_a_room_is_never_taken_for_the_person_who_has_it_later(
     assert says.asked == ["anna: what is ripe?", "anna: and now?"]
 
 
-async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: XmppNetwork, tmp_path: Path) -> None:
+async def test_a_waiting_message_stays_with_the_person_who_wrote_it(xmpp: XmppNetwork, tmp_path: Path) -> None:
     xmpp.settings["rooms"] = [ROOM]
     says, opened, held = Says("ok"), asyncio.Event(), asyncio.Event()
     eve, anna, bert = [await xmpp.person(name) for name in ("eve", "anna", "bert")]
@@ -217,7 +217,7 @@ async def test_a_message_that_waits_stays_with_the_person_who_wrote_it(xmpp: Xmp
     assert sorted(says.asked) == ["anna: it is me", "hello"]
 
 
-async def test_a_file_comes_from_where_the_person_put_it_but_not_from_the_private_network(
+async def test_a_file_is_fetched_from_the_persons_address_but_not_from_the_private_network(
     xmpp: XmppNetwork, tmp_path: Path
 ) -> None:
     says, anna = Says("thanks"), await xmpp.person("anna")

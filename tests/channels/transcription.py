@@ -13,7 +13,7 @@ KEY = "the-key-of-the-endpoint"
 
 
 class Endpoint:
-    """A transcription endpoint that hears the same in every recording."""
+    """A transcription endpoint that returns the same text for every recording."""
 
     def __init__(self) -> None:
         self.words = "Are the beans ripe?"

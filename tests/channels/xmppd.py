@@ -1,4 +1,4 @@
-"""A real XMPP server (prosody), and people at it."""
+"""A real XMPP server (prosody), and people on it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Component "upload.localhost" "http_file_share"
 
 
 class XmppNetwork:
-    """A server, with a bot's account, and people who write to it."""
+    """A server, a bot's account, and people who write to it."""
 
     def __init__(
         self, *, tls: tuple[Path, Path] | None = None, people: Sequence[str] = ("anna", "bert"), uploads: bool = True
@@ -124,11 +124,11 @@ class XmppNetwork:
         return self._heard[chat]
 
     async def disturb(self) -> None:
-        """The connection died with its process."""
+        """Drop the connection, as when its process dies."""
 
 
 class XmppPerson:
-    """A client that writes, and notes what it hears."""
+    """A client that writes, and records what it receives."""
 
     def __init__(self, name: str, heard: defaultdict[str, list[str]]) -> None:
         self.name = name
@@ -152,7 +152,7 @@ class XmppPerson:
         async with asyncio.timeout(30):
             while f"{room}/{nick}" not in self.presences:
                 await asyncio.sleep(0.01)
-        # The one who makes a room must open it.
+        # The creator of a room must open it.
         fields = {"FORM_TYPE": "http://jabber.org/protocol/muc#roomconfig", **form} if form else {}
         config = element("{jabber:x:data}x", type="submit")
         for name, value in fields.items():
@@ -164,8 +164,10 @@ class XmppPerson:
         await self._ping()
 
     async def tell(self, to: str, text: str, kind: str = "chat", *, note: str = "", file: str = "") -> None:
-        """Say something, perhaps with a forged note of the sender's address or with the address of a file. The server
-        has it when this returns."""
+        """Say something, perhaps with a forged note of the sender's address or the address of a file.
+
+        The server has it when this returns.
+        """
         message = element(f"{CLIENT}message", to=to, type=kind)
         if file:
             message.append(within(element("{jabber:x:oob}x"), element("{jabber:x:oob}url", file)))

@@ -1,1 +1,1 @@
-"""Workers that die at random while messages pour in; and proof that the checker would see it go wrong."""
+"""Workers that die at random while messages arrive; and proof that the checker would detect errors."""

@@ -1,4 +1,4 @@
-"""Messages for workers that are processes of their own, and waiting for what they do."""
+"""Sends messages to workers in other processes, and waits for their effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def until(true: Callable[[], bool], seconds: float = 90.0) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The tool `long` does not end meanwhile, however long it takes to do what must happen in its middle."""
+    """The tool `long` does not end in this block, however long its contents take."""
     (folder / HOLD).touch()
     try:
         yield
@@ -41,7 +41,7 @@ def started(folder: Path, runs: int = 1) -> Callable[[], bool]:
 
 
 async def publish(folder: Path, *messages: dict[str, Any]) -> None:
-    """As a channel does that is a process of its own."""
+    """Publish as a channel in a process of its own does."""
     store = SQLiteStore(folder / "store.db")
     bus = DurableBus(store)
     for message in messages:
@@ -50,6 +50,6 @@ async def publish(folder: Path, *messages: dict[str, Any]) -> None:
 
 
 async def finished(forge: Forge, folder: Path, model: FakeOpenAI) -> History:
-    """Send what is in the outbox, and read it all."""
+    """Send the contents of the outbox, and read all of it."""
     assert await forge.run("agent", folder=str(folder), url=model.base_url, bus="durable") == 0
     return read(folder, model.requests)

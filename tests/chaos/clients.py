@@ -1,4 +1,4 @@
-"""Those who use the company from outside: clients of its servers, and a channel. Each keeps a record of its own."""
+"""Outside users of the company: clients of its servers, and a channel. Each keeps its own record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from everloop.runtime.durable_bus import DurableBus
 from ..crash.history import Asked
 from ..server.serving import CHAT, Streamed, text_of
 
-PATIENCE = 60.0  # seconds; an answer that is not there by then has missed a wake-up
+PATIENCE = 60.0  # seconds; a later answer means a missed wake-up
 PLANS = ["", "", "", "s", "s", "n", "sn", "w", "s.n", "nw.s", "aa", "l", "l.s"]
 
 
 class HttpClient:
-    """One session at whichever server is there: one message after another, repeated until it is answered."""
+    """One session at any available server: one message after another, each repeated until it is answered."""
 
     def __init__(self, http: aiohttp.ClientSession, name: str, urls: Callable[[], Sequence[str]], seed: str) -> None:
         self.record: list[Asked] = []
@@ -31,7 +31,7 @@ class HttpClient:
         self._name = name
         self._urls = urls
         self._random = random.Random(seed)
-        self._read: Reading | None = None  # a stream that was cut off
+        self._read: Reading | None = None  # an interrupted stream
 
     async def converse(self, messages: int, answered: Callable[[], None], pause: float = 0.0) -> None:
         for number in range(messages):
@@ -43,12 +43,12 @@ class HttpClient:
             else:
                 await self._ask(asked, f"key-{number}")
                 if self._random.random() < 0.15:
-                    await self._ask(asked, f"key-{number}")  # once more, of whichever server
+                    await self._ask(asked, f"key-{number}")  # once more, at any server
             answered()
             await asyncio.sleep(pause)
 
     async def _ask(self, asked: Asked, key: str) -> None:
-        """Until there is an answer."""
+        """Repeat until there is an answer."""
         wanted = len(asked.answers) + 1
         while len(asked.answers) < wanted and not asked.refused:
             try:
@@ -60,7 +60,7 @@ class HttpClient:
                 await asyncio.sleep(self._random.uniform(0.02, 0.2))
 
     async def _hang_up(self, asked: Asked) -> None:
-        """Ask, and go away before the answer; mostly."""
+        """Ask, and usually leave before the answer."""
         asked.hung_up = True
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
             async with asyncio.timeout(self._random.uniform(0.01, 0.3)):
@@ -86,27 +86,27 @@ class HttpClient:
             else:
                 asked.resumed += bool(self._read.position)
                 leaves = not self._read.position and self._random.random() < 0.1
-                asked.hung_up |= leaves  # and comes back, perhaps to another server
+                asked.hung_up |= leaves  # and reconnects, perhaps to another server
                 text = await self._read.to_the_end(response, leave=leaves)
                 asked.answers.append((True, text))
                 self._read = None
 
 
 class Reading:
-    """A streamed answer as a client reads it that comes back, to whichever server, for what it has not got yet."""
+    """Reads a streamed answer as a client does that reconnects, to any server, for what is missing."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
-        self.position = ""  # of the last event that was read whole
-        self._text = ""  # up to there
+        self.position = ""  # of the last complete event
+        self._text = ""  # up to that event
 
     async def to_the_end(self, response: Any, leave: bool = False) -> str:
-        """The text once it is whole; told to leave, it goes away as soon as it has a part of it."""
+        """Return the complete text; a reader told to leave disconnects as soon as it has a part."""
         streamed, ids = Streamed(), 0
         before = self._text
         async for line in response.content:
             if not line.endswith(b"\n"):
-                break  # cut off in the middle of a line
+                break  # interrupted in the middle of a line
             streamed.take(line.decode().removesuffix("\n"))
             if line == b"\n" and len(streamed.ids) > ids:
                 ids = len(streamed.ids)
@@ -119,7 +119,7 @@ class Reading:
 
 
 class Publisher:
-    """The side of a channel that takes messages: a chat's in order, each until it is acknowledged."""
+    """The side of a channel that accepts messages: a chat's in order, each until it is acknowledged."""
 
     def __init__(self, bus: DurableBus, folder: Path, seed: str) -> None:
         self.published: dict[str, list[str]] = {}
@@ -148,12 +148,12 @@ class Publisher:
             try:
                 await self._bus.publish_inbound(message)
                 break
-            except StoreError:  # not acknowledged, so it is sent once more
+            except StoreError:  # not acknowledged, so it is sent again
                 await asyncio.sleep(0.1)
         self.acknowledged.append(message.id)
 
     async def count(self) -> None:
-        """Count the answers as they come."""
+        """Count the answers as they arrive."""
         while True:
             if self._answers.exists() and self._answers.stat().st_size > self._seen:
                 with self._answers.open("rb") as file:

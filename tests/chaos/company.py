@@ -1,4 +1,4 @@
-"""Real workers and servers on one PostgreSQL, each behind a proxy of its own, and what can be done to them."""
+"""Real workers and servers on one PostgreSQL, each behind its own proxy, and what can be done to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READY = re.compile(r"everloop: (?:serving on (?P<url>\S+)|(?:worker|channel) \d+
 
 
 class Member:
-    """A worker, a server or the channel's sender: a process that is ended and started again."""
+    """A worker, a server or the channel's sender: a process that is ended and restarted."""
 
     def __init__(self, company: Company, kind: str, number: int, dsn: str, proxy: Proxy) -> None:
         self.kind = kind
@@ -42,7 +42,7 @@ class Member:
         self._wait: Callable[[], Awaitable[int]] | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it says that it is ready."""
+        """Start it, and wait until it reports that it is ready."""
         self._starts += 1
         self._said = self._company.folder / "said" / f"{self.name}.{self._starts}"
         await self._start_child()
@@ -71,7 +71,7 @@ class Member:
         return self._said.read_text(errors="replace") if self._said.exists() else ""
 
     async def end(self, number: int) -> int:
-        """End it by a signal; its exit status."""
+        """End it with a signal; return its exit status."""
         self.url = ""
         self._company.ended[self.pid] = time.time()
         try:
@@ -86,7 +86,7 @@ class Member:
             raise AssertionError(f"{self.name} did not end: {self.said}") from None
 
     async def kill(self) -> None:
-        """Whatever state it is in, it is gone after this."""
+        """Kill it, whatever its state."""
         if self._wait is not None:
             if self.pid not in self._company.ended:
                 with contextlib.suppress(ProcessLookupError):
@@ -98,18 +98,18 @@ class Member:
         return await asyncio.wait_for(self._wait(), END_SECONDS)
 
     async def again(self, number: int) -> None:
-        """End it by a signal and start it again."""
+        """End it with a signal and start it again."""
         status = await self.end(number)
         assert status == (KILLED if number == signal.SIGKILL else 0), f"{self.name} ended with {status}: {self.said}"
         await self.start()
 
     async def freeze(self, seconds: float) -> None:
-        """Stop it for a while."""
+        """Pause it for a while."""
         with self.stopped():
             await asyncio.sleep(seconds)
 
     async def freeze_until_robbed(self) -> None:
-        """Stop it until it holds no session any more: another one has found that its lease has ended."""
+        """Pause it until it holds no session: another worker has seen that its lease expired."""
         with self.stopped():
             give_up = time.monotonic() + ROBBED_SECONDS
             while self.pid in await self._company.holders():
@@ -118,7 +118,7 @@ class Member:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """It lives, and cannot do anything meanwhile, not even renew its lease."""
+        """It is alive, but cannot do anything, not even renew its lease."""
         self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
         try:
@@ -148,15 +148,15 @@ class Company:
         await asyncio.gather(*(one.start() for one in self.members))
 
     def of(self, *kinds: str) -> list[Member]:
-        """Those of a kind that are not frozen."""
+        """Return those of a kind that are not frozen."""
         return [one for one in self.members if one.kind in kinds and not one.frozen]
 
     def urls(self) -> list[str]:
-        """The servers that clients know; one may be frozen, which a client cannot see."""
+        """Return the servers that clients know; one may be frozen, which a client cannot see."""
         return [one.url for one in self.members if one.url]
 
     async def restart_postgres(self, mode: str, away: float = 0.0) -> None:
-        """Stop it and start it again, after so many seconds."""
+        """Stop it, and start it again after so many seconds."""
         began = time.time()
         await asyncio.to_thread(self.server.stop, mode)
         await asyncio.sleep(away)
@@ -174,12 +174,12 @@ class Company:
         return await asyncio.to_thread(self.server.sql, sql, database=database)
 
     async def holders(self) -> set[int]:
-        """The processes that hold a session now."""
+        """Return the processes that hold a session now."""
         sql = "SELECT split_part(worker, '.', 3)::int FROM session WHERE worker IS NOT NULL"
         return {row[0] for row in await self._rows(sql)}
 
     async def rest(self, seconds: float) -> bool:
-        """Wait until everything is answered and sent, and nobody holds a session any more."""
+        """Wait until everything is answered and sent, and no session is held."""
         busy = (
             "SELECT (SELECT count(*) FROM inbox WHERE state <> 'done')"
             " + (SELECT count(*) FROM outbox WHERE sent_at IS NULL)"
@@ -193,7 +193,7 @@ class Company:
         return True
 
     async def close(self) -> None:
-        """Those that are told to end do so cleanly."""
+        """Tell them to end; check that they do so cleanly."""
         told = self.of("worker", "server")
         ends = await asyncio.gather(*(one.end(signal.SIGTERM) for one in told))
         await asyncio.gather(*(one.end(signal.SIGKILL) for one in self.of("channel")))
@@ -227,8 +227,10 @@ async def company(
     settings: str = "",
     lease: float = LEASE,
 ) -> AsyncIterator[Company]:
-    """Workers, servers and two senders, to be started; the model is at `url`. Without `on` they have a PostgreSQL of
-    their own, to be restarted; `settings` are further lines of their config."""
+    """Start workers, servers and two senders; the model is at `url`.
+
+    Without `on` they get their own PostgreSQL, which can be restarted; `settings` are further lines of their config.
+    """
     async with contextlib.AsyncExitStack() as stack:
         server = on or stack.enter_context(own_server())
         dsn = stack.enter_context(server.database())

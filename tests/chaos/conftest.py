@@ -1,4 +1,4 @@
-"""What the tests of many processes share."""
+"""Fixtures for the tests of several processes."""
 
 from __future__ import annotations
 

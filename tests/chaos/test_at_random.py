@@ -1,4 +1,4 @@
-"""Workers and a sender that are killed at random while messages pour in."""
+"""Workers and a sender that are killed at random while messages arrive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def model_process(token_delay: float = 0.0) -> AsyncIterator[str]:
 
 
 class Chaos:
-    """Workers and a sender that are killed and started again while messages are fed in."""
+    """Workers and a sender that are killed and restarted while messages are published."""
 
     def __init__(self, forge: Forge, folder: Path, url: str, seed: int) -> None:
         self.random = random.Random(seed)
@@ -66,7 +66,7 @@ class Chaos:
         return self.forge.start("worker", folder=str(self.folder), url=self.url)
 
     def plan(self, messages: int, sessions: int) -> list[InboundMessage]:
-        """Each session's messages in order, the sessions mixed up."""
+        """Return each session's messages in order, the sessions interleaved."""
         chats = [self.random.randrange(sessions) for _ in range(messages - sessions)] + list(range(sessions))
         made = []
         for number, chat in enumerate(chats):
@@ -76,7 +76,7 @@ class Chaos:
         return made
 
     async def feed(self, bus: DurableBus, messages: list[InboundMessage], at_once: int) -> None:
-        """Publish in order, no more than so many ahead of the answers."""
+        """Publish in order, at most so many messages ahead of the answers."""
         for start in range(0, len(messages), 10):
             while self.count - self.scalar("SELECT count(*) FROM outbox") > at_once:
                 await asyncio.sleep(0.01)
@@ -92,7 +92,7 @@ class Chaos:
             self.count += 1
 
     async def kill(self, messages: int, kills: int) -> None:
-        """Kill a worker so many times, spread over the run; now and then the sender as well."""
+        """Kill a worker so many times, spread over the run; sometimes the sender as well."""
         for number in range(kills):
             while self.count < (number + 0.5) * messages / (kills + 1):
                 await asyncio.sleep(0.005)
@@ -129,7 +129,7 @@ class Chaos:
         return int(self._db.execute(sql).fetchone()[0])
 
     async def close(self) -> None:
-        """Workers that are told to end do so cleanly."""
+        """Tell the workers to end; check that they do so cleanly."""
         for worker in self.workers:
             await worker.kill(signal.SIGTERM)
         assert [await worker.wait() for worker in self.workers] == [0] * WORKERS
@@ -183,7 +183,7 @@ async def chaos_test(forge: Forge, folder: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(400)
-async def test_hundreds_of_messages_survive_workers_that_are_killed_at_random(
+async def test_hundreds_of_messages_survive_workers_killed_at_random(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await chaos_test(forge, tmp_path, capfd, messages=300, sessions=30, kills=10, patience=120)
@@ -191,7 +191,7 @@ async def test_hundreds_of_messages_survive_workers_that_are_killed_at_random(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-async def test_ten_thousand_messages_survive_workers_that_are_killed_at_random(
+async def test_ten_thousand_messages_survive_workers_killed_at_random(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await chaos_test(forge, tmp_path, capfd, messages=10_000, sessions=500, kills=200, patience=300)

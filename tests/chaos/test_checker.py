@@ -1,4 +1,4 @@
-"""The checker sees bugs that are planted, and histories that are doctored."""
+"""The checker detects planted bugs and doctored histories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..crash.history import History, read
 from ..crash.scene import Scene, say
 from .channel import finished, publish, until
 
-# What two who write to one log at once leave there, and no turn does that is only under way.
+# Left in a log by two concurrent writers, and by no turn that is merely in progress.
 HARM = re.compile(r"mixed up|has [2-9]\d* (?:ends|answers in the outbox)")
 
 
@@ -35,7 +35,7 @@ def uses(pid: int, store: Path) -> bool:
 async def robbers(
     forge: Forge, folder: Path, model: FakeOpenAI, plant: str, seen: Callable[[History], object]
 ) -> History:
-    """Two workers that take each other for dead, until something is seen of it: when they meet is up to chance."""
+    """Two workers that consider each other dead, until the effect is seen; when they collide is random."""
     children = [forge.start("worker", folder=str(folder), url=model.base_url, plant=plant) for _ in range(2)]
     pids = [await asyncio.wrap_future(child.pid) for child in children]
     store = (folder / "store.db").resolve()
@@ -53,10 +53,10 @@ async def robbers(
     return read(folder, model.requests)
 
 
-async def test_workers_that_take_each_other_for_dead_cannot_harm_the_log(
+async def test_workers_that_consider_each_other_dead_cannot_harm_the_log(
     forge: Forge, model: FakeOpenAI, tmp_path: Path
 ) -> None:
-    """The verdict is wrong, and the fence holds: work may be done twice, but nothing unsafe, and one answer counts."""
+    """They are wrong, and the fence holds: work may be repeated, but nothing unsafe, and one answer counts."""
     await robbers(forge, tmp_path, model, "thief", lambda history: history.takeovers)
     history = await finished(forge, tmp_path, model)
     assert history.takeovers
@@ -84,9 +84,9 @@ async def test_the_checker_sees_writes_that_are_acknowledged_too_early(
     def all_seen() -> bool:
         return all(any(one in line for one in sign for line in found) for sign in signs)
 
-    for attempt in range(4):  # on a busy machine a write that was acknowledged too early may still get there in time
+    for attempt in range(4):  # on a busy machine a write that was acknowledged too early may still be on disk in time
         for bus in ("durable", "memory"):
-            # Before the first request its prompt is stored, behind the message; the late one in another session has no
+            # Before the first request its prompt is stored, after the message; the late one in another session has no
             # such wait.
             options: dict[str, Any] = {"plant": "early", "late": [say("m3", chat="b")] if bus == "memory" else []}
             messages = [say("m1", "n"), say("m2")][: 2 if bus == "durable" else 1]
@@ -197,7 +197,7 @@ async def test_the_checker_sees_every_doctored_history(forge: Forge, model: Fake
     assert violations(good) == []
 
 
-async def test_the_checker_sees_what_was_on_disk_change(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> None:
+async def test_the_checker_sees_changes_of_what_was_on_disk(forge: Forge, model: FakeOpenAI, tmp_path: Path) -> None:
     scene = Scene(forge, model, tmp_path, [say("m1", "s.n")], {})
     await scene.undisturbed()
     good = scene.read(tmp_path / "whole")

@@ -30,7 +30,7 @@ from .clients import HttpClient, Publisher
 from .company import REFUSED, Company, company
 from .test_at_random import model_process
 
-# Each kind of disturbance, and how often it comes: what costs little time comes more often.
+# Each kind of disturbance, and how often it occurs: quick ones occur more often.
 KINDS = {
     "kill worker": 1,
     "kill server": 1,
@@ -45,12 +45,12 @@ KINDS = {
     "restart fast": 1,
     "restart immediate": 1,
 }
-TOKEN_SECONDS = 0.02  # between two words of an answer, so that streams are cut in the middle
+TOKEN_SECONDS = 0.02  # between two words of an answer, so that streams are interrupted midway
 
 
 @dataclass
 class Load:
-    """So many messages over so many sessions, and what is done to the company meanwhile."""
+    """So many messages over so many sessions, and what happens to the company meanwhile."""
 
     messages: int
     sessions: int
@@ -58,16 +58,16 @@ class Load:
     patience: float = 120.0
     seed: int = 0
     pause: float = 0.0  # seconds between two messages of a client
-    every: int = 4  # seconds between two slots of a job; who is as late as that on a busy machine leaves one out
+    every: int = 4  # seconds between two slots of a job; a process that is later than that on a busy machine skips one
     lease: float = LEASE
 
     def shares(self) -> list[int]:
-        """How many messages each session has."""
+        """Return how many messages each session has."""
         return [self.messages // self.sessions + (n < self.messages % self.sessions) for n in range(self.sessions)]
 
 
 class Chaos:
-    """A company under load, and the one who disturbs it."""
+    """A company under load, and what disturbs it."""
 
     def __init__(self, company: Company, load: Load) -> None:
         self.company = company
@@ -85,7 +85,7 @@ class Chaos:
         return self.answered + (self.publisher.delivered if self.publisher is not None else 0)
 
     async def run(self) -> bool:
-        """Everything at once; True when it came to rest in time."""
+        """Run everything at once; return True if all work was done in time."""
         store = PostgresStore(named(self.company.dsn), lease_seconds=self.load.lease)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as http:
@@ -127,7 +127,7 @@ class Chaos:
         self.answered += 1
 
     async def _disturb(self) -> None:
-        """All that is to happen, spread over the run."""
+        """Return everything that is to happen, spread over the run."""
         for number, kind in enumerate(self.load.disturbances):
             while self.progress < (number + 0.3) * self.load.messages / (len(self.load.disturbances) + 1):
                 await asyncio.sleep(0.02)
@@ -140,7 +140,7 @@ class Chaos:
     async def _do(self, kind: str) -> None:
         what, _, whom = kind.partition(" ")
         if what == "restart":
-            # Away for longer than a lease: nobody could renew it, and nobody is dead for that.
+            # Unavailable for longer than a lease: no worker could renew it, and that makes none dead.
             await self.company.restart_postgres(whom, away=self.load.lease if whom == "immediate" else 0.0)
             return
         if what == "roll":
@@ -198,7 +198,7 @@ class Chaos:
 async def run_company(
     forge: Forge, folder: Path, load: Load, *, workers: int = 4, servers: int = 2, on: Server | None = None
 ) -> tuple[Chaos, History, str]:
-    """Run the load; what there was, what it left behind, and its figures."""
+    """Run the load; return the history, what is left behind, and figures."""
     began = time.monotonic()
     options: dict[str, Any] = {"workers": workers, "servers": servers, "on": on, "lease": load.lease}
     async with model_process(TOKEN_SECONDS) as url, company(forge, folder, url, **options) as made:
@@ -219,7 +219,7 @@ def seed_of() -> int:
 
 
 def every_kind(seed: int, times: int) -> list[str]:
-    """Every kind of disturbance, so many times over, in an order of the seed's."""
+    """Return every kind of disturbance, so many times each, in the seed's order."""
     kinds = [kind for kind, often in KINDS.items() for _ in range(often * times)]
     random.Random(seed).shuffle(kinds)
     return kinds

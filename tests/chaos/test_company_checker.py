@@ -1,4 +1,4 @@
-"""The checker sees bugs that are planted in processes of one PostgreSQL store, and histories that are doctored."""
+"""The checker detects bugs planted in processes of one PostgreSQL store, and doctored histories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .channel import held, started, until
 from .company import REFUSED, Company, Member, company
 from .test_company import Load, run_company
 
-EVERY = 3  # seconds between two slots of a job; there must be some in the short time of a run
+EVERY = 3  # seconds between two slots of a job; some must fall into the short run
 
 
 class Place(NamedTuple):
@@ -69,7 +69,7 @@ async def wake(made: Company) -> None:
 
 
 async def holder(made: Company) -> Member:
-    """The worker that holds a session now."""
+    """Return the worker that holds a session now."""
     (pid,) = await made.holders()
     return next(one for one in made.members if one.pid == pid)
 
@@ -81,8 +81,9 @@ def left(made: Company, model: FakeOpenAI) -> History:
 
 
 async def robbery(place: Place, plant: str, over: Callable[[Company], bool]) -> History:
-    """A worker that is frozen past its lease in the middle of a turn, and wakes when another has its session; what
-    there is when that is over."""
+    """Freeze a worker past its lease in the middle of a turn, and wake it when another has its session; return the
+    final history.
+    """
     async with at_work(place, plant, lease=3.0) as made:
         with held(place.folder):
             await publish(made, say("m1", "l.n"))
@@ -105,7 +106,7 @@ async def test_the_checker_sees_a_missing_fence(place: Place) -> None:
 
 
 def finds(made: Company, model: FakeOpenAI, *signs: str) -> bool:
-    """Whether the checker sees all of this by now."""
+    """Whether the checker has seen all of this by now."""
     found = "\n".join(violations(left(made, model)))
     return all(sign in found for sign in signs)
 
@@ -116,7 +117,7 @@ async def test_the_checker_sees_a_lease_that_is_taken_while_its_holder_lives(pla
             await publish(made, say("m1", "l.n"))
             await until(started(place.folder))
             await publish(made, say("m2"))
-            await wake(made)  # the other one looks too, while the first has the session
+            await wake(made)  # the other one looks for work too while the first has the session
             stolen = ("took the lease and the fence is still", "which lived")
             await until(lambda: finds(made, place.model, *stolen))
 

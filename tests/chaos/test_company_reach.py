@@ -1,4 +1,4 @@
-"""What is said through one process reaches the turn that another one runs."""
+"""A message sent through one process reaches the turn that another one runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_stop_through_the_api_of_a_server_reaches_the_turn_of_another_pr
     async with start(workers=int(runner == "worker"), servers=2) as made, aiohttp.ClientSession() as http:
         one, other = (Client(url, http) for url in made.urls())
         with held(tmp_path):
-            if runner == "worker":  # or one of the servers: whoever it is, both are asked
+            if runner == "worker":  # or one of the servers; both are asked
                 await publish(made, say("m1", "l.l.l.l"))
                 asking, key = None, "test:a"
             else:
@@ -93,7 +93,7 @@ async def test_a_stop_through_the_api_of_a_server_reaches_the_turn_of_another_pr
     assert runs(tmp_path) < 4
 
 
-async def test_a_message_that_comes_through_another_process_steers_the_turn_that_runs(
+async def test_a_message_from_another_process_steers_the_running_turn(
     start: Any, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     async with start(workers=1, servers=0, settings=STEERS) as made:
@@ -106,10 +106,10 @@ async def test_a_message_that_comes_through_another_process_steers_the_turn_that
     (log,) = history.logs.values()
     assert [place.entry.content for place in log if isinstance(place.entry, UserSaid)] == ["mark:m1.l.l.l", "mark:m2"]
     assert len(ends(history)) == 1
-    assert runs(tmp_path) < 3  # the second message had another plan, and the turn took it up at its next round
+    assert runs(tmp_path) < 3  # the second message had another plan, which the turn adopted at its next round
 
 
-async def test_a_word_of_approval_reaches_the_turn_that_another_process_had_run(
+async def test_an_approval_reaches_the_turn_that_another_process_ran(
     start: Any, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     async with start(workers=1, servers=0, settings=ASKS) as made:
@@ -124,10 +124,10 @@ async def test_a_word_of_approval_reaches_the_turn_that_another_process_had_run(
     assert runs(tmp_path) == 1
 
 
-async def test_a_stream_whose_server_was_frozen_past_its_lease_says_nothing_twice(
+async def test_a_stream_whose_server_was_frozen_past_its_lease_repeats_nothing(
     forge: Forge, tmp_path: Path, postgres: Server
 ) -> None:
-    """It goes on with the turn that another process has taken over, after what it has shown of its own."""
+    """It continues with the turn that another process has taken over, after what it has already shown."""
     streamed = Streamed()
     async with (
         planned(token_delay=0.5, keep_bodies=False) as model,

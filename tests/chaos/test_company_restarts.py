@@ -1,4 +1,4 @@
-"""Restarts under load that a person does on purpose: of PostgreSQL, and of all workers and servers in turn."""
+"""Planned restarts under load: of PostgreSQL, and of all workers and servers in turn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..crash.forge import Forge
 from ..store.postgres.server import Server
 from .test_company import Load, run_company, seed_of
 
-UNHURRIED = 5.0  # seconds of a lease, of which none may end
+UNHURRIED = 5.0  # seconds of a lease; none may expire
 pytestmark = pytest.mark.timeout(300)
 
 
-async def test_a_postgresql_that_is_restarted_under_load_costs_nothing_and_all_go_on_by_themselves(
+async def test_a_postgresql_restarted_under_load_costs_nothing_and_all_continue_unaided(
     forge: Forge, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     load = Load(100, 10, ["restart fast", "restart immediate"], seed=seed_of(), lease=UNHURRIED)

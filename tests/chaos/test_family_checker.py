@@ -1,4 +1,4 @@
-"""The checker of sub-agents and scheduled work sees bugs that are planted."""
+"""The checker of sub-agents and scheduled work detects planted bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that was taken for dead can write nothing."""
+"""A worker that was considered dead cannot write."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from everloop.store.sqlite import SQLiteStore
 def dump(path: Path) -> list[str]:
     db = sqlite3.connect(path)
     try:
-        return [line for line in db.iterdump() if "commit_mark" not in line]  # which counts what changes nothing, too
+        return [line for line in db.iterdump() if "commit_mark" not in line]  # it counts no-op statements, too
     finally:
         db.close()
 
 
 @pytest.fixture
 async def robbed(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, Claim, Claim]]:
-    """A store, the claim of a worker that was taken for dead, and the claim of the one that has its session now."""
+    """A store, the claim of a worker that was considered dead, and the claim of the session's new holder."""
     store = SQLiteStore(tmp_path / "store.db")
     old, new = new_worker(), new_worker()
     message = InboundMessage("test", "me", "a", "hello", id="m1").addressed()
@@ -70,7 +70,7 @@ async def test_a_worker_that_lost_its_lease_can_neither_finish_nor_release(
     assert [row.message.content for row in await store.take_outgoing("someone")] == ["fresh"]
 
 
-async def test_a_stale_write_does_not_take_the_writes_beside_it_down(
+async def test_a_stale_write_does_not_fail_the_writes_grouped_with_it(
     robbed: tuple[SQLiteStore, Claim, Claim],
 ) -> None:
     store, stale, fresh = robbed

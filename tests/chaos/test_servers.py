@@ -1,4 +1,4 @@
-"""Two servers on one store that are killed at random while clients ask, and repeat what was not answered."""
+"""Two servers on one store, killed at random while clients ask and repeat unanswered requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 16.0  # in which servers are killed
 
 
 class Writes(FakeOpenAI):
-    """A model that has a command write down the mark of each message, which is not safe to do twice, and answers."""
+    """A model that has a command record each message's mark, which is not safe to repeat, and then answers."""
 
     def _scripted(self, body: dict[str, Any], marker: str, round: int) -> Reply:
         if round:
@@ -36,14 +36,14 @@ class Writes(FakeOpenAI):
 
 @dataclass
 class Servers:
-    """Two addresses, of which any may be dead just now; and what has happened."""
+    """Two addresses, either of which may be down; and what has happened."""
 
     urls: list[str | None] = field(default_factory=lambda: [None, None])
     counts: Counter[str] = field(default_factory=Counter)
     over: bool = False
 
     async def keep_up(self, number: int, fake: FakeOpenAI, home: Path, until: float) -> None:
-        """Start a server, kill it after a while, and start it again; the last one stays until all are answered."""
+        """Start a server, kill it after a while, and restart it; the last one stays until all requests are answered."""
         while not self.over:
             async with process(fake, home) as (_, url):
                 self.urls[number] = url
@@ -56,7 +56,7 @@ class Servers:
             self.counts["kills"] += not self.over
 
     async def ask(self, http: aiohttp.ClientSession, name: str, mark: str) -> str:
-        """The answer, asked for as often as it takes, of any server that is there; now and then it hangs up."""
+        """Return the answer, requested as often as necessary from any available server; sometimes it disconnects."""
         headers = {"X-Session": name, "Idempotency-Key": mark}
         while True:
             self.counts["tries"] += 1
@@ -91,7 +91,7 @@ async def test_a_repeated_request_gets_one_answer_and_no_unsafe_call_runs_twice(
         for mark in asked[name]:
             answer = await servers.ask(http, name, mark)
             assert answer == f"done:{mark}"
-            assert await servers.ask(http, name, mark) == answer  # once more, of whichever server
+            assert await servers.ask(http, name, mark) == answer  # once more, at any server
             await asyncio.sleep(random.uniform(0.0, 2 * SECONDS / MESSAGES))
 
     async with Writes() as fake, aiohttp.ClientSession() as http:
@@ -111,6 +111,6 @@ async def test_a_repeated_request_gets_one_answer_and_no_unsafe_call_runs_twice(
     hung_up = {id.split(":")[3] for id, reason, _ in rows if reason == "cancelled"}
     print(f"{len(marks)} messages: {dict(servers.counts)}; {sum(done.values())} commands, {len(rows)} turns")
     assert servers.counts["kills"] >= 4
-    assert max(done[mark] for mark in marks if mark not in hung_up) == 1  # a turn that was stopped is run again
+    assert max(done[mark] for mark in marks if mark not in hung_up) == 1  # a stopped turn is run again
     assert answered == Counter(marks)
     assert {state for _, _, state in rows} == {"done"}

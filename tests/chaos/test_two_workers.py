@@ -38,7 +38,7 @@ async def test_a_dead_workers_turn_is_taken_over_though_nothing_else_happens(
     assert violations(await finished(forge, tmp_path, model)) == []
 
 
-async def test_what_killed_workers_leave_in_the_runtime_folder_is_swept_up(
+async def test_leftovers_of_killed_workers_in_the_runtime_folder_are_removed(
     forge: Forge, model: FakeOpenAI, tmp_path: Path
 ) -> None:
     with tempfile.TemporaryDirectory() as runtime:  # a socket's path must be short
@@ -51,10 +51,10 @@ async def test_what_killed_workers_leave_in_the_runtime_folder_is_swept_up(
             await worker.wait()
 
 
-async def test_a_frozen_worker_keeps_its_session_and_goes_on_where_it_was(
+async def test_a_frozen_worker_keeps_its_session_and_continues_where_it_was(
     forge: Forge, model: FakeOpenAI, tmp_path: Path
 ) -> None:
-    """A stopped process is alive, so nobody takes its turn; everybody else's goes on."""
+    """A frozen process is alive, so no other takes its turn; all other turns continue."""
     frozen = forge.start("worker", folder=str(tmp_path), url=model.base_url)
     with held(tmp_path):
         await publish(tmp_path, say("m1", "l.n"), say("m2", "s"))
@@ -63,7 +63,7 @@ async def test_a_frozen_worker_keeps_its_session_and_goes_on_where_it_was(
     other = forge.start("worker", folder=str(tmp_path), url=model.base_url)
     await publish(tmp_path, say("b1", "n", chat="b"), say("m3"))
     await until(lambda: len(read(tmp_path).answers) == 1)
-    await asyncio.sleep(0.6)  # longer than the tool that was frozen takes
+    await asyncio.sleep(0.6)  # longer than the frozen tool takes
     assert [reply_to for _, reply_to, _ in read(tmp_path).answers] == ["b1"]
     await frozen.kill(signal.SIGCONT)
     await until(lambda: len(read(tmp_path).answers) == 4)

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from everloop.testing import FakeOpenAI, call
+from everloop.testing import call
 
 from ..support.commands import everloop
 from ..support.settings import ASK_BEFORE_WRITING, home_with
-
-
-@pytest.fixture
-async def server():
-    async with FakeOpenAI() as server:
-        yield server
 
 
 @pytest.fixture

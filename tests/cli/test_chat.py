@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,28 +14,9 @@ from everloop.cli.output import as_json, mark_of
 from everloop.cli.setup import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.testing.openai_server import Reply
 from everloop.text import one_line, printable
 from tests.support.commands import COMMAND, Terminal, environment, everloop, finished, start, terminal, until
-from tests.support.held import HeldOpenAI
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-async def held() -> AsyncIterator[HeldOpenAI]:
-    async with HeldOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
-
 
 # ------------------------------------------------------------------------------------------------ at a terminal
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import shlex
 import shutil
@@ -11,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,20 +21,9 @@ from everloop.cli.main import parser
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.testing.openai_server import Reply
 from tests.support.commands import COMMAND, Done, environment, everloop, finished, start, until
 from tests.support.held import HeldOpenAI
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
 
 
 def settings(home: Path, text: str) -> None:

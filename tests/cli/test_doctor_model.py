@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from everloop.cli.model_checks import CODE, LINES
 from everloop.testing import FakeOpenAI, call
 
@@ -16,12 +12,6 @@ NAMES = [
     "answers", "streams", "counts tokens", "calls a tool", "right arguments", "reads results", "two calls",
     "no needless call", "exact text", "clean answers",
 ]  # fmt: skip
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
 
 
 def failed(done: Done) -> list[str]:

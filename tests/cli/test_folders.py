@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -28,17 +26,6 @@ STEERING = {
     "agents/evil.md": f"---\nname: evil\ndescription: {CANARY}\n---\n{CANARY}\n",
 }
 QUESTION = "Trust this folder? [y/N]"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
 
 
 @pytest.fixture

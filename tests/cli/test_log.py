@@ -12,24 +12,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI, Reply
 from tests.support.commands import COMMAND, Done, environment, everloop, finished, start, terminal
 
 SECRET = "canary-7f3a"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
 
 
 class Follower:

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.testing.openai_server import Reply
 from tests.support.commands import Done, environment, everloop, finished, start, until
 from tests.support.held import HeldOpenAI
 
@@ -41,12 +40,6 @@ def folder(tmp_path: Path) -> Path:
     (made / "agents").mkdir(parents=True)
     (made / "agents" / "gardener.md").write_text(GARDENER)
     return made
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
 
 
 def words(folder: Path, *further: str) -> list[str]:

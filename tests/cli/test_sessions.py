@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -26,17 +23,6 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.registry import keep_output, outputs_folder
 from tests.support.commands import environment, everloop, start, terminal, until
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
 
 
 async def said(server: FakeOpenAI, key: str, text: str) -> None:

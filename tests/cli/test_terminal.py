@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
-from everloop.testing.openai_server import FakeOpenAI, Reply
+from everloop.testing.openai_server import Reply
 from tests.support.commands import ESCAPES, everloop, terminal, until
-from tests.support.held import HeldOpenAI
 
 WIDTHS = [40, 80, 120]
 ANSWER = """\
@@ -44,23 +40,6 @@ def is_prime(n: int) -> bool:
 The <b>end</b>.
 """
 WORDS = re.findall(r"[A-Za-z]{3,}", re.sub(r"```python|\|---.*", "", ANSWER))
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-async def held() -> AsyncIterator[HeldOpenAI]:
-    async with HeldOpenAI() as running:
-        yield running
-
-
-@pytest.fixture
-def home() -> Path:
-    return Path(os.environ["EVERLOOP_HOME"])
 
 
 # ------------------------------------------------------------------------------------------------ Markdown

@@ -26,7 +26,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
 
 @pytest.fixture
 def server(running: Served) -> Iterator[Served]:
-    """The running server, with nothing left of the tests before."""
+    """The running server, without leftovers of earlier tests."""
     running.behind.requests.clear()
     running.behind.replies.clear()
     yield running

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 REQUIREMENTS = HERE / "requirements"
 NODE = HERE / "node"
-# Clients whose pins agree live together: fewer environments to make.
+# Clients whose pins agree share an environment: fewer to make.
 PYTHON_ENVIRONMENTS = {
     "openai": "openai",
     "llm": "openai",
@@ -45,7 +45,7 @@ PYTHON_ENVIRONMENTS = {
 NODE_ENVIRONMENT = "node"
 BROWSERS = "browsers"
 NODE_ENVIRONMENTS = {NODE_ENVIRONMENT: NODE, BROWSERS: HERE / "browsers"}
-# As they are before a test gets a home of its own: installers need the person's settings, proxy and download cache.
+# As before a test gets its own home: installers need the person's settings, proxy and download cache.
 _OUTSIDE = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
 _IN_CI = _OUTSIDE.get("CI", "").lower() in {"1", "true", "yes"}
 _CACHE = Path(_OUTSIDE.get("EVERLOOP_TEST_CACHE") or ROOT / ".clients").resolve()  # npm fails behind a symbolic link
@@ -54,16 +54,16 @@ _TIME = 900  # seconds for one installer
 
 
 class CannotMake(Exception):
-    """Something is missing: the network, node, a folder that can be written."""
+    """Something is missing: the network, node, a writable folder."""
 
 
 def python_environment(name: str) -> Path:
-    """The python of a virtual environment with a client in it. In CI a missing one fails the test, else skips it."""
+    """Return the python of a virtual environment with a client. In CI a missing one fails the test, else skips it."""
     return _or_skip(name, lambda: make_python(name, _CACHE))
 
 
 def node_environment(name: str = NODE_ENVIRONMENT) -> Path:
-    """The folder whose `node_modules` has the clients for Node.js, or what drives browsers."""
+    """Return the folder whose `node_modules` has the clients for Node.js, or the browser driver."""
     return _or_skip(name, lambda: make_node(_CACHE, NODE_ENVIRONMENTS[name]))
 
 
@@ -73,7 +73,7 @@ def source_environment() -> dict[str, str]:
 
 
 def make_python(name: str, cache: Path, requirements: Path = REQUIREMENTS) -> Path:
-    """Make the environment unless it is there; raises CannotMake."""
+    """Make the environment if it is missing; raises CannotMake."""
     if name not in PYTHON_ENVIRONMENTS:
         raise CannotMake(f"there is no environment {name!r}; known are {', '.join(sorted(PYTHON_ENVIRONMENTS))}")
     wanted = requirements / f"{PYTHON_ENVIRONMENTS[name]}.txt"
@@ -103,7 +103,7 @@ def make_node(cache: Path, node: Path = NODE) -> Path:
 
 
 def _made(cache: Path, name: str, build: Callable[[Path, Run], None], proof: Path) -> Path:
-    """The finished environment. Whoever comes first builds it, the others wait; a half-made one is thrown away."""
+    """Return the finished environment. The first caller builds it, the others wait; a partial one is discarded."""
     place, stamp = cache / name, cache / name / ".ready"
     if stamp.exists() and (place / proof).exists():
         return place
@@ -112,7 +112,7 @@ def _made(cache: Path, name: str, build: Callable[[Path, Run], None], proof: Pat
             return place
         failure = cache / f"{name}.failed"
         run = _OUTSIDE.get("PYTEST_XDIST_TESTRUNUID")
-        if run and failure.exists():  # so that the workers of one run do not all wait for a network that is not there
+        if run and failure.exists():  # so that the workers of one run do not all wait for an unreachable network
             known, _, reason = failure.read_text().partition("\n")
             if known == run:
                 raise CannotMake(reason)
@@ -129,10 +129,10 @@ def _made(cache: Path, name: str, build: Callable[[Path, Run], None], proof: Pat
 
 @contextmanager
 def _locked(cache: Path, name: str) -> Iterator[int]:
-    """The lock dies with its process and the installers that it started, so nobody waits for the dead."""
+    """The lock ends with its process and the installers that it started, so that none waits for a dead one."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        (cache / ".gitignore").write_text("*\n")  # nobody commits it by accident
+        (cache / ".gitignore").write_text("*\n")  # so that it is not committed by accident
         file = (cache / f"{name}.lock").open("w")
     except OSError as error:
         raise CannotMake(f"{cache} cannot be written ({error.strerror}); set EVERLOOP_TEST_CACHE to a folder") from None
@@ -142,12 +142,12 @@ def _locked(cache: Path, name: str) -> Iterator[int]:
 
 
 def _install(python: Path, wanted: Path, run: Run) -> None:
-    """By uv where it is, which is quicker, else by pip; wheels only, so that no package's code runs."""
+    """Install with uv if available, which is faster, else with pip; wheels only, so that no package's code runs."""
     checked = ["--only-binary", ":all:", "--require-hashes", "--no-deps", "--quiet", "-r", str(wanted)]
     if (uv := _program("uv")) is not None:
         try:
             return run([uv, "pip", "install", "--python", str(python), *checked])
-        except CannotMake:  # uv does not read pip's settings, such as an index of one's own
+        except CannotMake:  # uv does not read pip's settings, such as a private index
             pass
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
     run([*pip, "--retries", "2", "--no-compile", *checked])
@@ -158,7 +158,7 @@ def _program(name: str) -> str | None:
 
 
 def _run(command: Sequence[str], lock: int) -> None:
-    """The child holds the lock too: should we be killed, nobody builds where it still writes."""
+    """The child holds the lock too: if this process is killed, no other builds where the child still writes."""
     try:
         done = subprocess.run(
             command, env=_OUTSIDE, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIME,
@@ -202,7 +202,7 @@ def _make(name: str) -> Path:
 
 
 def main(names: Sequence[str]) -> int:
-    """Make the environments that are named, or all."""
+    """Make the named environments, or all."""
     one_client_each = {file: client for client, file in PYTHON_ENVIRONMENTS.items()}
     try:
         for place in make_all(names or [*NODE_ENVIRONMENTS, *one_client_each.values()], _make):

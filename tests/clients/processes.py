@@ -22,7 +22,7 @@ from .environments import node_environment, python_environment, source_environme
 SCRIPTS = Path(__file__).parent / "scripts"
 COMMAND = (sys.executable, "-m", "everloop")
 ADDRESS = re.compile(rb"everloop: serving on (http://\S+)")
-# What each client is run by: an environment, and a script in it.
+# For each client, its environment and its script.
 CLIENTS = {
     "openai": ("openai", "run_openai.py"),
     "openai-node": ("node", "run_openai.mjs"),
@@ -33,7 +33,7 @@ CLIENTS = {
 }
 
 
-# Clients of the other APIs, and what their scripts are told.
+# Clients of the other APIs, and their scripts' arguments.
 OTHER_CLIENTS = {
     "responses": ("openai", "run_responses.py"),
     "responses-node": ("node", "run_responses.mjs"),
@@ -48,20 +48,20 @@ OTHER_CLIENTS = {
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process brings about."""
+    """Wait for something that another process does."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
 
 
 def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A person's environment with nothing set; no client reports home or fetches anything beside what it is told to."""
+    """A person's environment with nothing set; no client reports home or fetches anything on its own."""
     home.mkdir(parents=True, exist_ok=True)
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "LANG": "C.UTF-8",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks a host for prices when it is imported
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it asks a host for prices when it is imported
         "AI_SDK_LOG_WARNINGS": "false",
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LLM_USER_PATH": str(home),
@@ -70,7 +70,7 @@ def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> d
 
 
 class Client:
-    """A client's script, which does one thing after another as it is told."""
+    """A client's script, which carries out one action after another on command."""
 
     def __init__(self, name: str, folder: Path) -> None:
         environment, script, *arguments = {**CLIENTS, **OTHER_CLIENTS}[name]
@@ -83,7 +83,7 @@ class Client:
             )  # fmt: skip
 
     async def does(self, action: str, server: Served, **asked: Any) -> Any:
-        """What it says about an action; its own exceptions are told by their names."""
+        """Return the result of an action; the client's own exceptions are reported by name."""
         command = {"do": action, "base_url": f"{server.url}/v1", "key": server.token, "model": server.model, **asked}
         return await asyncio.wait_for(asyncio.to_thread(self._ask, command), 150)
 
@@ -113,7 +113,7 @@ def _command(environment: str, script: str, folder: Path) -> Sequence[str]:
 
 @dataclass
 class Served:
-    """A running server, the model behind it, and who may come."""
+    """A running server, the model behind it, and the valid token."""
 
     url: str
     token: str
@@ -123,7 +123,7 @@ class Served:
 
     @property
     def asked(self) -> list[Any]:
-        """The messages of the last request to the model behind."""
+        """Return the messages of the last request to the model."""
         body = self.behind.requests[-1].body
         assert body is not None
         return list(body["messages"])
@@ -131,7 +131,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, model: str = "tools-0x0", token: str = "") -> AsyncIterator[Served]:
-    """`everloop serve` on a free port with a scripted model behind it, and with a token unless one is made up."""
+    """`everloop serve` on a free port with a scripted model, and with a token unless one is given."""
     async with FakeOpenAI() as behind:
         workspace = folder / "workspace"
         workspace.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Real OpenAI clients talk to the running server as they talk to any other."""
+"""Real OpenAI clients use the running server like any other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.support.drawing import drawn
 
 from .processes import Client, Served, until
 
-# The time to make an environment is not the test's.
+# The time to make an environment does not count as the test's.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(200, func_only=True)]
 PICTURE = "data:image/png;base64," + base64.b64encode(drawn()).decode()
-# What a client raises where the others raise OpenAI's exceptions: the AI SDK has one for all, and litellm goes by the
+# What a client raises where the others raise OpenAI's exceptions: the AI SDK has one for all, and litellm uses the
 # type that the error's body names before it looks at the status.
 BAD_REQUEST = {"ai-sdk": "APICallError"}
 UNAUTHORIZED = {"ai-sdk": "APICallError"}
-# A model's server that fails in the middle of its answer, in a way that a second try does not better.
+# A model server that fails in the middle of its answer, in a way that a retry does not cure.
 BROKEN = (
     b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "half "}}]}\n\n'
     b'data: {"error": {"message": "a canary of the model\'s", "type": "invalid_request_error", "code": 400}}\n\n'
@@ -28,7 +28,7 @@ BROKEN = (
 
 
 async def reason(server: Served, body: dict[str, Any], token: str | None = None) -> tuple[int, str]:
-    """The status and the words with which the server refuses a request."""
+    """The status and the message of the server's refusal."""
     head = {"Authorization": f"Bearer {token or server.token}"}
     body = {"model": server.model, "messages": [{"role": "user", "content": "hi"}], **body}
     async with (
@@ -55,7 +55,7 @@ async def test_a_streamed_chat_comes_in_pieces(client: Client, server: Served):
     assert said["tokens"] > 0
 
 
-async def test_the_agents_own_tools_run_beside_and_the_client_sees_only_the_answer(client: Client, server: Served):
+async def test_the_agents_own_tools_run_and_the_client_sees_only_the_answer(client: Client, server: Served):
     server.behind.calls(call("list_dir", path="."), text="I look first.")
     server.behind.reply("Nothing is there.")
     said = await client.does("stream", server, prompt="What is there?")
@@ -97,7 +97,7 @@ async def test_a_picture_reaches_the_model(client: Client, server: Served):
     assert [part["text"] for part in parts if part["type"] == "text"] == ["Which colours?"]
 
 
-async def test_a_parameter_that_is_refused_is_the_clients_own_exception(client: Client, server: Served):
+async def test_a_refused_parameter_raises_the_clients_own_exception(client: Client, server: Served):
     wrong = {"max_tokens": 0} if client.name == "llm" else {"n": 2}  # llm has no other that is refused
     status, words = await reason(server, wrong)
     said = await client.does("refused", server, prompt="hi", streamed=False)
@@ -110,7 +110,7 @@ async def test_a_parameter_that_is_refused_is_the_clients_own_exception(client: 
 
 
 @pytest.mark.parametrize("action", ["chat", "stream"])
-async def test_a_wrong_token_is_the_clients_own_exception(client: Client, server: Served, action: str):
+async def test_a_wrong_token_raises_the_clients_own_exception(client: Client, server: Served, action: str):
     status, words = await reason(server, {}, token="wrong")
     said = await client.does(action, server, prompt="hi", key="wrong", streamed=False)
     assert status == 401
@@ -120,16 +120,16 @@ async def test_a_wrong_token_is_the_clients_own_exception(client: Client, server
     assert server.behind.requests == []
 
 
-async def test_an_answer_that_breaks_off_is_an_error_and_no_short_answer(client: Client, server: Served):
+async def test_an_interrupted_answer_is_an_error_and_not_a_short_answer(client: Client, server: Served):
     server.behind.raw(BROKEN)
     said = await client.does("stream", server, prompt="Go on.")
     assert said["raised"]
     assert "the server's model call failed" in said["message"]
-    assert "a canary of the model's" not in said["message"]  # whoever shows a token need not know what is behind
+    assert "a canary of the model's" not in said["message"]  # internals stay private
 
 
 @pytest.mark.parametrize("client", ["openai", "openai-node", "ai-sdk", "litellm", "langchain"], indirect=True)
-async def test_a_client_that_goes_away_stops_the_model(client: Client, server: Served):
+async def test_a_client_that_disconnects_stops_the_model(client: Client, server: Served):
     server.behind.hang(50, after_chunks=2, text="one two three four")
     said = await client.does("cancel", server, prompt="Count.")
     assert said["first"].startswith("one")
@@ -138,7 +138,7 @@ async def test_a_client_that_goes_away_stops_the_model(client: Client, server: S
 
 
 @pytest.mark.parametrize("client", ["openai"], indirect=True)
-async def test_a_client_that_waits_no_longer_stops_the_model(client: Client, server: Served):
+async def test_a_client_that_times_out_stops_the_model(client: Client, server: Served):
     server.behind.hang(50)
     assert await client.does("timeout", server, prompt="Think.") == {"timeout": True}
     await until(lambda: server.behind.requests[-1].gone)
@@ -181,7 +181,7 @@ async def test_void_reads_the_call_of_its_tool(client: Client, server: Served):
 
 
 @pytest.mark.parametrize("client", ["openai-node"], indirect=True)
-async def test_void_reads_an_answer_that_agent_tools_came_before(client: Client, server: Served):
+async def test_void_reads_an_answer_that_follows_agent_tools(client: Client, server: Served):
     server.behind.calls(call("list_dir", path="."))
     server.behind.reply("Nothing is there.")
     said = await client.does("void", server, prompt="What is there?", tools=False)

@@ -1,6 +1,6 @@
-"""codex and Claude Code, as they are installed from the npm registry, work with the running server as their model.
+"""codex and Claude Code, as installed from the npm registry, use the running server as their model.
 
-They are set up as docs/clients.md says. What leads elsewhere than to this machine fails at once: neither needs more.
+They are set up as docs/clients.md says. Any connection beyond this machine fails at once: neither needs one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN = "EVERLOOP_TOKEN"
 
 @dataclass
 class Coder:
-    """A coding agent of a person whose project is `folder`."""
+    """A person's coding agent in the project `folder`."""
 
     command: Sequence[str]
     folder: Path
@@ -45,7 +45,7 @@ class Coder:
         )  # fmt: skip
 
     async def run(self, *arguments: str, code: int = 0, **settings: str) -> str:
-        """What it prints; with another exit code than 0, what it complains about, too."""
+        """Return its output; if the exit code is not 0, with its error messages."""
         process = await self.start(*arguments, **settings)
         try:
             out, err = await asyncio.wait_for(process.communicate(), 120)
@@ -57,7 +57,7 @@ class Coder:
         return str((out + err if code else out).decode())
 
     async def is_stopped(self, server: Served, *arguments: str) -> None:
-        """Interrupt it while the model speaks, as with Ctrl-C."""
+        """Interrupt it while the model answers, as with Ctrl-C."""
         process = await self.start(*arguments)
         try:
             await until(lambda: server.behind.requests)
@@ -128,7 +128,7 @@ async def test_codex_runs_a_command_and_answers(codex: Coder, server: Served):
     assert said[-1]["usage"]["input_tokens"] > 0
 
 
-async def test_codex_goes_on_in_its_session(codex: Coder, server: Served):
+async def test_codex_continues_its_session(codex: Coder, server: Served):
     for prompt, answer in (("What needs doing?", "Water the beans."), ("And then?", "Rest.")):
         server.behind.reply(answer)
         resume = ["resume", "--last"] if prompt == "And then?" else []
@@ -146,14 +146,14 @@ async def test_codex_shows_a_picture(codex: Coder, server: Served):
     assert pictures(server) == [PICTURE]
 
 
-async def test_codex_says_why_it_was_refused(codex: Coder, server: Served):
+async def test_codex_shows_why_it_was_refused(codex: Coder, server: Served):
     assert "unknown or revoked" in await codex.run("Hello.", code=1, **{TOKEN: "wrong"})
     assert server.behind.requests == []
     server.behind.fail(400)
     assert "the server's model call failed" in await codex.run("Hello.", code=1)
 
 
-async def test_codex_that_is_interrupted_stops_the_model(codex: Coder, server: Served):
+async def test_interrupting_codex_stops_the_model(codex: Coder, server: Served):
     server.behind.hang(50, after_chunks=2, text="one two three four")
     await codex.is_stopped(server, "Count.")
 
@@ -175,7 +175,7 @@ async def test_claude_code_runs_its_tools_and_answers(claude: Coder, server: Ser
     assert pictures(server) == [PICTURE]
 
 
-async def test_claude_code_shows_the_answer_as_it_comes(claude: Coder, server: Served):
+async def test_claude_code_shows_the_answer_as_it_arrives(claude: Coder, server: Served):
     server.behind.reply("Water the beans, then rest.", token_delay=0.05)
     wanted = ("--output-format", "stream-json", "--verbose", "--include-partial-messages")
     said = lines(await claude.run("What needs doing?", *wanted))
@@ -193,7 +193,7 @@ async def test_claude_code_without_tools_leaves_them_to_the_agent(claude: Coder,
     assert server.asked[-1]["role"] == "tool"
 
 
-async def test_claude_code_goes_on_in_its_session(claude: Coder, server: Served):
+async def test_claude_code_continues_its_session(claude: Coder, server: Served):
     for prompt, answer in (("What needs doing?", "Water the beans."), ("And then?", "Rest.")):
         server.behind.reply(answer)
         resume = ["--continue"] if prompt == "And then?" else []
@@ -202,13 +202,13 @@ async def test_claude_code_goes_on_in_its_session(claude: Coder, server: Served)
     assert said == ["Water the beans."]
 
 
-async def test_claude_code_says_why_it_was_refused(claude: Coder, server: Served):
+async def test_claude_code_shows_why_it_was_refused(claude: Coder, server: Served):
     # By default it tries ten times, for minutes.
     wrong = {"ANTHROPIC_AUTH_TOKEN": "wrong", "CLAUDE_CODE_MAX_RETRIES": "0"}
     assert "unknown or revoked" in await claude.run("Hello.", code=1, **wrong)
     assert server.behind.requests == []
 
 
-async def test_claude_code_that_is_interrupted_stops_the_model(claude: Coder, server: Served):
+async def test_interrupting_claude_code_stops_the_model(claude: Coder, server: Served):
     server.behind.hang(50, after_chunks=2, text="one two three four")
     await claude.is_stopped(server, "Count.")

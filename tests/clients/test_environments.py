@@ -1,4 +1,4 @@
-"""The environments of the clients: pinned, made once, and never half."""
+"""The environments of the clients: pinned, made once, and never partial."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MISSING = "from tests.clients.environments import node_environment; node_environ
 
 
 def write_pins(folder: Path, version: str = "1.0", digest: str = "") -> Path:
-    """A requirements file of one small package, which lies beside it."""
+    """A requirements file of one small package, which is next to it."""
     folder.mkdir(exist_ok=True)
     wheel = folder / f"pebble-{version}-py3-none-any.whl"
     facts = f"pebble-{version}.dist-info"
@@ -70,7 +70,7 @@ def test_an_environment_has_what_its_file_pins_and_is_made_once(tmp_path):
     assert (python.parent / "canary").exists()
 
 
-def test_two_are_made_at_once_and_told_in_their_order():
+def test_two_are_made_at_once_and_returned_in_order():
     both = threading.Barrier(2, timeout=30)
 
     def make(name: str) -> Path:
@@ -80,7 +80,7 @@ def test_two_are_made_at_once_and_told_in_their_order():
     assert [*make_all(["b", "a"], make)] == [Path("b"), Path("a")]
 
 
-def test_of_several_the_one_that_cannot_be_made_is_told():
+def test_the_one_of_several_that_cannot_be_made_is_reported():
     def make(name: str) -> Path:
         if name == "b":
             raise CannotMake("no network")
@@ -92,13 +92,13 @@ def test_of_several_the_one_that_cannot_be_made_is_told():
         next(made)
 
 
-def test_other_pins_are_another_environment(tmp_path):
+def test_other_pins_make_another_environment(tmp_path):
     old = make_python("openai", tmp_path / "cache", write_pins(tmp_path / "pins"))
     new = make_python("openai", tmp_path / "cache", write_pins(tmp_path / "pins", "2.0"))
     assert (version_in(old), version_in(new)) == ("1.0", "2.0")
 
 
-def test_a_half_made_environment_is_thrown_away(tmp_path):
+def test_a_partial_environment_is_discarded(tmp_path):
     pins = write_pins(tmp_path / "pins")
     python = make_python("openai", tmp_path / "cache", pins)
     place = python.parent.parent
@@ -111,7 +111,7 @@ def test_a_half_made_environment_is_thrown_away(tmp_path):
 @pytest.mark.parametrize("digest", ["0" * 64, "none"])
 def test_a_package_that_is_not_the_pinned_one_is_refused(digest, tmp_path):
     pins = write_pins(tmp_path / "pins", digest=digest)
-    for _ in range(2):  # what is left of the first try must not pass for an environment
+    for _ in range(2):  # leftovers of the first try must not pass for an environment
         with pytest.raises(CannotMake) as caught:
             make_python("openai", tmp_path / "cache", pins)
         assert "\n" not in str(caught.value)
@@ -133,13 +133,13 @@ def test_several_processes_at_once_make_one_environment(tmp_path):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The files of a folder at a slow address of loopback, and the paths that were asked for."""
+    """The files of a folder at a slow address on loopback, and the requested paths."""
     fetched: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_request(self, *_: object) -> None:
             fetched.append(self.path)
-            time.sleep(3 * self.path.endswith(".whl"))  # so that whoever does not wait for the first one is seen too
+            time.sleep(3 * self.path.endswith(".whl"))  # to notice a process that does not wait
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
@@ -160,7 +160,7 @@ def test_nothing_of_the_cache_is_ever_committed(tmp_path):
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "Failed: "), ("", "Skipped: ")])
-def test_what_is_missing_fails_in_ci_and_skips_elsewhere(ci, outcome, tmp_path):
+def test_a_missing_environment_fails_in_ci_and_skips_elsewhere(ci, outcome, tmp_path):
     environment = {"PATH": str(tmp_path), "CI": ci, "EVERLOOP_TEST_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", MISSING], cwd=ROOT, env=environment, capture_output=True, text=True, check=False

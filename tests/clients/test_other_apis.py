@@ -1,4 +1,4 @@
-"""Real clients of the Responses API, of Anthropic's and of Ollama's talk to the running server, with their defaults."""
+"""Real clients of the Responses API, of Anthropic's and of Ollama's use the running server, with their defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.drawing import drawn
 from .processes import OTHER_CLIENTS, Client, Served, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(200, func_only=True)]
-# What each client raises for a request that the server refuses. litellm leaves such parameters out by itself.
+# What each client raises for a request that the server refuses. litellm omits such parameters itself.
 REFUSED = {
     "responses": "BadRequestError",
     "responses-node": "BadRequestError",
@@ -47,7 +47,7 @@ async def test_a_streamed_chat_comes_in_pieces(other: Client, server: Served):
     assert "".join(said["pieces"]) == "Water the beans, then rest."
     assert len(said["pieces"]) >= 3
     assert said["finish"] == "stop"
-    assert server.asked[-1]["role"] == "tool"  # the agent's own ran beside
+    assert server.asked[-1]["role"] == "tool"  # the agent's own ran too
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -69,14 +69,14 @@ async def test_a_picture_reaches_the_model(other: Client, server: Served):
     assert urls == [PICTURE]
 
 
-async def test_a_wrong_token_is_the_clients_own_exception(other: Client, server: Served):
+async def test_a_wrong_token_raises_the_clients_own_exception(other: Client, server: Served):
     said = await other.does("chat", server, prompt="hi", key="wrong", streamed=False)
     assert said["status"] == 401 or "AuthenticationError" in said["raised"] or "unknown or revoked" in said["message"]
     assert server.behind.requests == []
 
 
 @pytest.mark.parametrize("other", sorted(REFUSED), indirect=True)
-async def test_a_parameter_that_is_refused_is_the_clients_own_exception(other: Client, server: Served):
+async def test_a_refused_parameter_raises_the_clients_own_exception(other: Client, server: Served):
     said = await other.does("refused", server, prompt="hi", streamed=False)
     assert REFUSED[other.name] in said["raised"]
     assert said["status"] == 400
@@ -84,7 +84,7 @@ async def test_a_parameter_that_is_refused_is_the_clients_own_exception(other: C
 
 
 @pytest.mark.parametrize("other", sorted({*OTHER_CLIENTS} - {"litellm-ollama"}), indirect=True)
-async def test_a_client_that_goes_away_stops_the_model(other: Client, server: Served):
+async def test_a_client_that_disconnects_stops_the_model(other: Client, server: Served):
     server.behind.hang(50, after_chunks=2, text="one two three four")
     said = await other.does("cancel", server, prompt="Count.")
     assert said["first"].startswith("one")
@@ -108,7 +108,7 @@ async def test_the_anthropic_sdk_counts_tokens_and_lists_models(other: Client, s
 
 
 @pytest.mark.parametrize("other", ["ollama"], indirect=True)
-async def test_the_ollama_library_generates_and_looks_at_models(other: Client, server: Served):
+async def test_the_ollama_library_generates_and_inspects_models(other: Client, server: Served):
     server.behind.reply("Water the beans.")
     said = await other.does("beside", server, prompt="What needs doing?")
     assert said["generated"] == "Water the beans."

@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md are run as they are written, but for the server's port."""
+"""The examples of docs/clients.md are run as written, except for the server's port."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ print("goodbye")
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def documented(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    """A server without tokens, as the page begins with."""
+    """A server without tokens, as at the start of the page."""
     async with serving(tmp_path_factory.mktemp("documented"), MODEL, token="none") as served:
         yield served
 
 
 @pytest.fixture
 def installed(request: pytest.FixtureRequest) -> Path:
-    """The environment of an example, made before the time of the test begins."""
+    """The environment of an example, made before the test's time begins."""
     return node_environment() if request.param == "node" else python_environment(request.param)
 
 
@@ -118,7 +118,7 @@ async def test_llm_prints_the_answer(installed: Path, documented: Served, llm: P
 
 @in_session
 @pytest.mark.parametrize("installed", ["llm"], indirect=True)
-async def test_a_person_who_interrupts_llm_stops_the_model(installed: Path, documented: Served, llm: Path):
+async def test_interrupting_llm_stops_the_model(installed: Path, documented: Served, llm: Path):
     documented.behind.hang(50, after_chunks=2, text="one two three four")
     async with started(installed, "-u", "-m", "llm", "-m", "everloop", "Count.", folder=llm) as process:
         assert (await asyncio.wait_for(process.stdout.read(3), 40)) == b"one"
@@ -149,5 +149,5 @@ def keep_aider_from_asking_for_prices(home: Path) -> None:
     cache.write_text(json.dumps({MODEL: facts, f"openai/{MODEL}": facts}))
 
 
-def test_the_example_of_the_readme_is_one_of_the_page():
+def test_the_readmes_example_is_on_the_page():
     assert f"```python\n{NAMED['ask_openai.py']}```" in (ROOT / "README.md").read_text()

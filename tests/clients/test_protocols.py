@@ -1,6 +1,6 @@
-"""Clients from the npm registry that start the agent themselves: a headless editor, and the inspector of MCP.
+"""Clients from the npm registry that start the agent themselves: a headless editor, and the MCP inspector.
 
-Neither needs the network: what leads elsewhere than to this machine fails at once.
+Neither needs the network: any connection beyond this machine fails at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def model() -> AsyncIterator[FakeOpenAI]:
 
 
 async def run(model: FakeOpenAI, folder: Path, *command: str, status: int = 0) -> str:
-    """What a program for Node.js prints."""
+    """Return the output of a program for Node.js."""
     process = await asyncio.create_subprocess_exec(
         "node", *command, cwd=folder, env={**environment(model), **OFFLINE},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -47,11 +47,11 @@ async def run(model: FakeOpenAI, folder: Path, *command: str, status: int = 0) -
     return out.decode()
 
 
-DENIED = 5  # the status of a headless editor that has refused something
+DENIED = 5  # a headless editor's exit status after it has refused something
 
 
 async def edited(model: FakeOpenAI, folder: Path, option: str, status: int = 0) -> list[dict[str, Any]]:
-    """The messages of a prompt by which a file is read, edited and another written; each must be allowed."""
+    """The messages of a prompt that reads a file, edits it and writes another; each must be allowed."""
     home_with(ASK_BEFORE_WRITING)
     folder.mkdir()
     (folder / "plan.txt").write_text("beans\n")
@@ -84,7 +84,7 @@ async def test_a_headless_editor_shows_the_work_answers_questions_and_writes_the
     assert [path.read_text() for path in sorted(folder.iterdir())] == ["carrots\n", "peas\n"]
 
 
-async def test_what_a_headless_editor_refuses_is_not_read_or_written_in_another_way(model, tmp_path):
+async def test_an_access_that_a_headless_editor_refuses_is_not_made_in_another_way(model, tmp_path):
     folder = tmp_path / "project"
     await edited(model, folder, "--deny-all", status=DENIED)
     assert [path.read_text() for path in folder.iterdir()] == ["beans\n"]
@@ -93,7 +93,7 @@ async def test_what_a_headless_editor_refuses_is_not_read_or_written_in_another_
 
 async def test_the_inspector_lists_the_tools_asks_the_agent_and_finds_the_session(model):
     home_with("")
-    # It looks for its own package.json in the folder above the one that it is started in.
+    # It looks for its own package.json in the folder above the one in which it is started.
     folder = node_environment() / "node_modules/@modelcontextprotocol/inspector-cli/build"
 
     async def inspected(*method: str) -> Any:

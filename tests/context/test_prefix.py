@@ -72,7 +72,7 @@ async def steers() -> str:
     said.append(asyncio.create_task(agent.process_direct("and in green")))
     session = agent.dispatcher.session("me", "cli:direct")
     assert session is not None
-    await until(lambda: bool(session.steering))
+    await until(lambda: bool(session.state.steering))
     return "steered"
 
 

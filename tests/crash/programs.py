@@ -141,7 +141,7 @@ def kill_at(store: SQLiteStore, number: int, when: str) -> None:
         if count == number and what == when:
             die()
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
 
 
 def kill_before_delivery(store: SQLiteStore) -> None:
@@ -153,7 +153,7 @@ def kill_before_delivery(store: SQLiteStore) -> None:
             die()
         db.close()
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
 
 
 async def approve(folder: Path, bus: MessageBus) -> None:

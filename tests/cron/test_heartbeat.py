@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,32 +16,9 @@ from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 from tests.support.places import ROOT
 
-NOW = 1_800_000_000.0
+from .clock import NOW
+
 TEMPLATE = ROOT / "src/everloop/cli/workspace/HEARTBEAT.md"
-
-
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
-    store = SQLiteStore(tmp_path / "store.db")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def service(store: SQLiteStore, clock: Clock) -> CronService:
-    return CronService(store, clock=clock)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,33 +23,9 @@ from everloop.errors import EverloopError
 from everloop.store.base import Timer
 from everloop.store.sqlite import SQLiteStore
 
+from .clock import NOW, Clock
+
 HERE: dict[str, Any] = {"channel": "test", "chat_id": "7"}
-NOW = 1_800_000_000.0  # Friday, 2027-01-15 08:00 UTC
-
-
-class Clock:
-    def __init__(self, now: float = NOW) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
-    store = SQLiteStore(tmp_path / "store.db")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def service(store: SQLiteStore, clock: Clock) -> CronService:
-    return CronService(store, clock=clock)
 
 
 async def inbox(store: SQLiteStore) -> list[InboundMessage]:

@@ -1,1 +1,1 @@
-"""The documented ways to run it on more than one machine."""
+"""The documented ways to run on more than one machine."""

@@ -21,7 +21,7 @@ def compose() -> dict[str, Any]:
 
 
 def filled_in(text: str, variables: dict[str, str]) -> str:
-    """A value with its variables, as Compose puts them in."""
+    """A value with its variables expanded, as by Compose."""
 
     def value(found: re.Match[str]) -> str:
         name, kind, rest = found.groups()
@@ -33,7 +33,7 @@ def filled_in(text: str, variables: dict[str, str]) -> str:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, its arguments) of the Dockerfile, one line each."""
+    """The Dockerfile's lines as (instruction, arguments)."""
     text = (DEPLOY / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
@@ -41,7 +41,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def only(name: str) -> str:
-    """The arguments of an instruction that is there once."""
+    """Return the arguments of an instruction that occurs once."""
     (found,) = [rest for head, rest in instructions() if head == name]
     return found
 

@@ -1,4 +1,4 @@
-"""Commands of an agent in a container that may make no namespaces: Landlock is their wall, without being told."""
+"""Commands of an agent in a container that cannot make namespaces: Landlock confines them, without being configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everloop.testing import FakeOpenAI, call
 
 from ..support.commands import COMMAND, Done, environment
 
-# No namespace can be made inside, as under Docker's own filter.
+# No namespace can be made inside, as under Docker's default filter.
 CONTAINER = ["bwrap", "--unshare-user", "--disable-userns", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
 CANARY = "canary-of-the-home"
 
@@ -43,7 +43,7 @@ async def inside(container: list[str], *arguments: str, env: dict[str, str]) -> 
 
 
 @pytest.mark.platform("needs user namespaces to take them away")
-async def test_in_a_container_without_namespaces_commands_run_behind_landlock(
+async def test_in_a_container_without_namespaces_landlock_confines_commands(
     container: list[str], fake: FakeOpenAI, tmp_path: Path
 ):
     home, workspace = tmp_path / "state", tmp_path / "state" / "workspace"

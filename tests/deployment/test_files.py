@@ -1,4 +1,4 @@
-"""The files of a deployment are well formed, agree with each other and with the code, and hold no secret."""
+"""The files of a deployment are well formed, agree with each other and with the code, and contain no secret."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_password_and_no_key_has_a_default():
 
 
 @pytest.mark.parametrize("name", ["example.env", "everloop.env"])
-def test_the_examples_of_variables_name_what_is_needed_and_hold_no_secret(name: str):
+def test_the_examples_of_variables_name_what_is_needed_and_contain_no_secret(name: str):
     lines = [line for line in (DEPLOY / name).read_text().splitlines() if line and not line.startswith("#")]
     given = dict(line.split("=", 1) for line in lines)
     assert all(not value for variable, value in given.items() if re.search("PASSWORD|KEY", variable))
@@ -52,11 +52,11 @@ def test_servers_and_workers_share_image_store_and_workspaces():
     for key in ("image", "build", "environment", "volumes"):
         assert services["serve"][key] == services["worker"][key]
     assert services["worker"]["deploy"]["replicas"] == 2
-    assert "ports" not in services["worker"]  # else a second one could not be started
+    assert "ports" not in services["worker"]  # otherwise a second one could not be started
     assert "container_name" not in services["worker"]
 
 
-def test_only_this_machine_reaches_the_server_and_nobody_the_database():
+def test_only_this_machine_reaches_the_server_and_none_reaches_the_database():
     services = compose()["services"]
     assert all(port.startswith("127.0.0.1:") for port in services["serve"]["ports"])
     assert "ports" not in services["postgres"]
@@ -69,7 +69,7 @@ def test_the_address_of_the_store_is_the_database_that_compose_makes():
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_container_has_no_rights_starts_again_and_is_given_time_to_end(name: str):
+def test_a_container_has_no_privileges_restarts_and_gets_time_to_end(name: str):
     service = compose()["services"][name]
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
@@ -88,7 +88,7 @@ def test_every_file_that_compose_names_is_there():
             assert (ROOT / source).is_file() if source.startswith(".") else source in document["volumes"]
 
 
-def test_the_settings_of_a_deployment_are_ones_that_can_be_read(tmp_path: Path):
+def test_the_settings_of_a_deployment_can_be_read(tmp_path: Path):
     shutil.copy(DEPLOY / "config.toml", tmp_path)
     config = Config.load(env={}, home=tmp_path)
     assert config.server_tokens
@@ -99,7 +99,7 @@ def test_the_settings_of_a_deployment_are_ones_that_can_be_read(tmp_path: Path):
 # ---------------------------------------------------------------------------------------------- the image
 
 
-def test_the_image_runs_as_nobody_special_and_has_the_wall_for_commands():
+def test_the_image_runs_unprivileged_and_can_confine_commands():
     assert only("USER") not in ("root", "0")
     assert [head for head, _ in instructions()].index("USER") > [head for head, _ in instructions()].index("RUN")
     packages = " ".join(rest for head, rest in instructions() if head == "RUN")
@@ -109,7 +109,7 @@ def test_the_image_runs_as_nobody_special_and_has_the_wall_for_commands():
     assert any(volume.startswith("home:/var/lib/everloop") for volume in compose()["services"]["serve"]["volumes"])
 
 
-def test_what_is_copied_into_the_image_is_not_ignored_and_is_enough_to_build_the_package(tmp_path: Path):
+def test_files_copied_into_the_image_are_not_ignored_and_suffice_to_build_the_package(tmp_path: Path):
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for sources in (rest.split()[:-1] for head, rest in instructions() if head == "COPY"):
         for source in sources:
@@ -128,7 +128,7 @@ def test_what_is_copied_into_the_image_is_not_ignored_and_is_enough_to_build_the
     assert any(name.startswith("everloop/skills/") for name in names)
 
 
-def test_all_that_the_image_installs_is_pinned_by_its_hash():
+def test_everything_the_image_installs_is_pinned_by_hash():
     pip = [rest for head, rest in instructions() if head == "RUN" and rest.startswith("pip")]
     assert len(pip) == 2
     assert "--require-hashes --requirement requirements.lock" in pip[0]
@@ -141,7 +141,7 @@ def test_all_that_the_image_installs_is_pinned_by_its_hash():
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_ends_gently_and_comes_back(path: Path):
+def test_a_unit_ends_gently_and_restarts(path: Path):
     service = unit(path)["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert service["KillMode"] == "mixed"
@@ -152,7 +152,7 @@ def test_a_unit_ends_gently_and_comes_back(path: Path):
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_takes_all_rights_but_those_that_the_sandbox_needs(path: Path):
+def test_a_unit_drops_all_privileges_except_those_the_sandbox_needs(path: Path):
     service, text = unit(path)["Service"], path.read_text()
     for name in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "RestrictSUIDSGID", "LockPersonality"):
         assert service[name] == "yes"
@@ -163,7 +163,7 @@ def test_a_unit_takes_all_rights_but_those_that_the_sandbox_needs(path: Path):
         assert re.search(rf"^#.*\b{name}\b", text, re.M)
 
 
-def test_the_two_units_differ_in_what_they_start_only():
+def test_the_two_units_differ_only_in_what_they_start():
     serve, worker = (path.read_text().splitlines()[1:] for path in UNITS)
     different = [pair for pair in zip(serve, worker, strict=True) if pair[0] != pair[1]]
     assert [one.partition("=")[0] for one, _ in different] == ["Description", "ExecStart"]
@@ -171,8 +171,8 @@ def test_the_two_units_differ_in_what_they_start_only():
     assert [command[1:] for command in commands] == [["serve"], ["worker"]]
 
 
-def test_systemd_takes_the_units(tmp_path: Path):
-    """Where systemd is there; elsewhere the tests above have read them."""
+def test_systemd_accepts_the_units(tmp_path: Path):
+    """Where systemd is installed; elsewhere the tests above have read them."""
     for path in UNITS:
         text = path.read_text().replace("/opt/everloop/bin/everloop", sys.executable)
         (tmp_path / path.name).write_text(text)
@@ -189,7 +189,7 @@ BWRAP = [
 
 
 @pytest.mark.platform("needs bubblewrap and namespaces")
-def test_the_wall_can_be_built_with_the_rights_that_a_unit_leaves():
+def test_commands_can_be_confined_with_the_privileges_that_a_unit_leaves():
     who = ["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"] if os.getuid() == 0 else []
     if shutil.which("setpriv") is None or shutil.which("bwrap") is None or subprocess.run(BWRAP).returncode:
         pytest.skip("this machine has no setpriv, no bubblewrap, or no namespaces to be had")

@@ -1,4 +1,4 @@
-"""The files of a deployment that fails over are well formed and agree with each other. The containers are not run."""
+"""The files of a deployment with failover are well formed and agree with each other. The containers are not run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_password_has_a_default_and_the_example_names_every_one():
     assert {name for name, kind, _ in VARIABLE.findall(TEXT) if kind == "?"} <= given.keys()
 
 
-def test_every_file_image_and_service_that_is_named_is_there():
+def test_every_named_file_image_and_service_exists():
     services = COMPOSE["services"]
     for name, service in services.items():
         assert set(service.get("depends_on", ())) <= services.keys()
@@ -70,8 +70,8 @@ def test_the_addresses_lead_to_the_servers_and_to_the_pooler():
         assert f"server {name} {services[name]['environment']['PATRONI_POSTGRESQL_CONNECT_ADDRESS']} check" in proxy
 
 
-def test_the_databases_and_etcd_are_in_the_volumes_that_outlive_their_containers():
-    """The image of PostgreSQL has an anonymous volume in /var/lib/postgresql/data, which would hide this one."""
+def test_the_databases_and_etcd_are_in_volumes_that_outlive_their_containers():
+    """PostgreSQL's image has an anonymous volume in /var/lib/postgresql/data, which would hide this one."""
     data = Path(PATRONI["postgresql"]["data_dir"])
     assert data != Path("/var/lib/postgresql/data")
     for name in ("db1", "db2"):
@@ -95,21 +95,21 @@ def test_each_etcd_knows_the_others_and_patroni_knows_all_of_them():
         assert env["ETCD_INITIAL_CLUSTER"] == ",".join(f"{one}=http://{one}:2380" for one in ETCD)
 
 
-def test_the_health_of_a_database_is_asked_where_patroni_answers():
+def test_a_databases_health_is_checked_where_patroni_answers():
     check = COMPOSE["services"]["db1"]["healthcheck"]["test"]
     port = PATRONI["restapi"]["listen"].rpartition(":")[2]
     assert f"http://127.0.0.1:{port}/readiness" in check[-1]
     assert check == COMPOSE["services"]["db2"]["healthcheck"]["test"]
 
 
-def test_only_a_standby_that_has_every_commit_is_promoted_and_before_a_call_gives_up():
+def test_only_a_standby_with_every_commit_is_promoted_and_before_a_call_gives_up():
     dcs = PATRONI["bootstrap"]["dcs"]
     assert dcs["synchronous_mode"] is True
     assert dcs["loop_wait"] + 2 * dcs["retry_timeout"] <= dcs["ttl"] < 30
     assert pooler()["pgbouncer"]["pool_mode"] == "transaction"
 
 
-def test_only_this_machine_reaches_the_server_and_nobody_the_databases():
+def test_only_this_machine_reaches_the_server_and_none_reaches_the_databases():
     published = {name: service["ports"] for name, service in COMPOSE["services"].items() if "ports" in service}
     assert published == {"serve": ["127.0.0.1:8002:8002"]}
 
@@ -119,8 +119,8 @@ def test_scripts_are_valid_shell():
         subprocess.run([str(shutil.which("sh")), "-n", str(script)], check=True)
 
 
-def test_the_password_is_written_as_pgbouncer_reads_it(tmp_path: Path):
-    """With quotes, dollars and spaces, by the very script."""
+def test_the_password_is_written_in_the_form_pgbouncer_reads(tmp_path: Path):
+    """With quotes, dollars and spaces, by the real script."""
     script = (HA / "pgbouncer.sh").read_text().replace("/tmp/users.txt", str(tmp_path / "users.txt"))
     script = script.replace("exec pgbouncer", "exec true")
     subprocess.run(["sh", "-c", script], env={"EVERLOOP_PASSWORD": 'a"b $c\\n%s', "PATH": "/usr/bin:/bin"}, check=True)

@@ -1,4 +1,4 @@
-"""Every command of the page on deployment is tried; those that would change this machine are at least known."""
+"""Every command of the deployment page is tried; those that would change this machine are at least known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .files import DEPLOY, ROOT, UNITS, compose
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
 COMMANDS = [line for block in BLOCK.findall(PAGE) for line in block.splitlines() if line]
-# These would install something here, and need the network or a system's administrator.
+# These would install something here, and need the network or a system administrator.
 OF_THE_MACHINE = {
     "apt install python3-venv bubblewrap ripgrep",
     "useradd --system --user-group --home-dir /var/lib/everloop --shell /usr/sbin/nologin everloop",
@@ -68,7 +68,7 @@ def test_no_command_of_the_page_is_left_out():
 async def test_the_commands_of_the_database_and_of_everloop_do_what_the_page_says(
     server: Server, fake: FakeOpenAI, tmp_path: Path
 ):
-    """From nothing: a user, a database, a moved store, a token, a look, a backup and its copy."""
+    """From scratch: a user, a database, a moved store, a token, a look, a backup and its copy."""
     home = Path(os.environ["HOME"])
     said = await everloop(server=fake, stdin=b"remember the beans\n", EVERLOOP_MODEL="tools-0x1")
     assert said.status == 0, said.err
@@ -103,7 +103,7 @@ def _here(server: Server, database: str) -> str:
 
 
 async def shell(line: str, env: dict[str, str], folder: Path, stdin: str = "") -> str:
-    """Both outputs of a line, away from any terminal."""
+    """Both outputs of a line, without a terminal."""
     started = await asyncio.create_subprocess_exec(
         "sh", "-c", line, cwd=folder, env=env, start_new_session=True,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -117,7 +117,7 @@ async def shell(line: str, env: dict[str, str], folder: Path, stdin: str = "") -
 # ---------------------------------------------------------------------------------------------- files and services
 
 
-async def test_the_commands_that_put_files_in_place_find_them_and_keep_secrets_to_their_owner(tmp_path: Path):
+async def test_the_commands_that_install_files_find_them_and_keep_secrets_private(tmp_path: Path):
     source, root = tmp_path / "source", tmp_path / "root"
     shutil.copytree(DEPLOY, source / "deploy")
     for command in of("cp", "chmod", "install"):
@@ -128,7 +128,7 @@ async def test_the_commands_that_put_files_in_place_find_them_and_keep_secrets_t
     for unit in UNITS:
         assert (etc / "systemd/system" / unit.name).read_text() == unit.read_text()
     assert (await asyncio.to_thread(Config.load, env={}, home=home)).server_tokens
-    # A shell reads the file of the units as systemd does.
+    # A shell reads the units' file as systemd does.
     variables = etc / "everloop/everloop.env"
     await asyncio.to_thread(
         variables.write_text, variables.read_text().replace("PGPASSWORD=", f"PGPASSWORD='{PASSWORD}'")
@@ -158,7 +158,7 @@ COMPOSE: dict[str, Callable[[list[str]], list[str]]] = {  # the services that a 
 }
 
 
-async def test_the_commands_of_compose_name_services_that_are_there_and_run_what_everloop_knows(fake: FakeOpenAI):
+async def test_the_compose_commands_name_existing_services_and_known_commands(fake: FakeOpenAI):
     inline = re.findall(r"`(docker compose [^`]+)`", PAGE)
     assert len(inline) >= 3
     for command in (*of("docker"), *inline):
@@ -169,7 +169,7 @@ async def test_the_commands_of_compose_name_services_that_are_there_and_run_what
             assert done.status == 0 or rest[2:] == ["doctor"], done.err
 
 
-async def test_the_address_that_is_watched_says_when_a_server_is_ready(fake: FakeOpenAI, tmp_path: Path):
+async def test_the_monitored_address_says_when_a_server_is_ready(fake: FakeOpenAI, tmp_path: Path):
     (command,) = of("curl")
     async with (
         process(fake, tmp_path) as (_, url),
@@ -179,7 +179,7 @@ async def test_the_address_that_is_watched_says_when_a_server_is_ready(fake: Fak
         assert response.status == 200
 
 
-def test_the_proxy_of_the_page_lets_streams_through_and_takes_what_the_server_takes():
+def test_the_pages_proxy_passes_streams_and_accepts_what_the_server_accepts():
     (block,) = re.findall(r"```nginx\n(.*?)```", PAGE, re.S)
     assert block.count("{") == block.count("}") == 3
     said = dict(line.strip().rstrip(";").split(None, 1) for line in block.splitlines() if line.endswith(";"))
@@ -190,6 +190,6 @@ def test_the_proxy_of_the_page_lets_streams_through_and_takes_what_the_server_ta
     assert f":{Config().port};" in block
 
 
-def test_the_figures_of_the_page_are_those_of_the_code():
+def test_the_pages_figures_are_those_of_the_code():
     assert f"every {Config().ping_seconds:.0f} seconds" in PAGE
     assert Config().host in PAGE

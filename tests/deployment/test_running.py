@@ -1,4 +1,4 @@
-"""What the files of a deployment start really runs: with a real PostgreSQL that asks for a password."""
+"""The commands that a deployment's files start really run: with a real PostgreSQL that requires a password."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PASSWORD = "p@ss/w:ord %41 'x\""  # no character needs care: it is in no address
 
 @dataclass
 class Place:
-    """A machine that was set up as the page says."""
+    """A machine set up according to the page."""
 
     folder: Path
     variables: dict[str, str]
 
     def as_compose(self, name: str) -> dict[str, str]:
-        """The environment of a container, with the database of the test in the place of its own."""
+        """The environment of a container, with the test's database instead of its own."""
         given = compose()["services"][name]["environment"]
         filled = {variable: filled_in(value, self.variables) for variable, value in given.items()}
         return {**filled, "EVERLOOP_HOME": str(self.folder), "EVERLOOP_STORE": self.variables["EVERLOOP_STORE"]}
@@ -44,7 +44,7 @@ class Place:
 
 @pytest.fixture
 def place(postgres: Server, tmp_path: Path) -> Iterator[Place]:
-    """A database that belongs to a user with a password, and a home with the settings."""
+    """A database of a user with a password, and a home with the settings."""
     name = f"d{secrets.token_hex(4)}"
     quoted = PASSWORD.replace("'", "''")
     postgres.sql(f"CREATE ROLE {name} LOGIN PASSWORD '{quoted}'")
@@ -64,13 +64,13 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
 
 
 async def said(*arguments: str, env: dict[str, str]) -> Done:
-    """What a command that ends has said."""
+    """Return the output of a command that ends."""
     return await finished(await start(*arguments, env=environment(None, **env)))
 
 
 @contextlib.asynccontextmanager
 async def started(arguments: list[str], env: dict[str, str], ready: str) -> AsyncIterator[tuple[Any, str]]:
-    """A process, and what it says when it is ready."""
+    """A process, and the line that says it is ready."""
     process = await start(*arguments, env=env, stdin=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(30):
@@ -84,19 +84,19 @@ async def started(arguments: list[str], env: dict[str, str], ready: str) -> Asyn
 
 
 async def healthy(port: str) -> bool:
-    """What the image's health check says of a server on this port."""
+    """Return the image's health check result for a server on this port."""
     program, *arguments = [part.replace(":8002/", f":{port}/") for part in health_command()]
     process = await asyncio.create_subprocess_exec(program, *arguments, stderr=asyncio.subprocess.DEVNULL)
     async with asyncio.timeout(30):
         return await process.wait() == 0
 
 
-async def test_what_compose_starts_takes_requests_and_work_and_ends_in_time(place: Place, fake: FakeOpenAI):
+async def test_what_compose_starts_serves_requests_and_work_and_ends_in_time(place: Place, fake: FakeOpenAI):
     place.variables["EVERLOOP_BASE_URL"] = fake.base_url
     services, env = compose()["services"], place.as_compose("serve")
     serve = [*services["serve"]["command"], "--port", "0"]
     refused = await said(*serve, env=env)
-    assert (refused.status, "token" in refused.err) == (2, True)  # beyond loopback nobody comes in without one
+    assert (refused.status, "token" in refused.err) == (2, True)  # beyond loopback a token is required
     token = (await said("token", "add", "laptop", env=env)).out.strip()
     async with (
         started(serve, environment(None, **env), "serving on") as (server, line),
@@ -141,7 +141,7 @@ async def test_what_a_unit_starts_works_with_the_variables_of_its_file(path: Pat
             assert await process.wait() == 0
 
 
-async def test_a_wrong_password_is_told_in_one_line_without_it(place: Place, fake: FakeOpenAI):
+async def test_a_wrong_password_is_one_line_without_it(place: Place, fake: FakeOpenAI):
     place.variables |= {"POSTGRES_PASSWORD": "canary-0815", "EVERLOOP_BASE_URL": fake.base_url}
     for command in (["worker"], ["serve"], ["token", "add", "x"]):
         told = await said(*command, env=place.as_compose("serve"))
@@ -150,7 +150,7 @@ async def test_a_wrong_password_is_told_in_one_line_without_it(place: Place, fak
         assert "canary-0815" not in told.err + told.out
 
 
-async def test_who_comes_through_a_proxy_needs_a_token_and_a_name_that_is_known(place: Place, fake: FakeOpenAI):
+async def test_a_request_through_a_proxy_needs_a_token_and_a_known_name(place: Place, fake: FakeOpenAI):
     settings = (place.folder / "config.toml").read_text().replace("hosts = []", 'hosts = ["agent.example.org"]')
     (place.folder / "config.toml").write_text(settings)
     place.variables["EVERLOOP_BASE_URL"] = fake.base_url

@@ -1,4 +1,4 @@
-"""`make chat` installs with one line of progress, and shows pip's words only when it fails."""
+"""`make chat` installs with one line of progress, and shows pip's output only when it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit {status}
 
 
 def clone(folder: Path, pip: str) -> None:
-    """What the script needs of a clone, with a pip that a test can see through."""
+    """The part of a clone that the script needs, with a pip that a test can observe."""
     shutil.copytree(SCRIPTS, folder / "scripts")
     (folder / "scripts" / "system.sh").write_text("exit 0\n")
     (folder / "requirements.lock").write_text("".join(f"{name}==1.0 \\\n" for name in "abcde"))
@@ -35,7 +35,7 @@ def clone(folder: Path, pip: str) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_installation_is_one_line_and_pips_words_come_only_when_it_fails(tmp_path: Path, status: int) -> None:
+def test_the_installation_is_one_line_and_pips_output_appears_only_on_failure(tmp_path: Path, status: int) -> None:
     clone(tmp_path, PIP.format(status=status))
     done = subprocess.run(["sh", "scripts/setup.sh"], cwd=tmp_path, capture_output=True, text=True)
     told = done.stdout.splitlines()
@@ -63,7 +63,7 @@ def test_at_a_terminal_each_package_is_counted_when_pip_names_it(tmp_path: Path)
     ours, theirs = pty.openpty()
     with subprocess.Popen(["sh", "scripts/setup.sh"], cwd=tmp_path, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        seen = shown(ours, b": 5 of 5")  # while pip still works: it waits for a word
+        seen = shown(ours, b": 5 of 5")  # while pip is still at work: it waits for input
         (tmp_path / "go").write_text("on\n")
         seen += shown(ours, b"Ready.")
         assert process.wait() == 0

@@ -131,7 +131,7 @@ async def test_an_entry_records_how_long_the_turn_waited_for_the_disk(tmp_path):
 
     model = ScriptedProvider([call("write_file", path="a.txt", content="x"), "done"])
     async with AgentLoop(MessageBus(), model, tmp_path, store=store) as agent:
-        store.writer.hook = slow_disk
+        store.writer.commit_hooks.add(slow_disk)
         await agent.process_direct("x")
         session = await store.session("me", "cli:direct")
         assert session is not None

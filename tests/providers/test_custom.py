@@ -1,4 +1,4 @@
-"""A provider of one's own: `chat` is enough, and the inherited constructor takes the usual three arguments."""
+"""A custom provider: `chat` is enough, and the inherited constructor takes the usual three arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_argument_may_be_left_out():
     assert MyProvider().get_default_model() == ""
 
 
-def test_a_default_model_of_the_class_stays_where_none_is_given():
+def test_a_default_model_of_the_class_stays_if_none_is_given():
     class Fixed(MyProvider):
         default_model = "peas-2"
 
@@ -67,7 +67,7 @@ async def test_litellm_needs_no_model_before_a_call_and_then_says_so(tmp_path, m
 @pytest.mark.parametrize(
     "usage", [None, "many", {}, {"prompt_tokens": -1}, {"prompt_tokens": 2.5}, {"prompt_tokens": True}]
 )
-def test_a_count_that_cannot_be_one_is_none(usage: Any) -> None:
+def test_an_invalid_count_is_none(usage: Any) -> None:
     response = LLMResponse("hi", usage=usage)
     assert counts(response) == {}
     assert count_of(response, "prompt_tokens") == 0

@@ -1,4 +1,4 @@
-"""The registry of known endpoints: every entry is sound, and a server is known by its address."""
+"""The registry of known endpoints: every entry is valid, and a server is recognised by its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "providers.md"
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_every_entry_is_sound(name):
+def test_every_entry_is_valid(name):
     known = ENDPOINTS[name]
     assert re.fullmatch(r"[a-z]+", name)
     assert re.fullmatch(r"([A-Z]+_)*(API_KEY|TOKEN)|", known.key)
@@ -44,7 +44,7 @@ def test_the_page_has_the_table_of_the_registry():
     assert endpoints_table() in PAGE.read_text(), f"put this into docs/providers.md:\n{endpoints_table()}"
 
 
-def test_a_server_is_known_by_scheme_host_and_port():
+def test_a_server_is_recognised_by_scheme_host_and_port():
     assert known_at("https://API.openai.com./v2/other") is ENDPOINTS["openai"]
     assert known_at("http://localhost:11434") is known_at("http://[::1]:11434/v1") is ENDPOINTS["ollama"]
     assert known_at("https://some.openai.azure.com/openai/v1") is ENDPOINTS["azure"]

@@ -23,7 +23,7 @@ def settings(**values: Any) -> Any:
 
 
 def secret_of(config: Any, environment: dict[str, str]) -> Any:
-    """The key that the provider of these settings would send."""
+    """Return the key that the provider of these settings would send."""
     return make_provider(config, environment)._providers[0][0]._endpoint._secret  # type: ignore[attr-defined]
 
 
@@ -44,7 +44,7 @@ async def test_settings_make_a_provider_with_retries_and_fallbacks():
         await provider.close()
 
 
-async def test_the_time_outs_of_the_settings_are_kept():
+async def test_the_timeouts_of_the_settings_are_kept():
     async with FakeOpenAI() as server:
         server.hang(5)
         provider = make_provider(settings(base_url=server.base_url, model="m", first_token_timeout=0.1, retries=0))
@@ -53,12 +53,12 @@ async def test_the_time_outs_of_the_settings_are_kept():
         await provider.close()
 
 
-def test_an_unknown_provider_is_refused_with_what_is_allowed():
+def test_an_unknown_provider_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"opneai.*EVERLOOP_PROVIDER.*openai, ollama"):
         make_provider(settings(provider="opneai", model="m"))
 
 
-def test_a_missing_model_key_or_address_says_which_setting_to_make():
+def test_a_missing_model_key_or_address_names_the_setting():
     with pytest.raises(ConfigError, match="EVERLOOP_MODEL"):
         make_provider(settings(provider="ollama", model=""))
     with pytest.raises(ConfigError, match=r"EVERLOOP_API_KEY.*OPENAI_API_KEY.*EVERLOOP_BASE_URL"):
@@ -72,7 +72,7 @@ def test_every_known_endpoint_can_be_made(name):
     assert make_provider(settings(provider=name, model="m", api_key="k")).get_default_model() == "m"
 
 
-def test_a_key_of_the_environment_goes_to_its_own_endpoint():
+def test_an_environments_key_goes_to_its_own_endpoint():
     assert secret_of(settings(provider="groq", model="m"), {"GROQ_API_KEY": CANARY}) == CANARY
     assert secret_of(settings(provider="anthropic", model="m"), {"ANTHROPIC_API_KEY": CANARY}) == CANARY
     at_groq = settings(provider="openai", base_url="https://api.groq.com/openai/v1", model="m")
@@ -81,14 +81,14 @@ def test_a_key_of_the_environment_goes_to_its_own_endpoint():
     assert secret_of(azure, {"AZURE_OPENAI_API_KEY": CANARY}) == CANARY
 
 
-def test_the_key_of_the_settings_comes_before_that_of_the_environment():
+def test_the_key_of_the_settings_takes_precedence_over_that_of_the_environment():
     assert secret_of(settings(provider="groq", model="m", api_key="mine"), KEYS) == "mine"
 
 
 @pytest.mark.parametrize(
     "base_url",
     [
-        "http://api.openai.com/v1",  # not safe on the way
+        "http://api.openai.com/v1",  # not safe in transit
         "https://api.openai.com:8443/v1",
         "https://api.openai.com.example.org/v1",
         "https://example.org/api.openai.com/v1",
@@ -104,7 +104,7 @@ def test_no_key_of_the_environment_goes_to_another_server(name, base_url):
     assert not secret_of(settings(provider=name, base_url=base_url, model="m"), KEYS)
 
 
-async def test_a_server_that_was_named_by_its_address_is_sent_no_key_at_all(monkeypatch):
+async def test_a_server_named_by_its_address_gets_no_key_at_all(monkeypatch):
     for name in KEYS:
         monkeypatch.setenv(name, CANARY)
     async with FakeOpenAI() as server:
@@ -115,7 +115,7 @@ async def test_a_server_that_was_named_by_its_address_is_sent_no_key_at_all(monk
         assert CANARY not in str([request.headers for request in server.requests])
 
 
-async def test_temperature_and_length_of_the_settings_go_into_every_request():
+async def test_the_settings_temperature_and_length_go_into_every_request():
     async with FakeOpenAI() as openai, FakeAnthropic() as anthropic:
         for name, server in (("openai", openai), ("groq", openai), ("anthropic", anthropic)):
             server.reply("ok")
@@ -130,7 +130,7 @@ async def test_temperature_and_length_of_the_settings_go_into_every_request():
         assert "max_tokens" not in groq
 
 
-async def test_without_these_settings_nothing_is_said_of_them():
+async def test_without_these_settings_requests_leave_them_out():
     async with FakeOpenAI() as server:
         server.reply("ok")
         config = settings(base_url=server.base_url, model="m", temperature=-1.0, answer_tokens=0)

@@ -14,7 +14,7 @@ from everloop.providers.litellm import LiteLLMProvider
 from tests.clients.environments import python_environment, source_environment
 from tests.support.places import ROOT
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for all that happens in the process
+pytestmark = pytest.mark.timeout(300)  # the first test waits for everything that happens in the process
 
 CANARY = "canary-of-another-endpoint"
 SCENES = ROOT / "tests" / "support" / "litellm_scenes.py"
@@ -23,7 +23,7 @@ ECHO_CALLS = [["echo", {"text": "a"}, None, True], ["echo", {"text": "é\n"}, No
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What all scenes saw: one process, for the package takes seconds to import."""
+    """What all scenes observed: one process, because the package takes seconds to import."""
     python = python_environment("litellm-provider")
     folder = tmp_path_factory.mktemp("litellm")
     (folder / ".env").write_text("FROM_DOTENV=1\nOPENAI_API_BASE=http://127.0.0.1:9/v1\n")
@@ -49,7 +49,7 @@ def test_a_chat_gives_text_reasoning_and_usage(seen):
     assert answer["headers"]["Authorization"] == "Bearer my-key"
 
 
-def test_the_import_does_not_hold_up_the_event_loop(seen):
+def test_the_import_does_not_block_the_event_loop(seen):
     assert seen["first_use"]["gap"] < seen["first_use"]["took"] / 2
 
 
@@ -60,7 +60,7 @@ def test_a_stream_shows_each_token_and_ends_with_the_whole_answer(seen):
     assert answer["usage"]["completion_tokens"] == 3
 
 
-def test_tools_are_sent_and_called_whole_and_streamed(seen):
+def test_tools_are_sent_and_calls_are_complete_whole_and_streamed(seen):
     scene = seen["tools"]
     for how in ("whole", "pieces"):
         assert (scene[how]["calls"], scene[how]["finish"]) == (ECHO_CALLS, "tool_calls")
@@ -74,7 +74,7 @@ def test_an_agent_works_through_it(seen):
     assert seen["agent"]["invalid"] == 0
 
 
-def test_a_picture_is_sent_and_the_callers_messages_are_left_alone(seen):
+def test_a_picture_is_sent_and_the_callers_messages_stay_unchanged(seen):
     assert "data:image/png;base64,iVBORw0KGgo=" in json.dumps(seen["picture"]["sent"])
     assert seen["picture"]["untouched"]
 
@@ -86,7 +86,7 @@ def test_options_reach_the_server_and_win_over_the_settings(seen):
 
 
 @pytest.mark.parametrize("name", ["user", "metadata", "verbosity"])
-def test_an_option_that_would_not_be_honoured_is_refused_by_its_name(seen, name):
+def test_an_unsupported_option_is_refused_by_name(seen, name):
     refusal = seen["refused"][name]
     assert (refusal["status"], refusal["retryable"]) == (400, False)
     assert name in refusal["error"]
@@ -95,7 +95,7 @@ def test_an_option_that_would_not_be_honoured_is_refused_by_its_name(seen, name)
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
 @pytest.mark.parametrize("how", ["chat", "stream"])
-def test_an_error_says_whether_and_when_to_try_again(seen, how, status):
+def test_an_error_says_whether_and_when_to_retry(seen, how, status):
     error = seen["errors"]["seen"][f"{how} {status}"]
     assert (error["status"], error["retry_after"]) == (status, 3.0)
     assert error["retryable"] == (status >= 429)
@@ -103,18 +103,18 @@ def test_an_error_says_whether_and_when_to_try_again(seen, how, status):
     assert "\n" not in error["error"]
 
 
-def test_it_does_not_try_again_by_itself(seen):
+def test_it_does_not_retry_by_itself(seen):
     assert seen["errors"]["requests"] == len(seen["errors"]["seen"])
 
 
-def test_a_lost_connection_may_pass_and_an_unknown_api_does_not(seen):
+def test_a_lost_connection_may_be_temporary_and_an_unknown_api_is_not(seen):
     assert (seen["broken"]["cut"]["retryable"], seen["broken"]["cut"]["status"]) == (True, None)
     assert seen["broken"]["nobody"]["retryable"]
     assert not seen["broken"]["nonsense"]["retryable"]
     assert "no-such-api" in seen["broken"]["nonsense"]["error"]
 
 
-def test_the_time_outs_are_kept(seen):
+def test_the_timeouts_are_kept(seen):
     late = seen["late"]
     assert "no first token within 0.3 s" in late["first"]["error"]
     assert "nothing came for 0.3 s" in late["between"]["error"]
@@ -127,17 +127,17 @@ def test_leaving_a_stream_or_cancelling_closes_the_connection(seen):
     assert seen["left"] == {"cancelled": True}
 
 
-def test_no_key_of_the_environment_goes_to_a_server_that_was_named_by_its_address(seen):
+def test_no_key_of_the_environment_goes_to_a_server_named_by_its_address(seen):
     assert CANARY not in json.dumps(seen)
     assert seen["no_key"]["headers"]["Authorization"]
 
 
-def test_nobody_but_the_endpoint_is_contacted(seen):
+def test_only_the_endpoint_is_contacted(seen):
     assert seen["contacted"]
     assert [line for line in seen["contacted"] if "'127.0.0.1'" not in line or "socket.connect" not in line] == []
 
 
-def test_a_dotenv_file_of_the_folder_is_not_read(seen):
+def test_a_dotenv_file_in_the_folder_is_not_read(seen):
     assert seen["dotenv"] is None
 
 
@@ -146,7 +146,7 @@ def test_nothing_is_printed_and_one_thread_serves_all(seen):
     assert seen["threads"] == 1
 
 
-def test_a_half_installed_package_says_what_to_install(seen):
+def test_a_partly_installed_package_says_what_to_install(seen):
     assert "everloop[litellm]" in seen["half_installed"]["error"]
     assert not seen["half_installed"]["retryable"]
 

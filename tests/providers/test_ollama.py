@@ -1,4 +1,4 @@
-"""Looking for an Ollama on this machine, against real servers on loopback."""
+"""Detecting an Ollama on this machine, against real servers on loopback."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def ollama(answer: Any, status: int = 200, delay: float = 0.0) -> AsyncIte
         await runner.cleanup()
 
 
-async def test_the_model_that_was_changed_last_is_found():
+async def test_the_most_recently_changed_model_is_found():
     models = [model("old:1b", "2026-01-01"), model("new:8b", "2026-03-01"), model("middle:3b", "2026-02-01")]
     async with ollama({"models": models}) as base_url:
         assert await find_ollama(5, base_url) == "new:8b"
 
 
-async def test_models_that_do_not_chat_or_run_elsewhere_are_passed_over():
+async def test_models_that_do_not_chat_or_run_remotely_are_skipped():
     models = [
         model("chat:1b", "2026-01-01"),
         model("nomic-embed-text:latest", "2026-02-01"),
@@ -60,7 +60,7 @@ async def test_models_that_do_not_chat_or_run_elsewhere_are_passed_over():
         assert await find_ollama(5, base_url) is None
 
 
-async def test_what_a_model_says_it_can_do_counts_more_than_its_name():
+async def test_a_models_declared_abilities_count_more_than_its_name():
     models = [model("embedded-expert", "2026-02-01", capabilities=["completion", "tools"])]
     async with ollama({"models": models}) as base_url:
         assert await find_ollama(5, base_url) == "embedded-expert"
@@ -74,13 +74,13 @@ async def test_another_server_is_no_ollama(answer):
         assert await find_ollama(5, base_url) is None
 
 
-async def test_nobody_there_is_none_at_once():
+async def test_without_a_server_the_answer_is_immediate():
     started = time.monotonic()
     assert await find_ollama(30, "http://127.0.0.1:1/v1") is None
     assert time.monotonic() - started < 15
 
 
-async def test_a_server_that_takes_its_time_is_not_waited_for():
+async def test_a_slow_server_is_not_waited_for():
     async with ollama({"models": [model("chat:1b", "2026-01-01")]}, delay=20) as base_url:
         started = time.monotonic()
         assert await find_ollama(0.2, base_url) is None
@@ -89,7 +89,7 @@ async def test_a_server_that_takes_its_time_is_not_waited_for():
 
 @asynccontextmanager
 async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
-    """A server that says these words to whoever comes, and hangs up."""
+    """A server that sends this text to every client, and disconnects."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -111,7 +111,7 @@ async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-hello\r\n", b'{"models": []}', b"HTTP/1.0 200 OK\r\n", b""])
-async def test_a_server_that_speaks_no_http_is_no_ollama(words):
+async def test_a_server_that_does_not_use_http_is_no_ollama(words):
     async with speaking(words) as base_url:
         assert await find_ollama(20, base_url) is None
 
@@ -123,6 +123,6 @@ async def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for():
         assert time.monotonic() - started < 15
 
 
-async def test_a_list_that_never_ends_is_not_read_to_its_end():
+async def test_an_endless_list_is_not_read_to_its_end():
     async with speaking(b"HTTP/1.0 200 OK\r\n\r\n", *[b" " * (1 << 16)] * 1000) as base_url:
         assert await find_ollama(5, base_url) is None

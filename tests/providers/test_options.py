@@ -1,4 +1,4 @@
-"""What a request may ask beside its messages: sent under the server's names, or refused by name."""
+"""Request options besides messages: sent under the server's names, or refused by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 class Plain(LLMProvider):
-    """The whole of a user's own provider."""
+    """A complete custom provider."""
 
     async def chat(self, messages: Any, tools: Any = None, model: Any = None) -> LLMResponse:
         return LLMResponse("plain")
@@ -60,7 +60,7 @@ async def anthropic() -> AsyncIterator[FakeAnthropic]:
 
 
 async def asked(provider: Any, options: Any, tools: Any = ECHO, *, streamed: bool = True) -> None:
-    """One request, and the connection given back; what came is in the server's hands."""
+    """Make one request, and release the connection; the request is in the server's hands."""
     try:
         if streamed:
             async for _ in provider.stream(ASK, tools, None, options=options):
@@ -78,7 +78,7 @@ async def sent_to(server: Any, provider: Any, options: Any, tools: Any = ECHO, *
 
 
 async def refused(provider: Any, options: Any, tools: Any = ECHO) -> ProviderError:
-    """The error that both ways to ask give."""
+    """Return the error that both kinds of call raise."""
     for streamed in (True, False):
         with pytest.raises(ProviderError) as error:
             await asked(provider, options, tools, streamed=streamed)
@@ -88,21 +88,21 @@ async def refused(provider: Any, options: Any, tools: Any = ECHO) -> ProviderErr
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_every_option_reaches_an_openai_server_as_it_was_given(openai, streamed):
+async def test_every_option_reaches_an_openai_server_unchanged(openai, streamed):
     assert VALUES.keys() == OPTIONS
     provider = OpenAIProvider(openai.base_url, model="m")
     body = await sent_to(openai, provider, VALUES, streamed=streamed)
     assert {name: body[name] for name in VALUES} == VALUES
 
 
-async def test_options_win_over_the_fields_of_every_request_and_hold_for_one_request(openai):
+async def test_options_win_over_the_fields_of_every_request_and_apply_to_one_request(openai):
     provider = OpenAIProvider(openai.base_url, model="m", extra={"temperature": 1, "top_k": 5})
     first = await sent_to(openai, provider, {"temperature": 0})
     second = await sent_to(openai, provider, {"temperature": None})
     assert [(body["temperature"], body["top_k"]) for body in (first, second)] == [(0, 5), (1, 5)]
 
 
-async def test_a_server_gets_an_option_under_its_own_name_and_only_what_it_takes(openai):
+async def test_a_server_gets_an_option_under_its_own_name_and_only_those_it_accepts(openai):
     quirks = Quirks({"max_tokens": "max_completion_tokens"}, refused=frozenset({"seed"}), stream_options=False)
     provider = OpenAIProvider(openai.base_url, model="m", quirks=quirks)
     body = await sent_to(openai, provider, {"max_tokens": 5})
@@ -112,7 +112,7 @@ async def test_a_server_gets_an_option_under_its_own_name_and_only_what_it_takes
     assert "seed" in str(await refused(provider, {"max_tokens": 5, "seed": 1}))
 
 
-async def test_without_tools_nothing_is_said_of_choosing_one(openai, anthropic):
+async def test_without_tools_the_choice_of_one_is_left_out(openai, anthropic):
     options = {"tool_choice": "auto", "parallel_tool_calls": False}
     for server, provider in (
         (openai, OpenAIProvider(openai.base_url, model="m")),
@@ -121,7 +121,7 @@ async def test_without_tools_nothing_is_said_of_choosing_one(openai, anthropic):
         assert (await sent_to(server, provider, options, None)).keys().isdisjoint(options)
 
 
-async def test_a_forced_call_without_tools_is_not_left_out_in_silence(openai, anthropic):
+async def test_a_forced_call_without_tools_is_not_silently_left_out(openai, anthropic):
     body = await sent_to(openai, OpenAIProvider(openai.base_url, model="m"), {"tool_choice": "required"}, None)
     assert body["tool_choice"] == "required"
     await refused(AnthropicProvider("k", "m", base_url=anthropic.base_url), {"tool_choice": "required"}, None)
@@ -164,13 +164,13 @@ async def test_options_become_the_fields_of_anthropics_api(anthropic, options, f
 
 
 @pytest.mark.parametrize("options", [{name: VALUES[name]} for name in ("seed", "logit_bias", "response_format")])
-async def test_what_anthropics_api_cannot_do_is_refused_by_its_name(anthropic, options):
+async def test_options_that_anthropics_api_lacks_are_refused_by_name(anthropic, options):
     error = await refused(AnthropicProvider("k", "m", base_url=anthropic.base_url), options)
     assert all(name in str(error) for name in options)
     assert anthropic.requests == []
 
 
-async def test_a_choice_of_an_unknown_shape_is_refused(anthropic):
+async def test_an_unknown_form_of_choice_is_refused(anthropic):
     provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
     for choice in ("sometimes", {"type": "allowed_tools"}, {"type": "function", "function": {}}, 3):
         assert "tool_choice" in str(await refused(provider, {"tool_choice": choice}))
@@ -193,7 +193,7 @@ async def test_a_model_does_not_think_where_the_api_would_refuse_it(anthropic, o
     assert ("thinking" in await sent_to(anthropic, provider, options)) == thinks
 
 
-async def test_a_tool_whose_name_was_changed_is_chosen_by_its_new_name(anthropic):
+async def test_a_renamed_tool_is_chosen_by_its_new_name(anthropic):
     tools = [{"type": "function", "function": {"name": "a.b", "parameters": {"type": "object"}}}]
     provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)
     choice = {"type": "function", "function": {"name": "a.b"}}
@@ -201,7 +201,7 @@ async def test_a_tool_whose_name_was_changed_is_chosen_by_its_new_name(anthropic
     assert body["tool_choice"]["name"] == body["tools"][0]["name"]
 
 
-async def test_a_list_of_providers_honours_what_all_of_them_do_and_hands_it_on(openai, anthropic):
+async def test_a_list_of_providers_accepts_what_all_of_them_do_and_passes_it_on(openai, anthropic):
     first = OpenAIProvider(openai.base_url, model="m")
     second = AnthropicProvider("k", "m", base_url=anthropic.base_url)
     both = Resilient([(first, None), (second, None)], retries=0)
@@ -215,7 +215,7 @@ async def test_a_list_of_providers_honours_what_all_of_them_do_and_hands_it_on(o
     assert len(openai.requests) == 2
 
 
-async def test_a_users_own_provider_is_never_given_options_and_says_so():
+async def test_a_custom_provider_never_gets_options_and_says_so():
     plain = Plain()
     assert honours(plain) == honours(object()) == frozenset()
     alone = Resilient([(plain, None)])
@@ -226,7 +226,7 @@ async def test_a_users_own_provider_is_never_given_options_and_says_so():
     assert option_keywords(plain, {"stop": None}) == option_keywords(plain, None) == {}
 
 
-async def test_asking_for_what_is_so_anyway_is_asking_for_nothing(anthropic):
+async def test_requesting_a_default_requests_nothing(anthropic):
     usual = {"tool_choice": "auto", "parallel_tool_calls": True, "frequency_penalty": 0.0, "logit_bias": {}}
     assert option_keywords(Plain(), usual) == {}
     provider = AnthropicProvider("k", "m", base_url=anthropic.base_url)

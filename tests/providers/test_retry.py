@@ -1,4 +1,4 @@
-"""Retries, fallbacks, and a watcher who never sees the same output twice."""
+"""Retries, fallbacks, and a subscriber that never sees the same output twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def busy(wait: float | None = None) -> ProviderError:
 
 
 class Streams(LLMProvider):
-    """A model whose every try is a list of things to show; an exception breaks it off."""
+    """A model whose every attempt is a list of things to show; an exception interrupts it."""
 
     def __init__(self, *tries: list[Any], model: str = "streams") -> None:
         self.default_model = model
@@ -63,7 +63,7 @@ async def watch(provider: Resilient, model: str | None = None) -> tuple[list[Del
 
 
 def screen(shown: list[Delta]) -> tuple[str, str]:
-    """What a watcher who obeys restarts has before their eyes at the end: text and reasoning."""
+    """Return what a subscriber that obeys restarts shows in the end: text and reasoning."""
     text = reasoning = ""
     for delta in shown:
         if delta.restart:
@@ -83,7 +83,7 @@ def ask(request) -> Any:
     return chat if request.param == "chat" else stream
 
 
-async def test_what_may_succeed_later_is_tried_again_with_growing_waits(ask, clock):
+async def test_a_temporary_error_is_retried_with_growing_waits(ask, clock):
     model = ScriptedProvider([busy(), ConnectionResetError("gone"), TimeoutError(), "at last"])
     answer = await ask(resilient(clock, model))
     assert answer.content == "at last"
@@ -97,13 +97,13 @@ async def test_waits_have_jitter_and_a_ceiling(clock):
     assert clock.waits == [0.25, 0.5, 0.75, 0.75]
 
 
-async def test_the_wait_a_server_asks_for_is_kept(ask, clock):
+async def test_a_wait_requested_by_the_server_is_kept(ask, clock):
     model = ScriptedProvider([busy(20), busy(0.1), "ok"])
     await ask(resilient(clock, model))
     assert clock.waits == [20, 1.0]
 
 
-async def test_a_server_that_asks_for_too_long_a_wait_is_left_for_the_fallback(ask, clock):
+async def test_a_server_that_requests_too_long_a_wait_is_left_for_the_fallback(ask, clock):
     answer = await ask(resilient(clock, ScriptedProvider([busy(3600)]), ScriptedProvider(["ok"], model="second")))
     assert (answer.content, answer.model) == ("ok", "second")
     assert clock.waits == []
@@ -116,7 +116,7 @@ async def test_without_a_fallback_too_long_a_wait_is_an_error_that_says_so(ask, 
     assert error.value.retry_after == 3600
 
 
-async def test_what_cannot_succeed_goes_to_the_fallback_at_once(ask, clock):
+async def test_a_permanent_error_goes_to_the_fallback_at_once(ask, clock):
     first = ScriptedProvider([ProviderError("no such model", status=404)])
     answer = await ask(resilient(clock, first, ScriptedProvider(["ok"], model="second")))
     assert (answer.content, answer.model) == ("ok", "second")
@@ -124,7 +124,7 @@ async def test_what_cannot_succeed_goes_to_the_fallback_at_once(ask, clock):
     assert len(first.requests) == 1
 
 
-async def test_what_cannot_succeed_is_raised_when_there_is_no_fallback(ask, clock):
+async def test_a_permanent_error_is_raised_if_there_is_no_fallback(ask, clock):
     model = ScriptedProvider([ProviderError("HTTP 401: bad key", status=401)])
     with pytest.raises(ProviderError, match=r"^HTTP 401: bad key$") as error:
         await ask(resilient(clock, model))
@@ -148,7 +148,7 @@ async def test_a_bug_is_not_retried(ask, clock):
     assert clock.waits == []
 
 
-async def test_the_model_asked_for_replaces_the_first_one_only(ask, clock):
+async def test_the_requested_model_replaces_the_first_one_only(ask, clock):
     first, second = ScriptedProvider([ProviderError("no")]), ScriptedProvider(["ok"])
     provider = Resilient([(first, "own"), (second, "spare")], sleep=clock.sleep)
     assert provider.get_default_model() == "own"
@@ -156,7 +156,7 @@ async def test_the_model_asked_for_replaces_the_first_one_only(ask, clock):
     assert (first.requests[0].model, second.requests[0].model) == ("asked", "spare")
 
 
-async def test_cancelling_while_it_waits_ends_it(ask):
+async def test_cancelling_during_a_wait_ends_it(ask):
     provider = Resilient([(ScriptedProvider([busy()], repeat_last=True), None)], base_delay=30)
     task = asyncio.create_task(ask(provider))
     await asyncio.sleep(0.01)
@@ -165,7 +165,7 @@ async def test_cancelling_while_it_waits_ends_it(ask):
         await task
 
 
-async def test_a_stream_without_trouble_is_passed_on_as_it_is(clock):
+async def test_a_stream_without_errors_is_passed_on_unchanged(clock):
     shown, answer = await watch(resilient(clock, Streams(["a", Delta(reasoning="r"), "b"])))
     assert shown == [Delta("a"), Delta(reasoning="r"), Delta("b")]
     assert answer.content == "ab"
@@ -209,7 +209,7 @@ async def test_reasoning_is_not_shown_twice_either(clock):
     assert shown == [thought, Delta("Yes"), Delta(reasoning="more"), Delta(", ok")]
 
 
-async def test_other_reasoning_restarts_the_whole(clock):
+async def test_different_reasoning_restarts_everything(clock):
     provider = resilient(
         clock, Streams([Delta(reasoning="abc"), "Yes", busy()], [Delta(reasoning="ab"), Delta(reasoning="x"), "Yes"])
     )
@@ -218,12 +218,12 @@ async def test_other_reasoning_restarts_the_whole(clock):
     assert screen(shown) == ("Yes", "abx")
 
 
-async def test_reasoning_that_does_not_come_again_restarts_the_whole(clock):
+async def test_reasoning_that_is_missing_from_the_retry_restarts_everything(clock):
     shown, answer = await watch(resilient(clock, Streams([Delta(reasoning="hm"), "Yes", busy()], ["Yes", "."])))
     assert screen(shown) == ("Yes.", "") == (answer.content, answer.reasoning or "")
 
 
-async def test_failures_in_a_row_keep_count_of_what_is_shown(clock):
+async def test_consecutive_failures_keep_count_of_what_is_shown(clock):
     provider = resilient(
         clock, Streams(["one ", "two", busy()], ["one", busy()], ["one two ", "three", busy()], ["one two three four"])
     )
@@ -251,7 +251,7 @@ async def test_a_restart_by_the_provider_itself_is_passed_on(clock):
     assert shown == [Delta("old"), Delta("n", restart="x"), Delta("ew"), Delta(" one")]
 
 
-async def test_a_stream_without_an_answer_is_tried_again(clock):
+async def test_a_stream_without_an_answer_is_retried(clock):
     class Empty(Streams):
         async def stream(self, messages: Any, tools: Any = None, model: Any = None) -> Any:
             if len(self.tries) == 1:
@@ -263,7 +263,7 @@ async def test_a_stream_without_an_answer_is_tried_again(clock):
     assert shown == [Delta("ok")]
 
 
-async def test_leaving_the_stream_closes_the_one_below_at_once():
+async def test_leaving_the_stream_closes_the_underlying_one_at_once():
     below: list[Any] = []
 
     class Kept(Streams):
@@ -288,7 +288,7 @@ def test_it_needs_a_provider():
         Resilient([])
 
 
-async def test_a_stream_that_is_refused_before_it_begins_is_left_for_the_next_model(clock):
+async def test_a_stream_refused_before_it_begins_is_left_for_the_next_model(clock):
     class Refuses(LLMProvider):
         default_model = "strict"
 

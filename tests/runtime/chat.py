@@ -89,7 +89,7 @@ class Chat:
 
         def settled() -> bool:
             session = self.agent.dispatcher.session("me", "test:1")
-            return session is not None and len(session.steering) + len(session.behind) == count
+            return session is not None and len(session.state.steering) + len(session.behind) == count
 
         await until(settled)
 

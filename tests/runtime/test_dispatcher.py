@@ -161,6 +161,6 @@ async def test_a_stop_for_one_turn_stops_no_other(desk, meant, stopped):
 
     turn: Any = Running()
     session = desk.dispatcher._start("me", "test:one")
-    session.turn, session.rows = turn, [5]
+    session.state.turn, session.state.rows = turn, [5]
     session.stop("cancelled", "Stopped.", meant)
     assert bool(told) is stopped

@@ -69,7 +69,7 @@ async def test_a_message_of_another_process_steers_the_turn_that_runs(tmp_path):
         await chat.channel.publish_inbound(said("and two"))
         session = chat.agent.dispatcher.session("me", "test:one")
         assert session is not None
-        await until(lambda: bool(session.steering))  # the worker has been notified
+        await until(lambda: bool(session.state.steering))  # the worker has been notified
         gate.open.set()
         assert await chat.hear() == "both answered"
         assert [m["content"] for m in chat.provider.requests[-1].messages[1:]] == ["one", "first answer", "and two"]
@@ -84,7 +84,7 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
         await chat.channel.publish_inbound(said("and two"))
         session = chat.agent.dispatcher.session("me", "test:one")
         assert session is not None
-        await until(lambda: bool(session.steering))
+        await until(lambda: bool(session.state.steering))
         waiting, read, passed = chat.store.waiting, asyncio.Event(), asyncio.Event()
 
         async def slow(owner: str, key: str) -> Any:
@@ -101,7 +101,7 @@ async def test_a_message_that_is_read_while_the_turn_takes_it_steers_it_once(tmp
         await gates[-1].reached.wait()
         passed.set()
         if answers == 1:  # if not, the running turn is that of the third
-            await until(lambda: "and three" in str(session.steering))
+            await until(lambda: "and three" in str(session.state.steering))
         await asyncio.sleep(0.1)  # nothing is announced twice
         gates[-1].open.set()
         for _ in range(answers):

@@ -326,12 +326,12 @@ async def test_a_full_disk_is_reported_to_other_owners_without_its_path_and_reco
         raise sqlite3.OperationalError("database or disk is full")
 
     assert isinstance(server.store, SQLiteStore)
-    server.store.writer.hook = full
+    unhook = server.store.writer.commit_hooks.add(full)
     for client in (ada, server):
         status, error = await client.fails("hi")
         assert status == 503
         assert (str(server.owners.config.home) in error["message"]) == (client is server)
-    server.store.writer.hook = None
+    unhook()
     for client in (ada, server):
         server.fake.reply("hello again")
         assert text_of(await client.ask("hi")) == "hello again"

@@ -1,4 +1,4 @@
-"""The stores that the suite is run with, and workers that use them."""
+"""The stores that the suite runs with, and workers that use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_postgres(place: str) -> Store:
     return PostgresStore(place)
 
 
-# Each with the fixture that says where it is, and what opens it there.
+# For each one, the fixture that says where it is, and how to open it.
 STORES: dict[str, tuple[str, Callable[[Any], Store]]] = {
     "sqlite": ("tmp_path", in_sqlite),
     "postgres": ("database", in_postgres),
@@ -36,7 +36,7 @@ STORES: dict[str, tuple[str, Callable[[Any], Store]]] = {
 
 @pytest.fixture(params=STORES)
 async def opened(request) -> AsyncIterator[Callable[[], Awaitable[Store]]]:
-    """Opens the same store, as often as it is asked to."""
+    """Opens the same store, as often as it is called."""
     where, open_there = STORES[request.param]
     place = request.getfixturevalue(where)
     stores: list[Store] = []

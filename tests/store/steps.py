@@ -21,7 +21,7 @@ def answer(text: str = "hello") -> OutboundMessage:
 
 
 def away_once(store: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next such call of the store fails, as when it is away; the one after it does not."""
+    """Make the next such call of the store fail as in an outage; the one after it does not."""
     call = getattr(store, name)
 
     async def away(*_: object) -> None:

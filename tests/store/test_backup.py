@@ -1,4 +1,4 @@
-"""Backups of a SQLite store: made while it is in use, checked, and gone on from without doing anything twice."""
+"""Backups of a SQLite store: made while it is in use, checked, and restored without doing anything twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def one_turn(store: Path, said: str = "hello", answer: str = "Hi.") -> Non
         assert await agent.process_direct(said) == answer
 
 
-async def test_a_backup_made_while_turns_run_is_whole_and_of_one_moment(tmp_path):
+async def test_a_backup_made_while_turns_run_is_complete_and_of_one_moment(tmp_path):
     store = tmp_path / "store.db"
     provider = ScriptedProvider([lambda messages, _: messages[-1]["content"]], repeat_last=True)
     async with agent_at(store, provider) as agent:
@@ -79,7 +79,7 @@ async def test_calls_that_may_have_run_since_the_backup_are_reported_and_do_not_
 
     (tmp_path / "later").mkdir()
     found = await restore(tmp_path / "backup.db", tmp_path / "later" / "store.db")
-    assert (found.open_turns, found.cut_off) == (1, 1)  # of the other one the intent was on disk
+    assert (found.open_turns, found.cut_off) == (1, 1)  # the other one's intent was on disk
     provider = ScriptedProvider(["I am not sure that they were sent."])
     async with agent_at(tmp_path / "later" / "store.db", provider) as later:
         later.tools.register(mail)
@@ -174,7 +174,7 @@ def spoilt(path: Path) -> None:
         (spoilt, "malformed|damaged"),
     ],
 )
-async def test_a_file_that_is_no_whole_backup_replaces_nothing(tmp_path, make, line):
+async def test_a_file_that_is_no_complete_backup_replaces_nothing(tmp_path, make, line):
     store = tmp_path / "store.db"
     await one_turn(store)
     await backup(store, tmp_path / "backup.db")

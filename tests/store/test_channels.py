@@ -1,4 +1,4 @@
-"""What channels keep in the store: leases by name, the parts of a message, dead letters and state; over both stores."""
+"""What channels keep in the store: leases by name, parts of messages, dead letters and state; with both stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def answered(store: Store, *texts: str, channel: str = "test") -> None:
     await store.answer(question, [OutboundMessage(channel, "one", text) for text in texts])
 
 
-async def test_a_lease_has_one_holder_until_it_is_given_back_or_its_holder_dies(store, me, other, workers):
+async def test_a_lease_has_one_holder_until_it_is_released_or_its_holder_dies(store, me, other, workers):
     assert await store.hold("channel:a", me)
     assert await store.hold("channel:a", me)
     assert not await store.hold("channel:a", other)
@@ -29,7 +29,7 @@ async def test_a_lease_has_one_holder_until_it_is_given_back_or_its_holder_dies(
     assert await store.holders() == {"channel:a": workers[2]}
 
 
-async def test_parts_that_were_taken_are_known_to_the_next_worker(store, me, other):
+async def test_accepted_parts_are_known_to_the_next_worker(store, me, other):
     await answered(store, "a long text")
     (row,) = await store.take_outgoing(me, channels=["test"])
     assert (await store.deliveries([row.id]))[row.id].parts == ()
@@ -95,7 +95,7 @@ async def test_a_channel_keeps_values_by_key(store):
     assert await store.channel_state("a") == {}
 
 
-async def test_several_values_of_channels_are_written_at_once_if_a_value_is_as_expected(store):
+async def test_several_channel_values_are_written_at_once_if_one_value_is_as_expected(store):
     first = [("a:keys", "epoch", "1"), ("a:keys", "account", "x"), ("a:group", "session", "y")]
     assert await store.write_channel_state(first, ("a:keys", "epoch", None))
     assert not await store.write_channel_state([("a:keys", "account", "late")], ("a:keys", "epoch", None))
@@ -106,7 +106,7 @@ async def test_several_values_of_channels_are_written_at_once_if_a_value_is_as_e
     assert await store.channel_state("a:group") == {}
 
 
-async def test_of_two_processes_that_write_a_first_value_at_once_one_does(opened):
+async def test_of_two_processes_that_write_a_first_value_at_once_one_succeeds(opened):
     first, second = await opened(), await opened()
     for number in range(20):
         place = ("a:keys", f"key {number}", None)

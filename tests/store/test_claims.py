@@ -1,4 +1,4 @@
-"""What a session does next, decided from its rows alone."""
+"""A session's next step, decided from its rows alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAID = InboundMessage("test", "user", "1", "hi").addressed()
 
 
 def work(state: SessionState, message: InboundMessage | None = None, kind: Any = "message") -> tuple[Any, claims.Work]:
-    """What a session does, with or without a new message, which gets the inbox row 9."""
+    """Return what a session does next, with or without a new message, which gets the inbox row 9."""
     claim, row = state.claim("me", "test:1"), None
     if message is not None:
         turn = state.new_turn(kind)
@@ -27,7 +27,7 @@ def work(state: SessionState, message: InboundMessage | None = None, kind: Any =
     return claim, claims.next_work(state, claim, row)
 
 
-def test_a_message_to_an_idle_session_opens_a_turn_as_it_comes_in():
+def test_a_message_to_an_idle_session_opens_a_turn_as_it_is_accepted():
     claim, next_work = work(IDLE, SAID)
     assert next_work == Open()
     assert (claim.turn != "", claim.inbox, claim.accepted, claim.fence) == (True, [9], 9, 4)
@@ -43,7 +43,7 @@ def test_a_message_to_an_idle_session_opens_a_turn_as_it_comes_in():
         ({"waiting": 4}, Take(4)),
     ],
 )
-def test_what_is_before_a_message_comes_first(change, expected):
+def test_earlier_work_comes_before_a_message(change, expected):
     claim, next_work = work(replace(IDLE, **change), SAID)
     assert next_work == expected
     assert (claim.turn, claim.accepted) == ("", 9)
@@ -86,7 +86,7 @@ def test_an_answer_becomes_the_next_entry_of_the_parked_turn():
 
 
 @pytest.mark.parametrize("answer", [("new", None, 11.5), ("done", None, 13.0), ("new", 4, 13.0)])
-def test_a_message_from_before_the_question_or_that_has_answered_another_answers_nothing(answer):
+def test_a_message_older_than_the_question_or_used_for_another_answers_nothing(answer):
     assert claims.decision(LOG, answer, True, "", "", False) is None
 
 
@@ -94,7 +94,7 @@ def test_a_turn_that_is_woken_to_be_stopped_gets_no_answer():
     assert claims.decision(LOG, None, None, "", "", False) == claims.Decision(ASKED)
 
 
-def test_a_fork_asks_again_for_what_was_allowed_and_had_not_begun():
+def test_a_fork_asks_again_for_approved_calls_that_had_not_begun():
     allowed = (4, encode_entry(CallsDecided(("a",), True)), 13.0)
     rows = [(seq, "t", "x", data, at) for seq, data, at in (*LOG, allowed)]
     fork = claims.fork_of(rows, "me", "test:2")

@@ -13,8 +13,7 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.commit_mark import mark_file
-from everloop.store.sqlite.writer import PAGE_BYTES
+from everloop.store.sqlite.writer import PAGE_BYTES, mark_file
 
 from ..support.commands import everloop
 
@@ -22,7 +21,7 @@ HEADER, FRAME = 32, 24 + PAGE_BYTES  # of a write-ahead log
 
 
 async def killed(folder: Path, messages: int = 5) -> Path:
-    """A store as a killed process leaves it: its last commits are in the write-ahead log."""
+    """A store as left by a killed process: its last commits are in the write-ahead log."""
     live = folder / "live"
     store = SQLiteStore(live / "store.db")
     for n in range(messages):
@@ -33,7 +32,7 @@ async def killed(folder: Path, messages: int = 5) -> Path:
 
 
 def cut(database: Path, frames: int) -> None:
-    """Take the last frames off the write-ahead log."""
+    """Remove the last frames of the write-ahead log."""
     wal = database.with_name(database.name + "-wal")
     whole = (wal.stat().st_size - HEADER) // FRAME
     with open(wal, "r+b") as file:
@@ -41,7 +40,7 @@ def cut(database: Path, frames: int) -> None:
 
 
 async def opened(database: Path) -> tuple[int, Any]:
-    """How many messages a store has, and its overview."""
+    """Return how many messages a store has, and its overview."""
     store = SQLiteStore(database)
     try:
         waiting = await store.waiting("me", "test:1")
@@ -54,7 +53,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "commits are missing" in record.getMessage()]
 
 
-async def test_a_store_that_was_killed_has_lost_nothing_and_says_nothing(tmp_path, caplog):
+async def test_a_store_of_a_killed_process_has_lost_nothing_and_reports_nothing(tmp_path, caplog):
     messages, seen = await opened(await killed(tmp_path))
     assert (messages, seen.lost_at) == (5, None)
     assert warnings(caplog) == []
@@ -80,7 +79,7 @@ async def test_a_write_ahead_log_that_was_cut_off_is_noticed_once(tmp_path, capl
     assert warnings(caplog) == []
 
 
-async def test_an_older_copy_in_the_place_of_the_store_is_noticed(tmp_path, caplog):
+async def test_an_older_copy_in_place_of_the_store_is_noticed(tmp_path, caplog):
     database = await killed(tmp_path)
     await opened(database)  # into the file itself
     shutil.copy(database, tmp_path / "copy.db")
@@ -93,7 +92,7 @@ async def test_an_older_copy_in_the_place_of_the_store_is_noticed(tmp_path, capl
     assert len(warnings(caplog)) == 1
 
 
-async def test_a_store_that_is_made_anew_has_lost_nothing(tmp_path, caplog):
+async def test_a_recreated_store_has_lost_nothing(tmp_path, caplog):
     database = await killed(tmp_path)
     for name in ("store.db", "store.db-wal", "store.db-shm"):
         database.with_name(name).unlink()
@@ -103,7 +102,7 @@ async def test_a_store_that_is_made_anew_has_lost_nothing(tmp_path, caplog):
     assert warnings(caplog) == []
 
 
-async def test_a_mark_that_says_nothing_is_no_loss(tmp_path, caplog):
+async def test_a_meaningless_mark_is_no_loss(tmp_path, caplog):
     database = await killed(tmp_path)
     mark_file(database).write_bytes(b"\0" * 20)
     _, seen = await opened(database)
@@ -123,7 +122,7 @@ async def test_every_flushed_commit_is_counted(tmp_path):
     assert int(mark_file(tmp_path / "store.db").read_text()) == commits
 
 
-async def test_the_doctor_tells_of_lost_commits_until_that_is_accepted(tmp_path):
+async def test_the_doctor_reports_lost_commits_until_the_loss_is_accepted(tmp_path):
     database = await killed(tmp_path)
     cut(database, 1)
     done = await everloop("doctor", EVERLOOP_STORE=str(database))

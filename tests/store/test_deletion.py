@@ -41,7 +41,7 @@ async def test_a_title_is_kept_in_the_store_and_a_model_never_replaces_one(opene
     assert not await store.set_title("you", "test:1", "Theirs", Naming("small", {}))
 
 
-async def test_a_new_conversation_drops_the_title_of_a_model_and_keeps_that_of_a_person(store, me):
+async def test_a_new_conversation_drops_a_models_title_and_keeps_a_persons(store, me):
     for key, naming in (("test:model", Naming("small", {"prompt_tokens": 7})), ("test:person", None)):
         await store.note("me", key, [UserSaid("hi", "user")])
         await store.set_title("me", key, "Title", naming)
@@ -55,7 +55,7 @@ async def test_a_new_conversation_drops_the_title_of_a_model_and_keeps_that_of_a
 # ---------------------------------------------------------------------------------------------- archive
 
 
-async def test_an_archived_session_comes_back_with_the_next_entry_or_when_it_is_taken_out(opened, me):
+async def test_an_archived_session_comes_back_with_the_next_entry_or_when_restored(opened, me):
     store, beside = await opened(), await opened()
     await finish(store, await begun(store, me))
     assert not (await store.session("me", "test:1")).archived
@@ -74,7 +74,7 @@ async def test_an_archived_session_comes_back_with_the_next_entry_or_when_it_is_
 # ---------------------------------------------------------------------------------------------- deletion
 
 
-async def test_a_deleted_session_is_gone_with_all_that_was_kept_of_it_and_no_other_is(opened, me):
+async def test_a_deleted_session_is_gone_with_all_its_data_and_no_other_is(opened, me):
     store = await opened()
     for chat in ("1", "2"):
         claim = await begun(store, me, f"the heron of {chat}", chat, id=f"m-{chat}")
@@ -103,8 +103,8 @@ async def test_a_deleted_session_is_gone_with_all_that_was_kept_of_it_and_no_oth
     assert (await store.session("me", "test:1")).title == ""
 
 
-async def test_no_id_is_used_again_after_a_deletion(store, me):
-    """Other processes may know a session or a message by it."""
+async def test_no_id_is_reused_after_a_deletion(store, me):
+    """Other processes may know a session or a message by its id."""
     for n in range(3):
         claim = await begun(store, me, chat=str(n))
         ended = await finish(store, claim, outgoing=[answer()])
@@ -125,7 +125,7 @@ async def test_no_id_is_used_again_after_a_deletion(store, me):
     assert await store.ready(me) == []
 
 
-async def test_a_session_with_a_running_turn_is_not_deleted_and_one_that_waits_is(store, me, other):
+async def test_a_session_with_a_running_turn_is_not_deleted_and_a_waiting_one_is(store, me, other):
     claim = await begun(store, me)
     with pytest.raises(Busy):
         await store.delete_session("me", "test:1")
@@ -150,7 +150,7 @@ def task(id: str, parent: str) -> InboundMessage:
     return InboundMessage("sub", "agent", id, "do it", session=f"sub:{id}", cause=SubagentTask(parent=parent))
 
 
-async def test_the_sessions_of_its_sub_agents_go_with_a_session(store, me, other):
+async def test_a_sessions_sub_agents_are_deleted_with_it(store, me, other):
     await finish(store, await begun(store, me))
     for id, parent in (("a", "test:1"), ("b", "sub:a"), ("c", "test:2")):
         claim = await store.begin("me", f"sub:{id}", me, task(id, parent))
@@ -167,7 +167,7 @@ async def test_the_sessions_of_its_sub_agents_go_with_a_session(store, me, other
     assert [info.key for info in await store.sessions("me")] == ["sub:c"]
 
 
-async def test_what_a_fork_shares_with_a_deleted_session_is_still_found(store, me):
+async def test_entries_shared_between_a_fork_and_a_deleted_session_are_still_found(store, me):
     await finish(store, await begun(store, me, "the heron"))
     await store.fork("me", "test:1", None, "test:fork")
     assert [found.session for found in await store.search("me", "heron")] == ["test:1"]
@@ -175,7 +175,7 @@ async def test_what_a_fork_shares_with_a_deleted_session_is_still_found(store, m
     assert [found.session for found in await store.search("me", "heron")] == ["test:fork"]
 
 
-async def test_the_index_of_a_file_forgets_the_words_of_a_deleted_session(tmp_path, me):
+async def test_the_search_index_forgets_the_words_of_a_deleted_session(tmp_path, me):
     store = SQLiteStore(tmp_path / "store.db")
     await finish(store, await begun(store, me, "a heron and a stork", "gone"), "Both are birds.")
     await finish(store, await begun(store, me, "the stork", "kept"))
@@ -212,7 +212,7 @@ async def requested(store: Store, worker: str, id: str, *, kept: bool = False, o
 
 
 async def everything(store: Store, before: float) -> tuple[list[str], int]:
-    """Prune until the end; the keys that were removed, and how many steps it took."""
+    """Prune to the end; return the removed keys, and the number of steps."""
     keys, steps, position = [], 0, 0
     while True:
         step: Pruned = await store.prune_requests(before, position)
@@ -274,5 +274,5 @@ async def test_requests_are_pruned_in_small_steps_in_the_background_by_the_clock
     assert left[:2] == [8, 8]  # before the first look, and after it: nothing was old enough
     assert left[-1] == 0
     assert [len(keys) for keys in gone] == [3, 3, 2]
-    assert 5 in left  # others can write between two steps
+    assert 5 in left  # other writes fit between two steps
     assert 2 in left

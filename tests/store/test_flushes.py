@@ -41,7 +41,7 @@ async def send(to: str = "") -> str:
 
 
 async def flushes(folder: Path, *rounds: Any, **options: Any) -> int:
-    """How often a turn of these rounds is flushed."""
+    """Return how often a turn of these rounds is flushed."""
     provider = ScriptedProvider(["hello", *rounds, "done"])
     store = SQLiteStore(folder / "store.db", **options)
     async with AgentLoop(MessageBus(), provider, folder, store=store) as agent:
@@ -62,7 +62,7 @@ async def test_a_round_with_effects_is_flushed_before_its_calls_start(tmp_path, 
     assert await flushes(tmp_path, call("look"), call(name), [call("look"), call(name)]) == 4
 
 
-async def test_every_step_is_flushed_where_the_settings_say_so(tmp_path):
+async def test_every_step_is_flushed_if_the_settings_say_so(tmp_path):
     assert await flushes(tmp_path, call("look"), call("look"), flush_always=True) == 6
 
 
@@ -106,7 +106,7 @@ asyncio.run(main())
 
 
 @pytest.mark.platform("counts system calls with strace")
-def test_the_kernel_sees_just_these_flushes(tmp_path):
+def test_the_kernel_sees_exactly_these_flushes(tmp_path):
     trace = tmp_path / "trace"
     command = ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync,openat", "-o", trace, sys.executable, "-c", TURN]
     subprocess.run([*command, tmp_path], cwd=ROOT, check=True, timeout=50)
@@ -116,7 +116,7 @@ def test_the_kernel_sees_just_these_flushes(tmp_path):
     assert len(re.findall(r"f(?:data)?sync\(", turn)) == 2
 
 
-async def test_jobs_that_wait_for_a_locked_file_wait_together(tmp_path):
+async def test_writes_that_wait_for_a_locked_file_wait_together(tmp_path):
     store = SQLiteStore(tmp_path / "store.db", lock_seconds=0.3)
     await store.spend("me", [])
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
@@ -126,7 +126,7 @@ async def test_jobs_that_wait_for_a_locked_file_wait_together(tmp_path):
         seconds = asyncio.get_running_loop().time() - began
         other.execute("ROLLBACK")
     assert {type(error) for error in errors} == {StoreError}
-    assert seconds < 3  # one wait of a batch, or two: not twenty
+    assert seconds < 3  # one wait per batch, or two: not twenty
     assert await store.revoke_token("1") is False
     await store.close()
 

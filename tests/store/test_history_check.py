@@ -1,4 +1,4 @@
-"""The history checker: silent on a good store, also while turns run, and loud on each kind of damage."""
+"""The history checker: silent on a valid store, even while turns run, and loud on each kind of damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def change(path: Path, sql: str) -> None:
     db.close()
 
 
-async def test_a_good_store_has_no_violations(path):
+async def test_a_valid_store_has_no_violations(path):
     done = await everloop("check-history", "--store", str(path))
     assert (done.status, done.out) == (0, "1 session, 2 turns, 8 entries: no violations.\n")
     done = await everloop("check-history", "--json", "--store", str(path))
@@ -67,7 +67,7 @@ async def test_damage_is_reported(path, sql, line):
     assert line in done.out
 
 
-async def test_a_turn_under_way_is_no_violation(path):
+async def test_a_turn_in_progress_is_no_violation(path):
     change(path, "DELETE FROM entry WHERE seq = 8")
     change(path, "UPDATE inbox SET state = 'taken', ended_at = NULL WHERE id = 2")
     done = await everloop("check-history", "--store", str(path))

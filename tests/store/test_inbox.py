@@ -1,4 +1,4 @@
-"""Rows of the inbox that cannot be decoded: they are set aside, and everything else goes on; over both stores."""
+"""Inbox rows that cannot be decoded are set aside, and everything else continues; with both stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAMAGES = ["torn", "not UTF-8"]
 
 async def damage(store: Store, text: str, how: str = "torn") -> None:
     sql = TORN.replace("{}", text)
-    if how == "not UTF-8":  # PostgreSQL keeps no such text
+    if how == "not UTF-8":  # PostgreSQL stores no such text
         broken = "CAST(x'7b22ff22' AS TEXT)" if isinstance(store, SQLiteStore) else "'{\"'"
         sql = f"UPDATE inbox SET data = {broken} WHERE data LIKE '%{text}%'"
     await change(store, sql)
@@ -51,7 +51,7 @@ async def test_a_waiting_row_that_cannot_be_decoded_is_set_aside_and_the_others_
     assert warnings(caplog) == 1
 
 
-async def test_a_message_is_begun_though_a_damaged_one_was_before_it(store, me):
+async def test_a_message_is_begun_despite_a_damaged_one_before_it(store, me):
     row = await store.accept(message("one"))
     await damage(store, "one")
     claim = await begun(store, me, "two")
@@ -63,7 +63,7 @@ async def test_a_message_is_begun_though_a_damaged_one_was_before_it(store, me):
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("kind", ["message", "urgent"])
-async def test_reading_what_waits_sets_a_damaged_row_aside(store, me, caplog, kind, how):
+async def test_reading_waiting_rows_sets_a_damaged_one_aside(store, me, caplog, kind, how):
     for text in ("one", "two"):
         await store.accept(message(text), kind)
     await damage(store, "one", how)
@@ -79,7 +79,7 @@ async def test_reading_what_waits_sets_a_damaged_row_aside(store, me, caplog, ki
     assert warnings(caplog) == 1
 
 
-async def test_a_command_that_is_damaged_is_set_aside(store, me):
+async def test_a_damaged_command_is_set_aside(store, me):
     await store.accept(message("/new"), "command")
     await store.accept(message("two"))
     await damage(store, "/new")
@@ -115,7 +115,7 @@ async def test_an_interrupted_turn_whose_message_is_damaged_ends_and_the_next_on
     assert await set_aside(store) == 1
 
 
-async def test_a_new_message_that_cannot_be_decoded_behind_a_damaged_turn_is_set_aside_too(store, me, other):
+async def test_an_undecodable_message_after_a_damaged_turn_is_set_aside_too(store, me, other):
     claim = await begun(store, me, "one", id="m1")
     await store.release(claim)
     await damage(store, "m1")
@@ -128,7 +128,7 @@ async def test_a_new_message_that_cannot_be_decoded_behind_a_damaged_turn_is_set
     assert await set_aside(store) == 2
 
 
-async def test_a_turn_that_is_not_in_the_log_leaves_nothing_there_when_its_message_is_damaged(store, me, other):
+async def test_a_turn_missing_from_the_log_leaves_nothing_there_when_its_message_is_damaged(store, me, other):
     claim = await begun(store, me, "one", media=["a.png"])
     assert await log_of(store) == []  # the worker reads the picture first
     await store.release(claim)
@@ -138,7 +138,7 @@ async def test_a_turn_that_is_not_in_the_log_leaves_nothing_there_when_its_messa
     assert await store.ready(other) == []
 
 
-async def test_a_message_that_comes_again_under_its_id_repairs_its_row(store, me):
+async def test_a_message_repeated_under_its_id_repairs_its_row(store, me):
     first = await store.accept(message("one", id="m1"))
     await damage(store, "m1")
     assert await store.waiting("me", "test:1") == []
@@ -150,7 +150,7 @@ async def test_a_message_that_comes_again_under_its_id_repairs_its_row(store, me
     assert claim.message.content == "one"
 
 
-async def test_a_row_that_was_repaired_is_answered(store, me):
+async def test_a_repaired_row_is_answered(store, me):
     await store.accept(message("one"))
     data = '{"channel":"test","sender_id":"user","chat_id":"1","content":"back"}'
     await damage(store, "one")
@@ -161,7 +161,7 @@ async def test_a_row_that_was_repaired_is_answered(store, me):
     assert claim.message.content == "back"
 
 
-async def test_a_damaged_row_that_is_asked_for_is_an_error_in_one_line(store, me):
+async def test_requesting_a_damaged_row_is_an_error_in_one_line(store, me):
     row = await store.accept(message("one", id="m1"))
     await damage(store, "m1")
     for look in (store.incoming(row.id), store.find("me", "m1")):
@@ -169,7 +169,7 @@ async def test_a_damaged_row_that_is_asked_for_is_an_error_in_one_line(store, me
             await look
 
 
-async def test_an_outgoing_row_that_is_no_text_at_all_is_set_aside(store, me, other, caplog):
+async def test_an_outgoing_row_that_is_not_even_text_is_set_aside(store, me, other, caplog):
     await say(store, me, "one", "two")
     broken = "CAST(x'7b22ff22' AS TEXT)" if isinstance(store, SQLiteStore) else "'{\"'"
     await change(store, f"UPDATE outbox SET data = {broken} WHERE data LIKE '%one%'")

@@ -66,7 +66,7 @@ async def test_a_command_that_two_workers_take_is_one_command(opened):
     assert (await workers[0].read()).of("hook:bert") is None
 
 
-async def test_what_owners_link_at_once_is_all_kept(opened):
+async def test_links_made_by_owners_at_once_are_all_kept(opened):
     workers = [LinkStore(await opened(), owner) for owner in ("me", "ada") for _ in range(2)]
     await asyncio.gather(*(offered(one, f"p{n}", f"AAAAAAA{n + 2}") for n, one in enumerate(workers)))
     kept = [{one.account for one in (await workers[n].read()).codes} for n in (0, 2)]
@@ -100,7 +100,7 @@ async def test_the_commands_work_in_both_stores_and_wait_for_an_open_turn(store,
     assert await session_of("bert") is None
 
 
-async def test_a_code_of_a_person_who_was_just_made_to_leave_is_of_their_own_session(store):
+async def test_the_code_of_a_person_who_was_just_unlinked_is_for_their_own_session(store):
     links = LinkStore(store, "me")
     await offered(links, "anna", "AAAAAAA2")
     assert isinstance(await joined(links, "bert", "AAAAAAA2"), Joined)

@@ -1,4 +1,4 @@
-"""An agent hears what others have done, also where the store was away when it first wanted to."""
+"""An agent gets notices of other workers, even if the store was unavailable when it first tried to subscribe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..support.commands import until
 from .steps import away_once
 
 
-async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, monkeypatch):
+async def test_a_worker_that_could_not_join_can_do_so_later(store, tmp_path, monkeypatch):
     away_once(store, "join", monkeypatch)
     heard: list[Notice] = []
     async with AgentLoop(MessageBus(), ScriptedProvider([]), tmp_path, store=store) as agent:
@@ -30,7 +30,7 @@ async def test_who_could_not_join_the_others_can_do_so_later(store, tmp_path, mo
         await until(lambda: heard)
 
 
-async def test_an_agent_can_be_closed_while_it_waits_to_join_the_others(store, tmp_path, monkeypatch):
+async def test_an_agent_can_be_closed_while_it_waits_to_join(store, tmp_path, monkeypatch):
     joining = asyncio.Event()
 
     async def never(*_: object) -> None:

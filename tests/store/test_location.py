@@ -1,4 +1,4 @@
-"""Which store is a folder's: by what the folder keeps when it moves, whatever its path and its contents say."""
+"""Which store belongs to a folder: decided by the identity that it keeps when it moves, not by its path or contents."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def disk(*folders: Folder) -> Callable[[Path], Folder]:
     return lambda path: found.get(path, Folder(path, "", exists=False))
 
 
-def test_a_snapshot_beside_its_original_has_a_store_of_its_own(stores):
-    # A snapshot of a file system has the inodes and creation times of its original.
+def test_a_snapshot_next_to_its_original_has_its_own_store(stores):
+    # A file system snapshot has the inodes and creation times of its original.
     original, snapshot = Folder(Path("/a/w"), "256-1.0", device=1), Folder(Path("/snap/w"), "256-1.0", device=2)
     first = record(stores, "first", "/a/w", "256-1.0")
     chosen = choose(snapshot, [first], stores, disk(original, snapshot))
@@ -50,14 +50,14 @@ def test_another_mount_of_a_folder_is_the_same_folder(stores):
     assert choose(mounted, [first], stores, disk(folder, mounted)).path == first.store
 
 
-def test_where_nothing_tells_folders_apart_the_path_counts(stores):
+def test_if_folders_cannot_be_distinguished_the_path_counts(stores):
     first = record(stores, "first", "/a/w", "")
     for identity in ("", "7-1.0"):
         here = Folder(Path("/a/w"), identity)
         assert choose(here, [first], stores, disk(here)).path == first.store
 
 
-def test_the_folder_that_was_used_last_is_asked_about(stores):
+def test_the_most_recently_used_folder_is_asked_about(stores):
     records = [record(stores, name, f"/{name}/w", f"{n}-1.0") for n, name in enumerate(("a", "b", "c"))]
     for n, one in zip((1, 3, 2), records, strict=True):
         os.utime(one.store, (n, n))
@@ -65,7 +65,7 @@ def test_the_folder_that_was_used_last_is_asked_about(stores):
     assert chosen.earlier == records[1]
 
 
-def test_looking_for_a_folder_that_is_gone_does_not_forget_which_one_it_was(tmp_path):
+def test_looking_for_a_vanished_folder_does_not_forget_its_identity(tmp_path):
     home, folder = tmp_path / "home", tmp_path / "w"
     folder.mkdir()
     found = find_own(folder, home)
@@ -95,7 +95,7 @@ assert second.path == first.path and second.earlier is None, second
 """
 
 
-def test_a_folder_of_a_container_image_stays_the_same_when_it_is_first_written_to(tmp_path):
+def test_a_folder_of_a_container_image_keeps_its_identity_when_first_written_to(tmp_path):
     for name in ("lower/w", "upper", "work", "merged"):
         (tmp_path / name).mkdir(parents=True)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Messages that come in and answers that go out."""
+"""Incoming messages and outgoing answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .steps import answer, begun, finish, message
 # ---------------------------------------------------------------------------------------------- inbox
 
 
-async def test_a_hidden_message_is_found_no_more_and_only_by_its_owner(opened):
+async def test_a_hidden_message_is_no_longer_found_and_only_its_owner_can_hide_it(opened):
     here, there = await opened(), await opened()
     await here.accept(InboundMessage("api", "x", "1", "hi", id="m1", owner="anna"))
     await here.accept(InboundMessage("api", "x", "1", "hi", id="m1", owner="berta"))
@@ -21,7 +21,7 @@ async def test_a_hidden_message_is_found_no_more_and_only_by_its_owner(opened):
     assert not await there.hide("anna", "m2")
 
 
-async def test_what_was_accepted_is_there_for_another_process(opened, me):
+async def test_an_accepted_message_is_visible_to_another_process(opened, me):
     store = await opened()
     said = message("hé 😀", media=["a.png"], metadata={"n": [1, {"x": None}]}, id="m1")
     row = await store.accept(said)
@@ -33,7 +33,7 @@ async def test_what_was_accepted_is_there_for_another_process(opened, me):
     assert not again.done
 
 
-async def test_a_message_id_is_taken_once_an_owner(store, me):
+async def test_a_message_id_is_accepted_once_per_owner(store, me):
     first = await store.accept(message(id="m1"))
     assert (await store.accept(message("other text", id="m1"))).id == first.id
     assert (await store.accept(message(id="m1", chat="2"))).id == first.id
@@ -41,7 +41,7 @@ async def test_a_message_id_is_taken_once_an_owner(store, me):
     assert (await store.accept(message())).id != (await store.accept(message())).id
 
 
-async def test_a_message_id_is_still_known_when_it_was_answered(store, me):
+async def test_a_message_id_is_still_known_after_its_answer(store, me):
     claim = await begun(store, me, id="m1")
     await finish(store, claim)
     row = await store.accept(message(id="m1"))
@@ -61,7 +61,7 @@ async def test_a_session_is_ready_while_something_waits_in_it(store, me):
     assert await store.ready(me) == [("you", "test:2")]
 
 
-async def test_a_session_of_a_living_worker_is_not_ready_for_others_and_one_of_a_dead_worker_is(store, me, other):
+async def test_a_living_workers_session_is_not_ready_for_others_and_a_dead_workers_is(store, me, other):
     await begun(store, me)
     assert await store.ready(other) == []
     assert await store.ready(me) == [("me", "test:1")]
@@ -80,7 +80,7 @@ async def test_an_urgent_message_waits_for_no_turn_and_is_answered_once(store, m
     assert [out.message.content for out in await store.take_outgoing(other)] == ["Stopped."]
 
 
-async def test_an_urgent_message_that_never_was_a_row_is_answered_and_known(store, me):
+async def test_an_urgent_message_without_a_row_is_answered_and_known(store, me):
     assert len(await store.answer(message("/help", id="h1"), [answer()])) == 1
     assert await store.answer(message("/help", id="h1"), [answer()]) == []
     assert await store.ready(me) == []
@@ -106,7 +106,7 @@ async def test_an_answer_is_in_the_outbox_until_it_was_sent(opened, me, other):
     assert await store.take_outgoing(new_worker()) == []
 
 
-async def test_an_answer_that_its_worker_sends_right_away_is_only_repeated_when_the_worker_dies(store, me, other):
+async def test_an_answer_that_its_worker_sends_at_once_is_only_repeated_if_the_worker_dies(store, me, other):
     await finish(store, await begun(store, me), outgoing=[answer()], sender=me)
     assert await store.take_outgoing(other) == []
     assert await store.take_outgoing(me) == []
@@ -114,13 +114,13 @@ async def test_an_answer_that_its_worker_sends_right_away_is_only_repeated_when_
     assert [out.message.repeat for out in await store.take_outgoing(other)] == [True]
 
 
-async def test_the_outbox_is_taken_in_parts_oldest_first(store, me):
+async def test_the_outbox_is_read_in_parts_oldest_first(store, me):
     await finish(store, await begun(store, me), outgoing=[answer(str(n)) for n in range(5)])
     assert [out.message.content for out in await store.take_outgoing(me, 2)] == ["0", "1"]
     assert [out.message.content for out in await store.take_outgoing(me, 9)] == ["2", "3", "4"]
 
 
-async def test_a_message_of_a_running_turn_is_posted_once_for_each_key(store, me):
+async def test_a_running_turns_message_is_posted_once_per_key(store, me):
     claim = await begun(store, me)
     first = await store.post(claim, answer("one"), "t/a", None)
     assert first is not None

@@ -1,8 +1,8 @@
-"""Stores that an earlier version made are opened, migrated and worked on.
+"""Stores of an earlier version are opened, migrated and used.
 
-The fixtures (SQLite schema 7, PostgreSQL schema 3) were left by a worker that was killed: an answered session with a
-compaction, an open turn cut off inside a call, a message behind it, a parked turn, answers not sent, one of them taken
-by the dead worker, a session of another owner, a timer, tokens, spent tokens, a rate and a search index.
+The fixtures (SQLite schema 7, PostgreSQL schema 3) were left by a killed worker: an answered session with a compaction,
+an open turn interrupted inside a call, a message after it, a parked turn, unsent answers, one of them taken by the dead
+worker, another owner's session, a timer, tokens, spent tokens, a rate and a search index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def old(request, tmp_path) -> AsyncIterator[Store]:
         server.sql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
-async def test_everything_that_was_kept_is_still_there(old):
+async def test_all_data_is_still_there(old):
     infos = {info.key: info for info in await old.sessions("me")}
     assert infos.keys() == {"test:1", "test:open", "test:parked"}
     assert infos["test:parked"].parked
@@ -77,15 +77,15 @@ async def test_everything_that_was_kept_is_still_there(old):
     assert (await old.find("me", "m-1")).done
 
 
-async def test_tokens_let_in_with_what_they_could_do_and_revoked_ones_do_not(old):
+async def test_tokens_keep_their_rights_and_revoked_ones_stay_revoked(old):
     token = await old.token(hash_of("ev_fixture-token"))
     assert (token.name, token.owner) == ("laptop", "me")
-    assert token.rights == {"use", "admin"}  # the machine's own person saw the numbers of all owners
+    assert token.rights == {"use", "admin"}  # the machine's own person could see the numbers of all owners
     assert (await old.token(hash_of("ev_anna"))).rights == {"use"}
     assert await old.token(hash_of("ev_revoked-token")) is None
 
 
-async def test_the_search_index_goes_on(old):
+async def test_the_search_index_continues(old):
     assert [found.text for found in await old.search("me", "heron")] == ["Where is the heron?"]
     await old.accept(message())
     worker = new_worker()
@@ -115,7 +115,7 @@ async def test_the_open_turn_is_finished_the_parked_one_approved_and_the_answers
 
     config = Config(policy=(Rule(do="ask", tool="launch", why="rockets are dear"),))
     provider = ScriptedProvider([model], repeat_last=True)
-    if isinstance(old, PostgresStore):  # the dead worker's lease counts from the start of the server on
+    if isinstance(old, PostgresStore):  # the dead worker's lease counts from the start of the server
         await _free(old)
     bus = DurableBus(old)
     (tmp_path / "workspace").mkdir()

@@ -1,4 +1,4 @@
-"""The outbox by channel, and rows in it that cannot be decoded; over both stores."""
+"""The outbox by channel, and its rows that cannot be decoded; with both stores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def taken(store: Any, worker: str, **options: Any) -> list[str]:
     return [row.message.content for row in await store.take_outgoing(worker, **options)]
 
 
-async def test_only_the_messages_of_the_wanted_channels_are_taken(store, me, other):
+async def test_only_messages_of_the_requested_channels_are_taken(store, me, other):
     await say(store, me, "one", channel="slack", chat="1")
     await say(store, me, "two", channel="telegram", chat="2")
     await say(store, me, "three", channel="slack", chat="3")
@@ -49,7 +49,7 @@ async def test_many_messages_of_another_channel_hide_none(store, me, other):
     assert await taken(store, other, limit=2, channels=["telegram"]) == ["here"]
 
 
-async def test_rows_that_an_older_version_wrote_are_taken_by_channel_too(store, me, other):
+async def test_rows_of_an_older_version_are_taken_by_channel_too(store, me, other):
     await say(store, me, "one", channel="slack", chat="1")
     await say(store, me, "two", channel="telegram", chat="2")
     await change(store, "UPDATE outbox SET channel = NULL, chat_id = NULL")
@@ -57,7 +57,7 @@ async def test_rows_that_an_older_version_wrote_are_taken_by_channel_too(store, 
     assert await taken(store, other, chat=("slack", "1")) == ["one"]
 
 
-async def test_two_buses_over_one_store_get_only_their_own_channel(opened, me):
+async def test_two_buses_on_one_store_get_only_their_own_channel(opened, me):
     stores = [await opened(), await opened()]
     buses = {name: DurableBus(store, channel=name) for name, store in zip(("slack", "telegram"), stores, strict=True)}
     waiting = {name: asyncio.create_task(bus.consume_outbound()) for name, bus in buses.items()}
@@ -102,7 +102,7 @@ async def test_a_row_that_cannot_be_decoded_is_set_aside_and_the_others_go_out(s
     assert (seen.unsent, seen.damaged) == (2, 1)
 
 
-async def test_a_row_that_was_repaired_is_sent(store, me, other):
+async def test_a_repaired_row_is_sent(store, me, other):
     await say(store, me, "one")
     await change(store, "UPDATE outbox SET data = 'no'")
     assert await taken(store, me) == []

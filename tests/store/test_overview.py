@@ -1,4 +1,4 @@
-"""What a store looks like from outside."""
+"""The overview of a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everloop.store.sqlite.overview import COUNT, OPEN, TOTALS, UNSENT
 from .steps import answer, begun, finish, message
 
 
-async def test_a_new_store_has_nothing_in_it(store):
+async def test_a_new_store_is_empty(store):
     seen = await store.overview()
     assert (seen.sessions, seen.workers, seen.leases, seen.held) == (0, (), (), 0)
     assert (seen.unheld, seen.unheld_count, seen.stuck, seen.waited_out) == ((), 0, 0, 0)
@@ -28,7 +28,7 @@ async def test_a_new_store_has_nothing_in_it(store):
     assert abs(seen.at - time.time()) < 60
 
 
-async def test_a_store_tells_of_its_standbys(store):
+async def test_a_store_reports_its_standbys(store):
     seen = await store.standbys()
     if isinstance(store, SQLiteStore):
         assert seen is None
@@ -56,7 +56,7 @@ async def test_work_of_all_owners_is_counted_and_finished_work_is_not(store, me)
     assert running.key == "test:running"
 
 
-async def test_the_oldest_message_that_waits_is_told_by_its_age(store, me):
+async def test_the_oldest_waiting_message_is_reported_with_its_age(store, me):
     await begun(store, me, chat="busy")  # taken, so it does not wait
     await store.accept(message("/stop", "busy"), "urgent")
     await asyncio.sleep(0.05)
@@ -71,7 +71,7 @@ async def test_the_oldest_message_that_waits_is_told_by_its_age(store, me):
     assert 0.05 <= seen.waiting_seconds < 60
 
 
-async def test_a_turn_that_waits_for_a_person_is_parked_and_what_is_behind_it_is_not_stuck(store, me):
+async def test_a_turn_that_waits_for_a_person_is_parked_and_messages_after_it_are_not_stuck(store, me):
     claim = await begun(store, me)
     await store.park(claim, [ModelAnswered("x"), CallsAsked(("c1",), "May I?")])
     await store.accept(message("hello?"))
@@ -96,7 +96,7 @@ async def test_a_turn_that_has_taken_further_messages_is_one_turn(store, me):
     assert (seen.open_turns, seen.parked_turns, seen.waiting) == (0, 1, 0)
 
 
-async def test_answers_that_were_not_sent_are_counted_with_the_age_of_the_oldest(store, me):
+async def test_unsent_answers_are_counted_with_the_age_of_the_oldest(store, me):
     before = time.time()
     await finish(store, await begun(store, me), outgoing=[answer("one"), answer("two")])
     seen = await store.overview()
@@ -125,7 +125,7 @@ async def test_workers_are_shown_with_their_process_and_what_they_hold(store, me
     assert left.processes == 0
 
 
-async def test_the_work_of_a_dead_worker_is_held_by_nobody(store, me, other):
+async def test_a_dead_workers_work_is_held_by_no_worker(store, me, other):
     before = time.time()
     await begun(store, me)
     assert (await store.overview()).unheld == ()
@@ -140,7 +140,7 @@ async def test_the_work_of_a_dead_worker_is_held_by_nobody(store, me, other):
     assert (await store.overview()).unheld == ()
 
 
-async def test_work_that_waits_for_a_moment_beside_a_living_worker_is_not_stuck(store, me):
+async def test_work_that_waits_briefly_next_to_a_living_worker_is_not_stuck(store, me):
     await store.accept(message("hi"))
     assert (await store.overview()).stuck == 1
     await store.join(me, "/run/me")
@@ -150,7 +150,7 @@ async def test_work_that_waits_for_a_moment_beside_a_living_worker_is_not_stuck(
     assert [one.key for one in (await store.overview()).stuck_sessions()] == ["test:1"]
 
 
-async def test_what_nobody_holds_comes_the_oldest_first(store, me):
+async def test_unheld_work_is_listed_oldest_first(store, me):
     for chat in "abc":
         await finish(store, await begun(store, me, chat=chat))
     for chat in "cab":
@@ -159,7 +159,7 @@ async def test_what_nobody_holds_comes_the_oldest_first(store, me):
     assert [one.key for one in (await store.overview()).unheld] == ["test:c", "test:a", "test:b"]
 
 
-async def test_lists_are_limited_and_counts_are_true(store, me):
+async def test_lists_are_limited_and_counts_are_exact(store, me):
     more = MOST + 5
     for n in range(more):
         await store.accept(message("hi", f"free{n}"))
@@ -171,7 +171,7 @@ async def test_lists_are_limited_and_counts_are_true(store, me):
     assert [worker.held for worker in seen.workers] == [more]
 
 
-async def test_the_overview_of_a_file_reads_only_what_is_open(tmp_path):
+async def test_the_overview_reads_only_open_rows_of_a_file(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
     await store.accept(message())
     await store.close()
@@ -184,7 +184,7 @@ async def test_the_overview_of_a_file_reads_only_what_is_open(tmp_path):
                 ), plan
 
 
-async def test_work_that_was_free_for_long_is_stuck_beside_a_worker_too(tmp_path, me):
+async def test_work_that_was_free_for_long_is_stuck_even_next_to_a_worker(tmp_path, me):
     store = SQLiteStore(tmp_path / "store.db")
     await store.accept(message())
     await store.join(me, "/run/me")
@@ -201,7 +201,7 @@ async def test_work_that_was_free_for_long_is_stuck_beside_a_worker_too(tmp_path
 
 
 def overview(*since: float, workers: tuple[WorkerSeen, ...] = ()) -> Overview:
-    """At second 100, with sessions that are free since then."""
+    """At second 100, with sessions that have been free since then."""
     unheld = tuple(Unheld("me", f"test:{at:g}", at) for at in since)
     late = sum(100.0 - at > PATIENCE for at in since)
     return Overview(100.0, 9, workers, (), 0, unheld, len(unheld), late, 0, None, 0, 0, 0, None)
@@ -219,7 +219,7 @@ TAKES = WorkerSeen("boot.1.7.8.1", 7, 0, 0.0, True)
     ],
     ids=["nobody", "only a chat", "a worker"],
 )
-def test_stuck_is_what_nobody_takes_or_what_was_free_for_longer_than_ten_seconds(workers, stuck):
+def test_work_is_stuck_if_no_worker_takes_it_or_it_was_free_for_over_ten_seconds(workers, stuck):
     seen = overview(50.0, 89.0, 91.0, 100.0, workers=workers)
     assert [one.key for one in seen.stuck_sessions()] == stuck
     assert seen.stuck == len(stuck)

@@ -40,7 +40,7 @@ async def test_a_parked_turn_is_left_alone_until_it_is_answered(opened, me, othe
     assert await again.ready(other) == []
 
 
-async def test_a_message_behind_a_parked_turn_is_kept_and_comes_after_it(store, me):
+async def test_a_message_after_a_parked_turn_is_kept_and_handled_after_it(store, me):
     await parked(store, me)
     with pytest.raises(Waiting) as waiting:
         await store.begin("me", "test:1", me, message("later"))
@@ -72,7 +72,7 @@ async def test_a_parked_turn_can_be_woken_without_an_answer(store, me):
     assert resumed.entries[-1] == ASKED[1]
 
 
-async def test_whoever_parked_a_turn_cannot_write_to_it_after_the_answer(store, me):
+async def test_the_worker_that_parked_a_turn_cannot_write_to_it_after_the_answer(store, me):
     claim = await parked(store, me)
     await store.decide("me", "test:1", True)
     with pytest.raises(StaleLease):
@@ -83,7 +83,7 @@ async def test_whoever_parked_a_turn_cannot_write_to_it_after_the_answer(store, 
         await store.post(claim, answer(), "k", me)
 
 
-async def test_a_parked_turn_takes_no_notes_and_counts_as_open(store, me):
+async def test_a_parked_turn_accepts_no_notes_and_counts_as_open(store, me):
     claim = await parked(store, me)
     info = await store.session("me", "test:1")
     assert info is not None
@@ -92,7 +92,7 @@ async def test_a_parked_turn_takes_no_notes_and_counts_as_open(store, me):
         await store.note("me", "test:1", [Noted({"role": "user", "content": "x"})])
 
 
-async def test_rows_are_over_when_they_are_done_or_their_turn_waits_for_a_word(store, me, other):
+async def test_rows_are_over_when_done_or_when_their_turn_waits_for_approval(store, me, other):
     claim = await parked(store, me)
     waits = await store.accept(message("later"))
     runs = await begun(store, other, chat="2")

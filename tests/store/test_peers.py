@@ -16,7 +16,7 @@ from .steps import begun, finish, log_of, message
 # ---------------------------------------------------------------------------------------------- timers
 
 
-async def test_timers_are_kept_changed_and_taken_away(store):
+async def test_timers_are_kept_changed_and_removed(store):
     await store.set_timer(Timer("me", "a", 20.0, {"x": 1}))
     await store.set_timer(Timer("me", "b", 10.0, {}))
     await store.set_timer(Timer("you", "a", 15.0, {}))
@@ -41,7 +41,7 @@ async def test_a_timer_fires_once_however_many_workers_try(opened, me):
     assert await stores[0].timers() == []
     claim = await stores[1].begin("me", "test:1", me)
     assert claim is not None
-    assert (await finish(stores[1], claim)).more  # tick, and tock behind it
+    assert (await finish(stores[1], claim)).more  # tick, and then tock
 
 
 # ---------------------------------------------------------------------------------------------- workers
@@ -57,7 +57,7 @@ async def test_workers_are_known_while_they_live(store, me, other):
     assert await store.workers() == []
 
 
-async def test_a_worker_of_a_process_that_ended_is_dead(store, me):
+async def test_a_worker_whose_process_ended_is_dead(store, me):
     code = "from everloop.store.peers import new_worker; print(new_worker())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = await asyncio.to_thread(
@@ -103,7 +103,7 @@ async def test_two_workers_never_hold_one_session(opened, workers):
     assert answered == [str(n) for n in range(12)]
 
 
-async def test_a_store_that_was_closed_can_be_used_again(store, me):
+async def test_a_closed_store_can_be_used_again(store, me):
     await finish(store, await begun(store, me))
     await store.close()
     await store.close()
@@ -111,7 +111,7 @@ async def test_a_store_that_was_closed_can_be_used_again(store, me):
     await begun(store, me)
 
 
-async def test_what_was_handed_over_before_the_store_was_closed_is_on_disk(opened, me):
+async def test_writes_submitted_before_the_store_was_closed_are_on_disk(opened, me):
     store = await opened()
     claim = await begun(store, me)
     writes = [store.append(claim, [UserSaid(str(n))]) for n in range(50)]

@@ -1,7 +1,7 @@
 """What a power loss leaves of a SQLite store, at every moment of a recorded run.
 
 A real run is recorded as the kernel sees it: every write to the store's files, every flush, and every effect on the
-outside world. The disk after a power loss has what was flushed, and any part of what was written since then, in any
+outside world. After a power loss, the disk has what was flushed, and any part of what was written since then, in any
 order. Such disks are made from the recording, cut at each step, and opened again: the promises of `docs/durability.md`
 must hold on all of them.
 """
@@ -40,7 +40,7 @@ SECTOR = 512
 
 
 def model(messages, tools):
-    """Looks twice, mails, or just answers, by the last message of the person."""
+    """Looks twice, mails, or just answers, depending on the person's last message."""
     said = [message for message in messages if message["role"] == "user"][-1]["content"]
     rounds = len(messages) - 1 - max(n for n, message in enumerate(messages) if message["role"] == "user")
     if "look" in said and rounds < 4:
@@ -168,7 +168,7 @@ class File:
         return content
 
     def after_power_loss(self, choice: random.Random, share: float) -> bytes:
-        """What was flushed, and each sector of what was written since then with a certain chance."""
+        """Everything that was flushed, and each sector written since then with a certain probability."""
         kept = [part for op in self.pending for part in _sectors(op) if choice.random() < share]
         return bytes(self.apply(bytearray(self.flushed), kept))
 
@@ -185,7 +185,7 @@ class Disk(NamedTuple):
 
 
 def disks(ops: Sequence[Op], seed: int) -> Iterator[Disk]:
-    """The disks after a power loss at every step of the recording, one or two for each."""
+    """Yield the disks after a power loss at every step of the recording, one or two for each."""
     choice = random.Random(seed)
     files: dict[str, File] = {}
     witness = ""
@@ -221,7 +221,7 @@ def seen(disk: Disk, what: str) -> list[str]:
 
 
 def breaches(disk: Disk, database: Path) -> list[str]:
-    """What the world has seen that the disk does not know."""
+    """Return what the outside world has seen and the disk does not have."""
     with closing(sqlite3.connect(database)) as db:
         found = [f"damaged: {text}" for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
         states = dict(db.execute("SELECT message_id, state FROM inbox"))
@@ -235,7 +235,7 @@ def breaches(disk: Disk, database: Path) -> list[str]:
     return found
 
 
-def test_nothing_that_the_world_has_seen_is_missing(recording, tmp_path):
+def test_nothing_that_the_outside_world_has_seen_is_missing(recording, tmp_path):
     number = 0
     for number, disk in enumerate(disks(recording, 1), 1):
         folder = tmp_path / str(number)
@@ -245,7 +245,7 @@ def test_nothing_that_the_world_has_seen_is_missing(recording, tmp_path):
     assert number > 150
 
 
-def test_the_next_start_goes_on_and_repeats_no_effect(recording, tmp_path, caplog):
+def test_the_next_start_continues_and_repeats_no_effect(recording, tmp_path, caplog):
     every = list(disks(recording, 3))
     for number, disk in enumerate(every[:: len(every) // 12]):
         folder = tmp_path / str(number)
@@ -261,8 +261,8 @@ def test_the_next_start_goes_on_and_repeats_no_effect(recording, tmp_path, caplo
     assert "commits are missing" not in caplog.text
 
 
-def test_a_disk_that_lies_about_its_flushes_is_caught(recording, tmp_path):
-    """The check is one that can fail: without the flushes, promises are broken."""
+def test_a_disk_that_ignores_flushes_is_caught(recording, tmp_path):
+    """The check can fail: without the flushes, promises are broken."""
     lying = [op for op in recording if op.name != "flush" or op.path != "store.db-wal"]
     broken = 0
     for number, disk in enumerate(disks(lying, 1)):

@@ -1,4 +1,4 @@
-"""Answers to questions by one word, with several workers on one store."""
+"""One-word answers to questions, with several workers on one store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_message_that_answers_nothing_is_not_put_into_the_inbox(store, m
         (None, False, set()),
     ],
 )
-async def test_what_an_answer_grants_is_written_with_it(opened, me, allowed, always, granted):
+async def test_an_answers_grants_are_written_with_it(opened, me, allowed, always, granted):
     store = await opened()
     await parked(store, me)
     await store.decide("me", "test:1", allowed, "ann", always=always)
@@ -69,7 +69,7 @@ async def test_what_an_answer_grants_is_written_with_it(opened, me, allowed, alw
     assert [entry.always for entry in decided] == ([] if allowed is None else [always])
 
 
-async def test_a_new_conversation_revokes_what_was_granted(store, me):
+async def test_a_new_conversation_revokes_grants(store, me):
     await parked(store, me)
     await store.decide("me", "test:1", True, always=True)
     await store.grant("me", "test:2", ["tool:x"])
@@ -91,7 +91,7 @@ async def test_of_two_workers_one_takes_the_answer_and_the_call_runs_once(opened
         launched.append(name)
         return f"{name} is up"
 
-    # Where the second answer comes after the first was taken, it is an ordinary message.
+    # If the second answer comes after the first was taken, it is an ordinary message.
     provider = ScriptedProvider([call("launch", name="ada"), "it flies", "what?"])
     config = Config(home=tmp_path / "home", policy=(Rule(do="ask", tool="launch"),))
     agents: list[AgentLoop] = []

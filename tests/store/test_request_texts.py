@@ -1,4 +1,4 @@
-"""What of the requests to a model is not in the log, and the waits of turns that no entry tells of; in both stores."""
+"""Parts of model requests that are not in the log, and flush waits that no entry shows; in both stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_text_is_kept_once_and_only_its_owner_reads_it(opened):
     assert (await store.request_texts("me", ["a"]))["a"].data == "the prompt 🌱"
 
 
-async def test_a_text_of_a_session_is_deleted_with_it_and_the_owners_own_stay(store: Store, me):
+async def test_a_sessions_text_is_deleted_with_it_and_the_owners_own_remain(store: Store, me):
     await finish(store, await begun(store, me))
     await finish(store, await begun(store, me, chat="2"))
     task = SubagentTask(parent="test:1")
@@ -41,7 +41,7 @@ async def test_a_text_of_a_session_is_deleted_with_it_and_the_owners_own_stay(st
     assert set(await store.request_texts("you", hashes)) == {"one"}
 
 
-async def test_the_waits_of_a_turn_for_the_disk_are_added_up(store: Store, me):
+async def test_a_turns_waits_for_the_disk_are_summed(store: Store, me):
     claims = [await begun(store, me, chat=chat) for chat in ("1", "2")]
     for claim in claims:
         await finish(store, claim)

@@ -1,4 +1,4 @@
-"""Search over what was said: what is found, in which order, and what is nobody else's business."""
+"""Search over what was said: what is found, in which order, and what stays private."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def said(text: Any, role: str = "user") -> Noted:
 
 
 async def keep(store: Store, *entries: Entry | str, key: str = "test:1", owner: str = "me") -> None:
-    """Put something into a session; a text is a user's."""
+    """Put entries into a session; a text is a user's."""
     await store.note(owner, key, [said(one) if isinstance(one, str) else one for one in entries])
 
 
@@ -47,7 +47,7 @@ async def texts(store: Store, query: str, owner: str = "me", limit: int = 10) ->
 # ---------------------------------------------------------------------------------------------- what is found
 
 
-async def test_what_was_said_is_found_with_its_place_and_time(store, me):
+async def test_a_message_is_found_with_its_place_and_time(store, me):
     before = time.time()
     claim = await begun(store, me, "Where do the beans grow?", chat="7")
     await finish(store, claim, "The beans grow behind the shed.")
@@ -89,7 +89,7 @@ async def test_only_what_people_and_the_model_said_is_found(store):
     }
 
 
-async def test_all_sessions_are_searched_also_what_stands_before_a_new_conversation(store):
+async def test_all_sessions_are_searched_including_earlier_conversations(store):
     await keep(store, "beans in one", Cleared(), "peas")
     await keep(store, "beans in two", key="mail:a")
     assert {(found.session, found.text) for found in await store.search("me", "beans")} == {
@@ -98,7 +98,7 @@ async def test_all_sessions_are_searched_also_what_stands_before_a_new_conversat
     }
 
 
-async def test_what_is_new_is_found_at_once_and_nothing_twice(store, me):
+async def test_new_messages_are_found_at_once_and_none_twice(store, me):
     for n in range(5):
         claim = await begun(store, me, f"beans {n}")
         assert len(await store.search("me", "beans", 50)) == n + 1  # while the turn runs
@@ -144,7 +144,7 @@ async def test_scripts_cases_accents_and_endings_are_found(store, text, query):
     ("text", "query"),
     [("東大京都", "東京"), ("의회", "회의"), ("กขค", "ขก"), ("กิน", "กีน"), ("café", "cafeteria"), ("Python", "犬")],
 )
-async def test_what_is_only_similar_is_not_found(store, text, query):
+async def test_merely_similar_words_are_not_found(store, text, query):
     await keep(store, text)
     assert await texts(store, query) == []
 
@@ -152,7 +152,7 @@ async def test_what_is_only_similar_is_not_found(store, text, query):
 async def test_a_long_message_and_a_great_many_are_indexed(store):
     await keep(store, "filler " * 15_000 + "needle " + "filler " * 200_000)
     await keep(store, *(f"message {n} word{n}" for n in range(900)), key="test:2")
-    assert await texts(store, "needle") == []  # beyond what is indexed of one message
+    assert await texts(store, "needle") == []  # beyond the indexed part of one message
     assert [found.session for found in await store.search("me", "filler")] == ["test:1"]
     for n in (0, 255, 256, 257, 511, 512, 899):
         assert await texts(store, f"word{n}") == [f"message {n} word{n}"]
@@ -226,7 +226,7 @@ TEXT = st.text(st.sampled_from("ab*\"'():-^+{}\0é東京は猫회의ำก \n_,.
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT, query=TEXT)
-async def test_no_query_fails_and_what_was_said_finds_itself(store, text, query):
+async def test_no_query_fails_and_every_text_finds_itself(store, text, query):
     await store.search("me", query)
     word = secrets.token_hex(8)
     written = text.encode("utf-8", "replace").decode()
@@ -262,7 +262,7 @@ async def test_nothing_of_another_owner_is_ever_found(store):
     assert await texts(store, "shared", "nobody") == []
 
 
-async def test_many_hits_of_others_push_none_of_mine_out(store):
+async def test_many_hits_of_others_displace_none_of_mine(store):
     await keep(store, *["beans"] * 300, owner="you")
     await keep(store, "a long text about this and that and also about beans, which are mentioned at its end")
     await keep(store, *["beans"] * 300, owner="you", key="test:2")
@@ -282,7 +282,7 @@ async def trust(store: Store, key: str = "test:1") -> dict[str, bool]:
     return {one.text.removeprefix("beans "): one.untrusted for one in found if one.session == key}
 
 
-async def test_an_answer_is_untrusted_after_something_from_outside_until_a_new_conversation(store):
+async def test_an_answer_is_untrusted_after_outside_content_until_a_new_conversation(store):
     answered = [ModelAnswered(f"beans {name}") for name in "abcdefg"]
     await keep(
         store, answered[0], CallEnded("x", "read_file", "mine"), answered[1], outside(), "beans user",
@@ -293,7 +293,7 @@ async def test_an_answer_is_untrusted_after_something_from_outside_until_a_new_c
     assert await trust(store) == wanted
 
 
-async def test_trust_is_the_same_however_often_it_was_searched_in_between(store):
+async def test_trust_does_not_depend_on_searches_in_between(store):
     log: list[Entry] = [
         ModelAnswered("beans a"), outside(), ModelAnswered("beans b"), said("beans user"), ModelAnswered("beans c"),
         Cleared(), ModelAnswered("beans d"), outside("b"), TurnEnded("answer"), ModelAnswered("beans e"),
@@ -349,7 +349,7 @@ async def test_many_searches_at_once_index_everything_once(opened):
     assert len(set(await texts(stores[0], "beans", limit=2_000))) == 800
 
 
-async def test_turns_go_on_while_a_search_reads_the_past(store, me):
+async def test_turns_continue_while_a_search_reads_the_past(store, me):
     for n in range(20):
         await keep(store, *(f"beans {n} {m}" for m in range(200)), key=f"past:{n}")
     search = asyncio.create_task(texts(store, "beans", limit=5_000))
@@ -362,7 +362,7 @@ async def test_turns_go_on_while_a_search_reads_the_past(store, me):
     assert len(await texts(store, "peas", limit=5_000)) == turns
 
 
-async def test_what_a_sub_agent_reported_is_no_word_of_the_user_and_keeps_its_taint(store):
+async def test_a_sub_agents_report_is_no_message_of_the_user_and_keeps_its_taint(store):
     said = [
         UserSaid("the person wrote heron"),
         UserSaid("the sub-agent found a heron", inside=True),

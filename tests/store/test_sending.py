@@ -1,4 +1,4 @@
-"""A channel that stops waiting for the next answer, as one with a time limit does, loses none of those to come."""
+"""A channel that stops waiting for the next answer, for example after a timeout, loses none of the later ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .steps import away_once
 
 
 class Held:
-    """A call of the store that is answered when the test says so."""
+    """A call of the store that returns when the test says so."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
@@ -45,7 +45,7 @@ async def answered(store: Store, text: str) -> None:
 
 
 async def gone(bus: DurableBus, held: Held) -> None:
-    """Somebody waits for the next answer, and goes while the store is asked."""
+    """A consumer waits for the next answer, and leaves while the store is asked."""
     waiting = asyncio.create_task(bus.consume_outbound())
     await asyncio.wait_for(held.reached.wait(), 20)
     waiting.cancel()
@@ -54,7 +54,7 @@ async def gone(bus: DurableBus, held: Held) -> None:
 
 
 async def hears_of_an_answer(store: Store, bus: DurableBus) -> None:
-    """Somebody waits who has looked, and found nothing."""
+    """A consumer waits that has looked, and found nothing."""
     waiting = asyncio.create_task(bus.consume_outbound())
     looked = Held(store, "take_outgoing")
     looked.go.set()
@@ -63,7 +63,7 @@ async def hears_of_an_answer(store: Store, bus: DurableBus) -> None:
     assert (await asyncio.wait_for(waiting, 20)).content == "hello"
 
 
-async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
+async def test_a_message_taken_for_a_consumer_that_left_goes_to_the_next(store, bus):
     held = Held(store, "take_outgoing")
     await answered(store, "hello")
     await gone(bus, held)
@@ -71,7 +71,7 @@ async def test_what_was_taken_for_one_who_has_gone_is_for_the_next(store, bus):
     assert (message.content, message.repeat) == ("hello", False)
 
 
-async def test_a_message_that_was_about_to_be_handed_out_to_one_who_has_gone_is_for_the_next(store, bus):
+async def test_a_message_about_to_be_handed_to_a_consumer_that_left_goes_to_the_next(store, bus):
     held = Held(store, "keep_outgoing")
     await answered(store, "hello")
     await gone(bus, held)
@@ -79,12 +79,12 @@ async def test_a_message_that_was_about_to_be_handed_out_to_one_who_has_gone_is_
     assert (message.content, message.repeat) == ("hello", False)
 
 
-async def test_who_comes_after_one_who_has_gone_hears_of_answers_too(store, bus):
+async def test_a_consumer_after_one_that_left_gets_notices_of_answers_too(store, bus):
     await gone(bus, Held(store, "join"))
     await hears_of_an_answer(store, bus)
 
 
-async def test_who_comes_after_the_store_was_away_hears_of_answers_too(store, bus, monkeypatch):
+async def test_a_consumer_after_an_outage_of_the_store_gets_notices_of_answers_too(store, bus, monkeypatch):
     away_once(store, "join", monkeypatch)
     with pytest.raises(StoreError):
         await bus.consume_outbound()

@@ -19,7 +19,7 @@ def manager(tmp_path):
     asyncio.run(store.close())
 
 
-def test_what_was_saved_is_there_for_another_program(manager, tmp_path):
+def test_a_saved_session_is_visible_to_another_program(manager, tmp_path):
     session = manager.get_or_create("cli:a")
     session.add_message("user", "hi")
     session.add_message("assistant", "hello")
@@ -30,7 +30,7 @@ def test_what_was_saved_is_there_for_another_program(manager, tmp_path):
     asyncio.run(store.close())
 
 
-def test_a_session_is_the_same_object_and_shows_what_is_not_saved_yet(manager):
+def test_a_session_is_the_same_object_and_shows_unsaved_messages(manager):
     session = manager.get_or_create("cli:a")
     assert manager.get_or_create("cli:a") is session
     session.add_message("user", "hi", name="me")
@@ -52,7 +52,7 @@ def test_a_cleared_session_begins_again_and_keeps_its_log(manager):
     assert [message["content"] for message in session.messages] == ["new"]
 
 
-def test_a_short_history_begins_with_a_user_and_parts_no_call_from_its_result(manager):
+def test_a_short_history_begins_with_a_user_and_separates_no_call_from_its_result(manager):
     session = manager.get_or_create("cli:a")
     for n in range(3):
         session.add_message("user", f"q{n}")
@@ -67,7 +67,7 @@ def test_a_short_history_begins_with_a_user_and_parts_no_call_from_its_result(ma
         assert not history or (history[0]["role"] == "user" and check_conversation(history) == [])
 
 
-def test_what_could_not_be_saved_is_kept_and_saved_later(manager):
+def test_messages_that_could_not_be_saved_are_kept_and_saved_later(manager):
     session = manager.get_or_create("cli:a")
     session.add_message("user", "first")
     session.add_message("user", object())

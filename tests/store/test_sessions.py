@@ -1,4 +1,4 @@
-"""Sessions and turns as they are listed, and what is written to them from outside a turn."""
+"""Lists of sessions and turns, and writes to them from outside a turn."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ async def test_a_session_can_be_forked_at_any_entry(store, me):
     assert forked is not None
     assert forked.resumed
     assert forked.entries == [UserSaid("hi", "user"), asked]
-    assert forked.message is None or not forked.message.reply  # nobody is told what a copy says
+    assert forked.message is None or not forked.message.reply  # what a copy says is announced to no one
     await finish(store, forked)
 
 
-async def test_a_fork_that_makes_no_sense_says_so(store, me):
+async def test_a_meaningless_fork_is_refused_with_the_reason(store, me):
     await finish(store, await begun(store, me))
     with pytest.raises(StoreError, match="no session"):
         await store.fork("me", "test:9", None, "fork:1")
@@ -108,7 +108,7 @@ async def test_a_fork_that_makes_no_sense_says_so(store, me):
     assert await store.session("me", "fork:1") is None
 
 
-async def test_a_compaction_that_builds_on_what_is_no_longer_shown_is_not_written(store):
+async def test_a_compaction_based_on_entries_no_longer_shown_is_not_written(store):
     await store.note("me", "test:1", [Noted({"role": "user", "content": str(n)}) for n in range(6)])
     assert await store.compact("me", "test:1", Compacted(2, "first"))
     info = await store.session("me", "test:1")
@@ -123,7 +123,7 @@ async def test_a_compaction_that_builds_on_what_is_no_longer_shown_is_not_writte
     assert [one.entry.summary for one in logged if isinstance(one.entry, Compacted)] == ["first", "second"]
 
 
-async def test_a_session_that_is_busy_is_not_compacted_beside_its_turn(store):
+async def test_a_busy_session_is_not_compacted_beside_its_turn(store):
     claim = await store.begin("me", "test:1", new_worker(), InboundMessage("test", "user", "1", "go"))
     assert claim is not None
     assert not await store.compact("me", "test:1", Compacted(0, "now"))

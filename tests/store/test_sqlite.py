@@ -1,4 +1,4 @@
-"""What is SQLite's own: one file, group commit, migrations, and every way in which a file can fail."""
+"""What is specific to SQLite: one file, group commit, migrations, and every way in which a file can fail."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_only_the_user_can_read_the_store(store):
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
 
 
-async def test_it_is_a_write_ahead_log_that_is_flushed_at_every_commit(store, monkeypatch):
+async def test_it_uses_a_write_ahead_log_that_is_flushed_at_every_commit(store, monkeypatch):
     flushed(monkeypatch)
     await store.accept(message())
     assert await in_writer(store, "PRAGMA journal_mode") == [("wal",)]
@@ -93,10 +93,10 @@ async def test_a_closed_store_is_one_file(store):
     await store.sessions("me")
     await store.close()
     left = {file.name for file in store.path.parent.iterdir()}
-    assert left == {"store.db", "store.db-commits"}  # the second only tells that the first is as new as it was
+    assert left == {"store.db", "store.db-commits"}  # the second only says that the first is as new as it was
 
 
-async def test_an_old_file_is_left_with_its_rights_and_content(tmp_path, open_store):
+async def test_an_old_file_keeps_its_rights_and_content(tmp_path, open_store):
     path = tmp_path / "mine.db"
     path.write_bytes(b"")
     path.chmod(0o640)
@@ -148,7 +148,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(open_store, tmp_path
     await again.accept(message())
 
 
-async def test_a_new_store_of_a_test_is_what_the_migrations_make(store):
+async def test_the_tests_new_stores_are_what_the_migrations_make(store):
     await store.sessions("me")
     made, migrated = await asyncio.to_thread(_dumps, store.path)
     assert made == migrated
@@ -213,7 +213,7 @@ async def test_writes_that_wait_together_are_one_commit(store):
     assert [row.id for row in rows] == sorted(row.id for row in rows)
 
 
-async def test_a_write_is_told_of_only_after_the_commit(store):
+async def test_a_write_is_reported_only_after_the_commit(store):
     await store.accept(message())
     told: list[str] = []
     order: list[str] = []
@@ -223,18 +223,18 @@ async def test_a_write_is_told_of_only_after_the_commit(store):
         if when == "after":
             order.extend(told)
 
-    store.writer.hook = hook
+    unhook = store.writer.commit_hooks.add(hook)
     future = store.writer.submit(lambda db: None)
     future.add_done_callback(lambda _: told.append("told"))
     await future
     await asyncio.sleep(0)
-    store.writer.hook = None
+    unhook()
     assert order == ["before", "after"]
     assert told == ["told"]
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_write_that_fails_takes_no_other_with_it(store, first):
+async def test_a_failing_write_takes_no_other_with_it(store, first):
     await store.accept(message())
     claim = await store.begin("me", "test:1", new_worker(), message())
     assert claim is not None
@@ -263,7 +263,7 @@ async def test_a_write_that_fails_takes_no_other_with_it(store, first):
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 6
 
 
-async def test_when_sqlite_gives_up_a_whole_transaction_everybody_in_it_is_told(store):
+async def test_when_sqlite_rolls_back_a_whole_transaction_all_its_writes_are_told(store):
     await store.accept(message())
 
     def give_up(db: sqlite3.Connection) -> None:
@@ -292,15 +292,15 @@ async def test_a_commit_that_fails_fails_every_write_in_it_and_the_next_one_work
         if when == "before":
             raise sqlite3.OperationalError("the disk says no")
 
-    store.writer.hook = fail
+    unhook = store.writer.commit_hooks.add(fail)
     results = await asyncio.gather(*(store.accept(message()) for _ in range(5)), return_exceptions=True)
-    store.writer.hook = None
+    unhook()
     assert all(isinstance(result, StoreError) and "the disk says no" in one_line(result) for result in results)
     await store.accept(message())
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 2
 
 
-async def test_a_write_that_was_handed_over_cannot_be_cancelled(store):
+async def test_a_submitted_write_cannot_be_cancelled(store):
     await store.accept(message())
     gate = threading.Event()
     blocked = store.writer.submit(lambda db: gate.wait(30))
@@ -375,7 +375,7 @@ def test_a_store_serves_one_event_loop_after_another(tmp_path):
 # ---------------------------------------------------------------------------------------------- what goes wrong
 
 
-async def test_a_locked_file_is_waited_for_and_then_said(open_store):
+async def test_a_locked_file_is_waited_for_and_then_reported(open_store):
     store, patient = open_store(lock_seconds=0.1), open_store(lock_seconds=30)
     await store.accept(message())
     await patient.accept(message())
@@ -391,7 +391,7 @@ async def test_a_locked_file_is_waited_for_and_then_said(open_store):
     await waiting
 
 
-async def test_a_full_disk_is_said_and_writes_go_on_when_there_is_space(store):
+async def test_a_full_disk_is_reported_and_writes_continue_when_there_is_space(store):
     await store.accept(message())
     pages = (await in_writer(store, "PRAGMA page_count"))[0][0]
     await in_writer(store, f"PRAGMA max_page_count = {pages}")
@@ -405,7 +405,7 @@ async def test_a_full_disk_is_said_and_writes_go_on_when_there_is_space(store):
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 2 + told
 
 
-async def test_a_read_only_file_is_said(store):
+async def test_a_read_only_file_is_reported(store):
     await store.accept(message())
     await store.writer.submit(lambda db: db.execute("PRAGMA query_only = ON").fetchall(), "reads")
     with pytest.raises(StoreError, match="read-only") as raised:
@@ -414,7 +414,7 @@ async def test_a_read_only_file_is_said(store):
 
 
 @pytest.mark.parametrize("content", [b"hello" * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
-async def test_a_file_that_is_no_database_is_said_and_not_changed(tmp_path, open_store, content):
+async def test_a_file_that_is_no_database_is_reported_and_not_changed(tmp_path, open_store, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     store = open_store(path)
@@ -437,7 +437,7 @@ async def test_an_error_goes_away_with_its_cause(tmp_path, open_store):
     await store.accept(message())
 
 
-async def test_a_log_with_an_entry_that_cannot_be_read_says_where(store):
+async def test_an_unreadable_log_entry_is_reported_with_its_place(store):
     claim = await store.begin("me", "test:1", new_worker(), message())
     assert claim is not None
     await store.append(claim, [ModelAnswered("x")])
@@ -459,7 +459,7 @@ async def test_fields_of_a_later_version_are_ignored_when_an_old_log_is_read(sto
 # ---------------------------------------------------------------------------------------------- workers
 
 
-def test_a_worker_lives_as_long_as_it_says_and_its_process_runs():
+def test_a_worker_is_alive_while_joined_and_its_process_runs():
     worker = new_worker()
     assert alive(worker)
     assert process_of(worker) == os.getpid()
@@ -468,20 +468,20 @@ def test_a_worker_lives_as_long_as_it_says_and_its_process_runs():
     assert not alive(worker)
 
 
-def test_a_process_id_that_was_used_again_is_another_worker():
+def test_a_reused_process_id_is_another_worker():
     boot, namespace, _pid, started, number = new_worker().split(".")
     parent = os.getppid()
     assert not alive(f"{boot}.{namespace}.{parent}.1.{number}")
     assert not alive(f"{boot}.{namespace}.999999999.{started}.{number}")
 
 
-def test_nobody_is_left_when_the_machine_was_started_again_and_a_stranger_counts_as_alive():
+def test_no_worker_survives_a_reboot_and_an_unknown_one_counts_as_alive():
     boot, namespace, pid, started, number = new_worker().split(".")
     assert not alive(f"otherboot.{namespace}.{pid}.{started}.{number}")
     assert alive(f"{boot}.12345.{pid}.{started}.{number}")
 
 
-def test_a_worker_is_alive_in_the_eyes_of_another_process():
+def test_another_process_sees_a_worker_as_alive():
     worker = new_worker()
     code = f"from everloop.store.peers import alive; print(alive({worker!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -490,7 +490,7 @@ def test_a_worker_is_alive_in_the_eyes_of_another_process():
     retire(worker)
 
 
-def test_no_look_for_work_grows_with_what_is_done():
+def test_no_search_for_work_grows_with_finished_work():
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
     looks = {
@@ -522,7 +522,7 @@ async def test_entries_are_text_in_the_file_whatever_they_are_written_from(store
 
 
 @pytest.mark.parametrize(("failures", "opens"), [(3, True), (1_000_000, False)])
-def test_an_io_error_while_the_log_is_turned_on_is_tried_again_for_a_moment(tmp_path, monkeypatch, failures, opens):
+def test_an_io_error_when_the_log_is_enabled_is_retried_for_a_moment(tmp_path, monkeypatch, failures, opens):
     class Faulty(sqlite3.Connection):
         left = failures
 
@@ -548,7 +548,7 @@ def test_an_io_error_while_the_log_is_turned_on_is_tried_again_for_a_moment(tmp_
     ("flags", "free", "told"),
     [(0, 0, "is full: free some space"), (os.ST_RDONLY, 9, "is read-only"), (0, 9, "unable to open database file")],
 )
-def test_a_file_beside_the_database_that_cannot_be_made_is_told_by_its_cause(tmp_path, monkeypatch, flags, free, told):
+def test_an_auxiliary_file_that_cannot_be_created_is_reported_with_the_cause(tmp_path, monkeypatch, flags, free, told):
     fields = list(os.statvfs(tmp_path))
     fields[4], fields[8] = free, flags
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))

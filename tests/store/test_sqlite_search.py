@@ -1,4 +1,4 @@
-"""The search index in SQLite: brought up to date by searches alone, in short transactions that can be cut off."""
+"""The search index in SQLite: updated by searches alone, in short transactions that can be interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(path: Path, sql: str, *values: Any) -> list[Any]:
 
 
 def check(path: Path) -> int:
-    """How many texts are indexed; each once, and the index is sound."""
+    """Return how many texts are indexed; each once, and the index is consistent."""
     with closing(sqlite3.connect(path)) as database:
         database.execute("INSERT INTO search (search) VALUES ('integrity-check')")
         (texts,) = database.execute("SELECT count(*) FROM search_docsize").fetchone()
@@ -61,10 +61,10 @@ async def test_a_turn_writes_nothing_for_the_search(store):
     assert rows(store.path, "SELECT 1 FROM sqlite_master WHERE name = 'search'") == []
 
 
-async def test_only_what_is_new_is_looked_at(store):
+async def test_only_new_entries_are_read(store):
     await keep(store, "beans one", "beans two")
     assert len(await store.search("me", "beans")) == 2
-    with closing(sqlite3.connect(store.path)) as database, database:  # what was indexed is not read again
+    with closing(sqlite3.connect(store.path)) as database, database:  # indexed entries were not read again
         database.execute("UPDATE entry SET data = replace(data, 'two', 'peas') WHERE seq = 2")
     await keep(store, "beans three")
     assert len(await store.search("me", "beans")) == 3
@@ -89,7 +89,7 @@ async def test_a_long_past_is_indexed_in_short_transactions(store, monkeypatch):
         await keep(store, *(f"beans {n} {m}" for m in range(12)), key=f"test:{n}")
     await keep(store, "beans " + "x" * 150, "beans " + "y" * 150, "beans", key="test:9")
     sizes: list[int] = []
-    store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
+    store.writer.commit_hooks.add(lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry"))))
     assert len(await store.search("me", "beans", 100)) == 63
     steps = [after - before for before, after in itertools.pairwise(sizes) if after > before]
     assert sum(steps) + sizes[0] == 63
@@ -102,7 +102,7 @@ async def test_long_texts_make_the_transactions_shorter(store, monkeypatch):
     monkeypatch.setattr(indexing, "BATCH_CHARACTERS", 200)
     await keep(store, *(f"beans {'x' * 150} {n}" for n in range(5)))
     sizes: list[int] = [0]
-    store.writer.hook = lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry")))
+    store.writer.commit_hooks.add(lambda when: sizes.append(len(rows(store.path, "SELECT 1 FROM search_entry"))))
     assert len(await store.search("me", "beans")) == 5
     assert [after - before for before, after in itertools.pairwise(sizes) if after > before] == [2, 2, 1]
 
@@ -139,7 +139,7 @@ async def main(path, when, commits):
         if now == when and left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     print(len(await store.search("me", "beans", 1000)))
     await store.close()
 
@@ -154,7 +154,7 @@ async def searching(path: Path, when: str = "", commits: int = 0) -> asyncio.sub
 
 
 async def many(store: SQLiteStore) -> int:
-    """A past with an untrusted part, of this many texts about beans."""
+    """A past with an untrusted part, with this many texts about beans."""
     page = CallEnded("a", "web_fetch", "page", untrusted=True)
     for n in range(6):
         answers = [ModelAnswered(f"beans {n} {m}") for m in range(9)]
@@ -162,7 +162,7 @@ async def many(store: SQLiteStore) -> int:
     return 54
 
 
-async def test_a_search_that_is_killed_loses_nothing_and_leaves_nothing_twice(store):
+async def test_a_killed_search_loses_nothing_and_leaves_nothing_twice(store):
     wanted = await many(store)
     await store.close()
     for when, commits in (("before", 1), ("after", 1), ("before", 2), ("after", 2), ("before", 3), ("after", 4)):
@@ -196,13 +196,13 @@ async def test_different_texts_of_the_same_instant_and_place_are_no_copies(store
     }
 
 
-async def test_the_term_of_an_owner_is_no_word_that_can_be_looked_for(store):
+async def test_an_owners_term_is_no_word_that_can_be_searched(store):
     await keep(store, "beans")
     for query in (search._term("me"), f"beans {search._term('you')}", f"owner:{search._term('me')}"):
         assert {one.text for one in await store.search("me", query)} <= ({"beans"} if "beans" in query else set())
 
 
-async def test_the_index_can_be_dropped_and_is_made_anew(store):
+async def test_a_dropped_index_is_rebuilt(store):
     await keep(store, "beans")
     await store.search("me", "beans")
     await store.close()
@@ -215,7 +215,7 @@ async def test_the_index_can_be_dropped_and_is_made_anew(store):
 # ---------------------------------------------------------------------------------------------- what is broken
 
 
-async def test_without_fts5_a_search_says_so_and_all_else_works(store, monkeypatch):
+async def test_without_fts5_a_search_says_so_and_everything_else_works(store, monkeypatch):
     monkeypatch.setattr(search, "CREATE", search.CREATE.replace("fts5", "fts_of_another_sqlite"))
     await keep(store, "beans")
     for _ in range(2):
@@ -242,7 +242,7 @@ async def test_a_file_that_was_searched_with_fts5_can_be_used_without(store):
         await store.search("me", "beans")
 
 
-async def test_a_damaged_entry_is_left_out_and_what_follows_is_not_trusted(store):
+async def test_a_damaged_entry_is_left_out_and_later_ones_are_not_trusted(store):
     await store.note(
         "me", "test:1", [ModelAnswered("beans one"), ModelAnswered("beans two"), ModelAnswered("beans three")]
     )
@@ -252,7 +252,7 @@ async def test_a_damaged_entry_is_left_out_and_what_follows_is_not_trusted(store
     assert {one.text: one.untrusted for one in found} == {"beans one": False, "beans three": True}
 
 
-async def test_whose_a_text_is_says_its_session_and_not_the_index(store):
+async def test_the_session_and_not_the_index_says_whose_a_text_is(store):
     await keep(store, "a long text, which is mine, and which says beans at its end")
     await keep(store, "beans", owner="you")
     (mine,) = await store.search("me", "beans")

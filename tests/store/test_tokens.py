@@ -1,4 +1,4 @@
-"""Bearer tokens in a store: kept by their hash, living until revoked, each of one owner."""
+"""Bearer tokens in a store: kept as hashes, valid until revoked, each of one owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_token_is_found_by_its_hash_and_by_no_other(store):
     assert await store.token(token) is None
 
 
-async def test_whose_tools_a_token_uses_is_kept(opened):
+async def test_a_tokens_tool_choice_is_kept(opened):
     here, there = await opened(), await opened()
     hashes = {agent: hash_of(new_token()) for agent in ("", "own", "client")}
     for agent, hash in hashes.items():
@@ -31,7 +31,7 @@ async def test_whose_tools_a_token_uses_is_kept(opened):
         await here.add_token("wrong", "anna", hash_of(new_token()), agent="both")
 
 
-async def test_a_revoked_token_is_gone_at_once_also_for_another_process_of_the_store(opened):
+async def test_a_revoked_token_is_gone_at_once_even_for_another_process(opened):
     here, there = await opened(), await opened()
     hash = hash_of(new_token())
     made = await here.add_token("laptop", "anna", hash)
@@ -44,7 +44,7 @@ async def test_a_revoked_token_is_gone_at_once_also_for_another_process_of_the_s
     assert listed.revoked_at is not None
 
 
-async def test_a_revoked_token_keeps_the_time_at_which_it_was_revoked(store):
+async def test_a_revoked_token_keeps_its_revocation_time(store):
     made = await store.add_token("laptop", "anna", hash_of(new_token()))
     await store.revoke_token(made.id)
     before = await store.tokens()
@@ -52,7 +52,7 @@ async def test_a_revoked_token_keeps_the_time_at_which_it_was_revoked(store):
     assert await store.tokens() == before
 
 
-async def test_a_name_is_unique_among_living_tokens_only(store):
+async def test_a_name_is_unique_among_valid_tokens_only(store):
     first = await store.add_token("laptop", "anna", hash_of(new_token()))
     with pytest.raises(EverloopError, match="laptop"):
         await store.add_token("laptop", "berta", hash_of(new_token()))
@@ -81,7 +81,7 @@ async def test_an_owner_may_have_several_tokens_and_lists_only_its_own(store):
     assert [token.name for token in await store.tokens()] == ["a", "b", "c"]
 
 
-async def test_revoking_one_token_leaves_every_other_of_any_owner_alive(store):
+async def test_revoking_one_token_leaves_all_others_valid(store):
     hashes = {name: hash_of(new_token()) for name in ("a", "b", "c")}
     made = {name: await store.add_token(name, "anna" if name < "c" else "berta", hashes[name]) for name in hashes}
     await store.revoke_token(made["a"].id)
@@ -90,7 +90,7 @@ async def test_revoking_one_token_leaves_every_other_of_any_owner_alive(store):
     assert await store.token(hashes["c"]) == made["c"]
 
 
-async def test_the_last_use_is_noted_once_an_hour_and_only_of_that_token(store):
+async def test_the_last_use_is_noted_once_an_hour_and_only_for_that_token(store):
     hash, now = hash_of(new_token()), time.time()
     made = await store.add_token("laptop", "anna", hash)
     other = await store.add_token("other", "anna", hash_of(new_token()))
@@ -106,12 +106,12 @@ async def test_the_last_use_is_noted_once_an_hour_and_only_of_that_token(store):
     assert await last_used() == now
     await store.token_used(made.id, now + 3600)
     assert await last_used() == now + 3600
-    await store.token_used(made.id, now)  # a clock that went back
+    await store.token_used(made.id, now)  # a clock that was set back
     assert await last_used() == now + 3600
     assert other in await store.tokens()
 
 
-async def test_a_token_has_the_rights_that_it_was_given_and_use_alone_by_default(opened):
+async def test_a_token_has_the_rights_it_was_given_and_use_alone_by_default(opened):
     here, there = await opened(), await opened()
     given = {"a": ["use"], "b": ["admin"], "c": ["use", "admin"], "d": None}
     for name, rights in given.items():
@@ -125,13 +125,13 @@ async def test_a_token_has_the_rights_that_it_was_given_and_use_alone_by_default
 
 
 @pytest.mark.parametrize("rights", [[], [""], ["root"], ["use", "root"], ["use,admin"], ["Admin"]])
-async def test_rights_that_there_are_not_are_refused(store, rights):
+async def test_unknown_rights_are_refused(store, rights):
     with pytest.raises(EverloopError, match="rights"):
         await store.add_token("laptop", "anna", hash_of(new_token()), rights)
     assert await store.tokens() == []
 
 
-async def test_that_a_token_has_existed_is_known_also_after_it_was_revoked_by_another_process(opened):
+async def test_a_token_revoked_by_another_process_is_known_to_have_existed(opened):
     here, there = await opened(), await opened()
     assert not await here.tokens_exist()
     made = await there.add_token("laptop", "anna", hash_of(new_token()))
@@ -140,21 +140,21 @@ async def test_that_a_token_has_existed_is_known_also_after_it_was_revoked_by_an
     assert await here.tokens_exist()
 
 
-async def test_a_store_that_can_be_written_says_so_however_often_it_is_asked(opened):
+async def test_a_writable_store_says_so_however_often_it_is_asked(opened):
     here, there = await opened(), await opened()
     await asyncio.gather(*(store.check_writable() for store in (here, there) for _ in range(5)))
     assert await here.admit("anna", "requests", 1, 60.0) == 0.0
 
 
 @pytest.mark.parametrize("owner", ["", "Anna", "-a", "_a", "a b", "ä", "a" * 33, "a/b", "..", "a\n", "a:b", "*"])
-async def test_an_owner_that_could_be_taken_for_something_else_is_refused(store, owner):
+async def test_an_ambiguous_owner_is_refused(store, owner):
     with pytest.raises(EverloopError):
         await store.add_token("laptop", owner, hash_of(new_token()))
     assert await store.tokens() == []
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a\n", "ä", "a" * 65, "a/b", "\x1b[31m"])
-async def test_a_name_that_could_be_taken_for_something_else_is_refused(store, name):
+async def test_an_ambiguous_name_is_refused(store, name):
     with pytest.raises(EverloopError):
         await store.add_token(name, "anna", hash_of(new_token()))
     assert await store.tokens() == []

@@ -1,4 +1,4 @@
-"""What a token is made of, and what of it can be found on disk."""
+"""What a token consists of, and which part of it is on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everloop.store.sqlite.schema import MIGRATIONS
 from everloop.store.tokens import hash_of, new_token
 
 
-def test_a_token_is_256_random_bits_behind_our_prefix():
+def test_a_token_is_256_random_bits_after_our_prefix():
     tokens = {new_token() for _ in range(1000)}
     assert len(tokens) == 1000
     for token in tokens:
@@ -21,7 +21,7 @@ def test_a_token_is_256_random_bits_behind_our_prefix():
         assert len(base64.urlsafe_b64decode(token.removeprefix("ev_") + "=")) == 32
 
 
-def test_any_text_has_a_hash_also_one_that_is_no_text():
+def test_any_text_has_a_hash_even_if_it_is_no_valid_unicode():
     assert len({hash_of(text) for text in ("", "\udcff", "\ud800", "x" * 100_000, "\0")}) == 5
 
 
@@ -39,7 +39,7 @@ async def test_the_token_itself_is_nowhere_on_disk(tmp_path: Path):
     assert base64.urlsafe_b64decode(token.removeprefix("ev_") + "=") not in written
 
 
-async def test_a_store_of_before_there_were_tokens_gets_their_table_and_keeps_what_it_has(tmp_path: Path):
+async def test_a_store_older_than_tokens_gets_their_table_and_keeps_its_data(tmp_path: Path):
     path = tmp_path / "store.db"
     await asyncio.to_thread(_make_old_store, path)
     store = SQLiteStore(path)
@@ -49,8 +49,8 @@ async def test_a_store_of_before_there_were_tokens_gets_their_table_and_keeps_wh
     await store.close()
 
 
-async def test_a_token_of_before_there_were_rights_may_do_what_it_could(tmp_path: Path):
-    """Use the server; and those of the machine's own person read the numbers of all owners."""
+async def test_a_token_older_than_rights_keeps_its_abilities(tmp_path: Path):
+    """It may use the server; those of the machine's own person may read the numbers of all owners."""
     path = tmp_path / "store.db"
     await asyncio.to_thread(_make_old_tokens, path)
     store = SQLiteStore(path)

@@ -12,14 +12,14 @@ async def test_a_content_is_known_by_its_digest_to_its_owner_alone(store):
     assert await store.file_marks("anna", []) == {}
 
 
-async def test_a_content_that_was_written_in_a_clean_session_stays_clean(store):
+async def test_content_written_in_a_clean_session_stays_clean(store):
     for tainted in (True, False, True):
         await store.mark_files("me", [FileMark("aa", tainted, "/w/a")])
     assert await store.file_marks("me", ["aa"]) == {"aa": False}
     assert await store.tainted_paths("me") == []
 
 
-async def test_tainted_paths_are_those_of_tainted_contents_the_latest_first(store):
+async def test_tainted_paths_are_those_of_tainted_contents_latest_first(store):
     await store.mark_files("me", [FileMark("aa", True, "/w/old")])
     await store.mark_files("me", [FileMark("bb", True, "/w/new"), FileMark("cc", False, "/w/clean")])
     await store.mark_files("me", [FileMark("bb", True, "/w/new")])
@@ -28,7 +28,7 @@ async def test_tainted_paths_are_those_of_tainted_contents_the_latest_first(stor
     assert await store.tainted_paths("ben") == []
 
 
-async def test_grants_hold_for_one_session_until_they_are_revoked(store):
+async def test_grants_apply_to_one_session_until_they_are_revoked(store):
     await store.grant("me", "cli:direct", ["fetch:example.org", "tool:message"])
     await store.grant("me", "cli:direct", ["tool:message"])
     assert await store.grants("me", "cli:direct") == {"fetch:example.org", "tool:message"}

@@ -44,7 +44,7 @@ async def test_waiting_messages_are_claimed_one_by_one_in_order(store, me):
     assert seen == ["waiting 0", "waiting 1", "waiting 2", "last"]
 
 
-async def test_nothing_to_do_is_no_claim_and_no_lease(store, me, other):
+async def test_without_work_there_is_no_claim_and_no_lease(store, me, other):
     assert await store.begin("me", "test:1", me) is None
     assert await store.session("me", "test:1") is None
     await finish(store, await begun(store, me))
@@ -61,7 +61,7 @@ async def test_a_message_with_attachments_begins_a_turn_whose_first_entry_the_lo
     assert await log_of(store) == [UserSaid([{"type": "text", "text": "look"}], "user")]
 
 
-async def test_a_session_in_living_hands_is_busy_and_the_message_waits_there(store, me, other):
+async def test_a_session_of_a_living_worker_is_busy_and_the_message_waits_there(store, me, other):
     mine = await begun(store, me)
     with pytest.raises(Busy) as busy:
         await store.begin("me", "test:1", other, message("second"))
@@ -89,7 +89,7 @@ async def test_a_dead_workers_turn_is_taken_over_where_it_stood_and_comes_before
     assert (await finish(store, theirs)).more
 
 
-async def test_a_stale_worker_can_write_nothing(store, me, other):
+async def test_a_stale_worker_cannot_write(store, me, other):
     mine = await begun(store, me)
     retire(me)
     theirs = await store.begin("me", "test:1", other)
@@ -108,7 +108,7 @@ async def test_a_stale_worker_can_write_nothing(store, me, other):
     await store.append(theirs, [ModelAnswered("mine")])
 
 
-async def test_the_same_worker_too_is_stale_once_it_has_begun_again(store, me):
+async def test_even_the_same_worker_is_stale_after_it_has_begun_again(store, me):
     first = await begun(store, me)
     second = await store.begin("me", "test:1", me)
     assert second is not None
@@ -125,7 +125,7 @@ async def test_a_claim_is_stale_when_its_turn_is_over(store, me):
         await finish(store, claim, "again")
 
 
-async def test_entries_come_back_as_they_were_and_in_order(store, me):
+async def test_entries_are_read_unchanged_and_in_order(store, me):
     claim = await begun(store, me)
     entries: list[Entry] = [
         ModelAnswered("é 😀", (Call("a", "t", {"deep": [1, {"x": None}]}, "why"),), "hm", "tool_calls", {"n": 3}, "m"),
@@ -133,7 +133,7 @@ async def test_entries_come_back_as_they_were_and_in_order(store, me):
         CallEnded("a", "t", "out", "error", 0.25),
         UserSaid([{"type": "text", "text": "more"}], "you"),
     ]
-    writes = [store.append(claim, [entry]) for entry in entries]  # not one of them is waited for first
+    writes = [store.append(claim, [entry]) for entry in entries]  # none of them is waited for first
     await asyncio.gather(*writes)
     await store.finish(claim, [TurnEnded("max_rounds", "enough")])
     assert await log_of(store) == [UserSaid("hi", "user"), *entries, TurnEnded("max_rounds", "enough")]
@@ -172,7 +172,7 @@ async def test_a_steered_message_is_done_with_the_turn_that_took_it(store, me):
     assert await store.begin("me", "test:1", me) is None
 
 
-async def test_a_steered_message_belongs_to_its_turn_after_a_crash_too(store, me, other):
+async def test_a_steered_message_belongs_to_its_turn_even_after_a_crash(store, me, other):
     claim = await begun(store, me)
     row = await store.accept(message("steered"))
     await store.append(claim, [UserSaid("steered", "user")], [row.id])
@@ -186,7 +186,7 @@ async def test_a_steered_message_belongs_to_its_turn_after_a_crash_too(store, me
     assert (await store.incoming(row.id)).done
 
 
-async def test_a_turn_ends_with_all_it_leaves_behind_or_with_nothing(store, me):
+async def test_a_turn_ends_with_all_its_consequences_or_with_none(store, me):
     claim = await begun(store, me)
     bad = OutboundMessage("test", "1", "x", metadata={"odd": object()})
     with pytest.raises(Exception, match="object"):
@@ -198,7 +198,7 @@ async def test_a_turn_ends_with_all_it_leaves_behind_or_with_nothing(store, me):
     assert info.open_turn == claim.turn
 
 
-async def test_a_released_turn_stays_open_for_anybody(store, me, other):
+async def test_a_released_turn_stays_open_for_any_worker(store, me, other):
     claim = await begun(store, me)
     await store.release(claim)
     theirs = await store.begin("me", "test:1", other)
@@ -229,7 +229,7 @@ async def test_a_command_waits_for_its_place_and_needs_no_turn(store, me):
     assert second.history_from == second.first_seq - 1
 
 
-async def test_a_command_that_was_cut_off_is_run_again(store, me, other):
+async def test_an_interrupted_command_is_run_again(store, me, other):
     await store.accept(message("/new"), "command")
     assert await store.begin("me", "test:1", me) is not None
     retire(me)
@@ -263,9 +263,9 @@ async def test_a_conversation_began_with_its_first_entry_however_late_that_is_wr
     assert again.began == claim.began
 
 
-async def test_a_message_that_was_to_be_taken_by_a_write_that_failed_is_not_done_with_the_turn(store, me):
+async def test_a_message_whose_steering_write_failed_is_not_done_with_the_turn(store, me):
     claim = await begun(store, me)
     steered = await store.accept(InboundMessage("test", "u", "1", "second").addressed())
-    claim.inbox.append(steered.id)  # as the write leaves it, which was to put its words into the log
+    claim.inbox.append(steered.id)  # as left by the write that was to put its text into the log
     assert (await store.finish(claim, [TurnEnded("cancelled", "Stopped.")])).more
     assert [row.message.content for row in await store.waiting("me", "test:1")] == ["second"]

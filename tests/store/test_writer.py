@@ -35,7 +35,7 @@ def message(text: str = "hi", **options: Any) -> InboundMessage:
 
 
 def said(path: Path) -> list[str]:
-    """What is in the inbox, for one who comes from outside."""
+    """Return the inbox as another process sees it."""
     with sqlite3.connect(path) as db:
         found = [text for (text,) in db.execute("SELECT json_extract(data, '$.content') FROM inbox ORDER BY id")]
     db.close()
@@ -43,7 +43,7 @@ def said(path: Path) -> list[str]:
 
 
 @pytest.mark.platform("counts the process's files in /proc")
-def test_event_loops_that_have_ended_leave_no_file_open(tmp_path):
+def test_ended_event_loops_leave_no_file_open(tmp_path):
     store = SQLiteStore(tmp_path / "store.db")
 
     async def use() -> None:
@@ -59,7 +59,7 @@ def test_event_loops_that_have_ended_leave_no_file_open(tmp_path):
     asyncio.run(store.close())
 
 
-async def test_whoever_closes_a_store_that_is_being_closed_waits_for_the_disk_too(store):
+async def test_a_second_close_waits_for_the_disk_too(store):
     gate = threading.Event()
     blocked = store.writer.submit(lambda db: gate.wait(30))
     late = asyncio.ensure_future(store.accept(message()))
@@ -74,7 +74,7 @@ async def test_whoever_closes_a_store_that_is_being_closed_waits_for_the_disk_to
     await asyncio.gather(blocked, late, closing[0])
 
 
-async def test_a_transaction_that_can_not_be_mended_is_given_up_and_the_next_one_is_kept(store):
+async def test_a_transaction_that_cannot_be_repaired_is_given_up_and_the_next_one_kept(store):
     await store.accept(message("first"))
 
     def refuse(db: sqlite3.Connection) -> None:
@@ -100,7 +100,7 @@ async def test_a_transaction_that_can_not_be_mended_is_given_up_and_the_next_one
     assert await asyncio.to_thread(said, store.path) == ["first", "second"]
 
 
-async def test_a_message_whose_taking_was_not_written_is_not_done_with_the_turn(store):
+async def test_a_message_whose_steering_was_not_written_is_not_done_with_the_turn(store):
     claim = await store.begin("me", "test:1", new_worker(), message("first"))
     assert claim is not None
     steered = await store.accept(message("second"))
@@ -109,17 +109,17 @@ async def test_a_message_whose_taking_was_not_written_is_not_done_with_the_turn(
         if when == "before":
             raise sqlite3.OperationalError("the disk says no")
 
-    store.writer.hook = fail
+    unhook = store.writer.commit_hooks.add(fail)
     with pytest.raises(StoreError, match="the disk says no"):
         await store.append(claim, [UserSaid("second")], took=[steered.id])
-    store.writer.hook = None
+    unhook()
     finished = await store.finish(claim, [TurnEnded("cancelled", "Stopped.")])
     assert finished.more
     assert [row.message.content for row in await store.waiting("me", "test:1")] == ["second"]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_nothing_is_said_to_be_kept_in_a_file_that_was_taken_away(store, replaced):
+async def test_no_write_to_a_removed_file_is_reported_as_kept(store, replaced):
     claim = await store.begin("me", "test:1", new_worker(), message("first"))
     assert claim is not None
     away = store.path.with_name("away.db")
@@ -142,9 +142,11 @@ async def test_nothing_is_said_to_be_kept_in_a_file_that_was_taken_away(store, r
 
 
 def at(store: SQLiteStore) -> list[str]:
-    """The threads in which the store's commits are made, from now on."""
+    """Return the threads in which the store commits from now on."""
     threads: list[str] = []
-    store.writer.hook = lambda when: threads.append(threading.current_thread().name) if when == "before" else None
+    store.writer.commit_hooks.add(
+        lambda when: threads.append(threading.current_thread().name) if when == "before" else None
+    )
     return threads
 
 
@@ -157,7 +159,7 @@ async def claimed(store: SQLiteStore) -> Claim:
 THERE, HERE = "everloop-writer", threading.main_thread().name
 
 
-async def test_a_short_step_that_needs_no_flush_is_written_without_a_hand_over(store):
+async def test_a_short_step_without_a_flush_is_written_directly(store):
     claim, threads = await claimed(store), at(store)
     assert store.append(claim, [ModelAnswered("one")], flush=False).done()
     await store.append(claim, [ModelAnswered("two")])
@@ -200,7 +202,7 @@ async def test_a_short_step_waits_for_a_locked_file_in_the_writers_thread(tmp_pa
 
 
 async def test_a_short_step_after_a_checkpoint_is_written_in_the_writers_thread(store):
-    """It begins the log anew, and SQLite flushes the head of a new log."""
+    """It restarts the log, and SQLite flushes the header of a new log."""
     claim, threads = await claimed(store), at(store)
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -240,7 +242,7 @@ async def test_a_short_step_under_a_stale_fence_is_refused(store):
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_a_short_step_is_not_said_to_be_kept_in_a_file_that_was_taken_away(store, replaced):
+async def test_a_short_step_to_a_removed_file_is_not_reported_as_kept(store, replaced):
     claim = await claimed(store)
     away = store.path.with_name("away.db")
 

@@ -1,4 +1,4 @@
-"""Tables of small cases, each table one test: what takes microseconds is not worth a test of its own for each row."""
+"""Tables of small cases, one test per table: a check that takes microseconds does not need a test per row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from _pytest.outcomes import Failed as _Failed
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test function with every case, and fail with all that failed; used as `parametrize` is."""
+    """Run a test function with every case, and fail with all failures; used like `parametrize`."""
     wanted = (names,) if isinstance(names, str) else names
     rows = [(case,) if isinstance(names, str) else tuple(case) for case in cases]
     assert rows

@@ -23,7 +23,7 @@ from everloop.testing.openai_server import FakeOpenAI
 from . import warm
 
 FRESH = COMMAND = (sys.executable, "-m", "everloop")
-GREETING = "shows the commands"  # the end of it
+GREETING = "shows the commands"  # its end
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 
 
@@ -79,7 +79,7 @@ async def finished(process: Any, stdin: bytes = b"") -> Done:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process brings about."""
+    """Wait for something that another process does."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
@@ -90,21 +90,21 @@ class Terminal:
 
     def __init__(self, process: Any, descriptor: int, columns: int, rows: int, by_lines: bool = False) -> None:
         self.process = process
-        self._by_lines = by_lines  # the program leaves it to the terminal to edit a line
+        self._by_lines = by_lines  # the program leaves line editing to the terminal
         self.columns = columns
         self.raw = ""
         self._descriptor = descriptor
         self._unread = b""
-        self._closed = False  # on the other side
+        self._closed = False  # of the other side
         self._screen = pyte.Screen(columns, rows)
         self._drawing = pyte.Stream(self._screen)
         self._drawn = 0
-        self._positions = 0  # questions for the cursor's position that were answered
+        self._positions = 0  # queries for the cursor position that were answered
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     @property
     def text(self) -> str:
-        """All that was written, without the escape sequences that draw it."""
+        """All output, without escape sequences."""
         return ESCAPES.sub("", self.raw)
 
     @property
@@ -115,7 +115,7 @@ class Terminal:
         return shown[: max((number for number, line in enumerate(shown, 1) if line), default=0)]
 
     def look_of(self, text: str) -> Any:
-        """How the first character of a text on the screen looks: a pyte character with `fg`, `bold` and so on."""
+        """Return the first character of a text on the screen: a pyte character with `fg`, `bold` and so on."""
         self._draw()
         for number, line in enumerate(self._screen.display):
             if (place := line.find(text)) >= 0:
@@ -123,12 +123,12 @@ class Terminal:
         raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.lines))
 
     def character(self, row: int, column: int) -> Any:
-        """What stands at a place of the screen, and how it looks."""
+        """Return the character at a position of the screen, and how it looks."""
         self._draw()
         return self._screen.buffer[row][column]
 
     def answer_positions(self) -> None:
-        """Answer all new questions of the program for the cursor's position."""
+        """Answer all new queries of the program for the cursor position."""
         self._draw()
         asked = self.raw.count("\x1b[6n")
         for _ in range(asked - self._positions):
@@ -152,18 +152,21 @@ class Terminal:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether a key goes to the program as it is. By lines, the terminal itself makes something of some."""
+        """Whether a key goes to the program unchanged. In line mode, the terminal itself handles some keys."""
         return not termios.tcgetattr(self._descriptor)[3] & (termios.ICANON | termios.ISIG)
 
     async def ready(self) -> list[str]:
-        """Wait for the prompt of the chat, and return the lines above it. The greeting comes before it, and a key that
-        is typed then is not yet the program's: the terminal would make a line feed of Enter."""
+        """Wait for the prompt of the chat, and return the lines above it.
+
+        The greeting appears before it, and a key typed then does not reach the program: the terminal would turn Enter
+        into a line feed.
+        """
         await self.sees(GREETING)
         await until(lambda: self._by_lines or (self.takes_keys and ">" in self.text))
         return self.lines
 
     async def sees(self, text: str, *, after: int = 0) -> int:
-        """Wait for a text; where it ends."""
+        """Wait for a text; return where it ends."""
         try:
             await until(lambda: self.text.find(text, after) >= 0)
         except TimeoutError:
@@ -173,7 +176,7 @@ class Terminal:
     async def ends(self) -> int:
         async with asyncio.timeout(30):
             status: int = await self.process.wait()
-        await until(lambda: self._closed)  # what it wrote last is read by then
+        await until(lambda: self._closed)  # its last output has been read by then
         assert "Traceback" not in self.text
         return status
 
@@ -204,7 +207,7 @@ async def terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = environment(server, **{"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "", **settings})
 
-    def own_terminal() -> None:  # so that it gets Ctrl-C as a signal where it does not read it as a key
+    def own_terminal() -> None:  # so that it gets Ctrl-C as a signal if it does not read it as a key
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

@@ -1,4 +1,4 @@
-"""A workspace and the file tools over it, called as a model calls them."""
+"""A workspace and its file tools, called as a model calls them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everloop.tools.registry import ToolRegistry, ToolResult
 
 
 class Desk:
-    """Calls tools in a workspace; further options are those of a call's context."""
+    """Calls tools in a workspace; other options go into the call's context."""
 
     def __init__(self, folder: Path, restricted: bool = True, **options: Any) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Desk:
         return message
 
     def with_context(self, **options: Any) -> Desk:
-        """The same tools in a call of another kind."""
+        """Return the same tools with another call context."""
         other = Desk(self.folder)
         other.registry = self.registry
         other.context = dataclasses.replace(self.context, **options)

@@ -1,4 +1,4 @@
-"""Pictures made for tests, good and bad ones."""
+"""Pictures made for tests, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drawn(form: str = "PNG", size: tuple[int, int] = (40, 20), mode: str = "RGB"
 
 
 def noise(form: str = "PNG", size: tuple[int, int] = (1_500, 1_200)) -> bytes:
-    """A picture that cannot be packed."""
+    """Return a picture that does not compress."""
     return saved(Image.effect_noise(size, 90).convert("RGB"), form)
 
 
@@ -34,7 +34,7 @@ def saved(picture: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def opened(url: str) -> Image.Image:
-    """The picture in a data URL."""
+    """Return the picture as a data URL."""
     head, _, data = url.partition(";base64,")
     assert head.startswith("data:image/")
     picture = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
@@ -44,7 +44,7 @@ def opened(url: str) -> Image.Image:
 
 
 def colour(picture: Image.Image, left: int, top: int) -> str:
-    """The name of what a pixel is nearest to."""
+    """Return the name of the colour nearest to a pixel."""
     pixel = picture.convert("RGB").getpixel((left, top))
     assert isinstance(pixel, tuple)
     names = {
@@ -62,7 +62,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int, height: int, *, whole: bool = False) -> bytes:
-    """A PNG that says it has so many pixels, all of them black if it is whole, and few bytes."""
+    """A PNG that claims so many pixels in few bytes; if complete, all of them are black."""
     packer = zlib.compressobj(9)
     row = bytes(1 + width * 3) if whole else b"the first bytes of a row"
     rows = b"".join(packer.compress(row) for _ in range(height if whole else 1)) + packer.flush()

@@ -1,4 +1,4 @@
-"""A process with a sub-agent and one below it, until it is killed: `-m tests.support.family_process STORE BUS`."""
+"""A process with a sub-agent of a sub-agent, until it is killed: `-m tests.support.family_process STORE BUS`."""
 
 from __future__ import annotations
 

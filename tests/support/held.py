@@ -1,4 +1,4 @@
-"""A model that stops in the middle of what it says, until the test lets it go on."""
+"""A model that pauses in the middle of its answer until the test lets it continue."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from everloop.testing.scripted import words
 
 
 class HeldOpenAI(FakeOpenAI):
-    """Of one answer only a part is sent; the rest comes when `go` is set."""
+    """Sends part of one answer, and the rest once `go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         self._held: Reply | None = None
-        self._client = 0  # the port of whoever asked
+        self._client = 0  # the client's port
 
     def hold(self, reply: Reply, after_chunks: int = 0) -> None:
-        """Stop before the answer, or after so many chunks of it (the role's chunk is not counted)."""
+        """Pause before the answer, or after so many chunks of it (not counting the chunk with the role)."""
         self._held = reply
         reply.hang_after = after_chunks
         self.replies.append(reply)
 
     @property
     def heard(self) -> bool:
-        """Whether the client has read all that was sent so far."""
+        """Whether the client has read everything sent so far."""
         return self.reached.is_set() and not _unread(self._client)
 
     async def _answer(self, request: web.Request, reply: Reply, body: dict[str, Any], size: int) -> web.StreamResponse:
@@ -56,7 +56,7 @@ class HeldOpenAI(FakeOpenAI):
 
 
 def _unread(port: int) -> int:
-    """How many bytes have come in at a port of this machine, and nobody has read them."""
+    """Return how many received bytes are unread at a port of this machine."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, _, queues, *_ = line.split()
         if int(local.partition(":")[2], 16) == port:

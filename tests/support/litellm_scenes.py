@@ -1,6 +1,6 @@
-"""What LiteLLMProvider does with the real package, as one program: it needs an environment that has litellm.
+"""Tests LiteLLMProvider with the real package, as one program: it needs an environment that has litellm.
 
-python litellm_scenes.py RESULTS    writes what each scene saw, as JSON
+python litellm_scenes.py RESULTS writes what each scene observed, as JSON
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def failure(asking: Awaitable[Any]) -> dict[str, Any]:
 
 
 async def first_use(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
-    """The first question imports the package: meanwhile the event loop goes on."""
+    """The first request imports the package; the event loop keeps running."""
     gaps, running = [0.0], True
 
     async def tick() -> None:
@@ -171,7 +171,7 @@ async def late(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
 
 
 async def left(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
-    """Somebody stops watching, and somebody cancels: the server hears of both at once."""
+    """A subscriber leaves, and a caller cancels: the server notices both at once."""
     server.reply("a b c", token_delay=30)
     stream = make().stream(ASK)
     await anext(stream)
@@ -206,7 +206,7 @@ async def agent(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any
 
 
 async def half_installed(server: FakeOpenAI, make: Callable[..., LiteLLMProvider]) -> Any:
-    """Litellm is there and what it needs for tools is not."""
+    """litellm is installed, but not what it needs for tools."""
     for name in [name for name in sys.modules if name == "mcp" or name.startswith("mcp.")]:
         del sys.modules[name]
     gone = [name for name in sys.modules if name.startswith("litellm.responses.mcp") or "mcp_server" in name]

@@ -1,9 +1,9 @@
 """Machines on one machine: network namespaces with addresses of their own, joined by a bridge.
 
-A machine can be lost (its processes end and its network is silent, as if its power had failed), frozen, cut off from
-all others, or cut off from one of them. Only root can make them, and only on Linux: `available` says so.
+A machine can be lost (its processes end and its network is silent, as after a power failure), frozen, cut off from all
+others, or cut off from one of them. This needs root and Linux: `available` says so.
 
-The bridge is in a namespace of its own, and the addresses are of the range that is reserved for benchmarks.
+The bridge is in its own namespace, and the addresses are in the range reserved for benchmarks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NOWHERE = "02:00:00:00:00:01"  # a hardware address that no machine has: what is sent there is lost silently
+NOWHERE = "02:00:00:00:00:01"  # a hardware address that no machine has: packets to it are lost silently
 
 READS = "+dac_read_search"  # this Python and its packages may be in a folder that only root can read
 
 
 def available() -> str:
-    """Why there can be no such machines here; "" if there can."""
+    """Why such machines cannot be made here; "" if they can."""
     if os.getuid() != 0 or shutil.which("ip") is None or shutil.which("setpriv") is None:
         return "network namespaces need Linux, root, and the packages iproute2 and util-linux"
     name = f"el{os.getpid()}-try"
@@ -39,7 +39,7 @@ def _ip(*arguments: str) -> str:
 
 
 class Machine:
-    """One namespace. Its processes can be started again after they ended."""
+    """A namespace. Its processes can be started again after they ended."""
 
     def __init__(self, network: Network, name: str, number: int) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Machine:
             _ip("-n", self.namespace, "link", "set", device, "up")
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path, user: str = "postgres") -> None:
-        """Start a program of this machine. It looks up the names of the other machines in its own /etc/hosts."""
+        """Start a program on this machine. It looks up the names of the other machines in its own /etc/hosts."""
         inside = ["ip", "netns", "exec", self.namespace, "setpriv", "--reuid", user, "--regid", user, "--init-groups"]
         inside += ["--inh-caps", READS, "--ambient-caps", READS]
         with log.open("ab") as output:
@@ -70,7 +70,7 @@ class Machine:
         return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
 
     def kill(self) -> None:
-        """End all of its processes at once. The kernel closes their connections."""
+        """Kill all of its processes at once. The kernel closes their connections."""
         give_up = time.monotonic() + 30
         while left := self.processes():
             for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the others end
@@ -82,7 +82,7 @@ class Machine:
             time.sleep(0.02)
 
     def lose(self) -> None:
-        """What a power failure looks like from outside: nothing is closed, and nothing is answered."""
+        """Look like a power failure from outside: nothing is closed, and nothing responds."""
         self.cut()
         self.kill()
 
@@ -97,14 +97,14 @@ class Machine:
                 os.kill(process, signal.SIGCONT)
 
     def cut(self) -> None:
-        """Pull its cable at the switch: packets of both directions are lost."""
+        """Unplug its cable at the switch: packets in both directions are lost."""
         _ip("-n", self._network.switch, "link", "set", self._link, "nomaster")
 
     def mend(self) -> None:
         _ip("-n", self._network.switch, "link", "set", self._link, "master", "br0")
 
     def cut_from(self, other: Machine) -> None:
-        """Lose every packet between these two. Both are still connected to all others."""
+        """Lose every packet between these two. Both remain connected to all others."""
         for one, far in ((self, other), (other, self)):
             lost = ("lladdr", NOWHERE, "nud", "permanent", "dev", "eth0")
             _ip("-n", one.namespace, "neighbor", "replace", far.address, *lost)
@@ -115,7 +115,7 @@ class Machine:
 
 
 class Network:
-    """Machines that reach each other, and are reached from here by their addresses."""
+    """Machines that reach each other, and can be reached from here by their addresses."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.name = f"el{os.getpid()}"

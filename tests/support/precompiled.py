@@ -1,6 +1,6 @@
 """Compiles the tests and the package once, before the workers start.
 
-In a fresh clone each of the workers would otherwise compile all of it for itself, at the same time as the others.
+In a fresh clone, each worker would otherwise compile everything for itself, at the same time as the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .places import ROOT
 
 
 def precompile(config: pytest.Config) -> None:
-    """A head start only: what goes wrong here, the workers do again for themselves."""
+    """Only an optimisation: if something fails here, the workers do it themselves."""
     files = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "src" / "everloop").rglob("*.py")])
     cores = len(os.sched_getaffinity(0))
     children = []

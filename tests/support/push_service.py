@@ -1,5 +1,7 @@
-"""A push service on loopback that is as strict as those of browsers: it checks the signature (RFC 8292) and decrypts
-what a browser would be sent (RFC 8291), with code of its own."""
+"""A push service on loopback that is as strict as those of browsers.
+
+With its own code it checks the signature (RFC 8292) and decrypts a browser's messages (RFC 8291).
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ CURVE = ec.SECP256R1()
 
 @dataclass
 class Browser:
-    """A browser that is subscribed. `answers` are the statuses of the next requests; afterwards it is 201."""
+    """A subscribed browser. `answers` are the statuses of the next responses, followed by 201."""
 
     endpoint: str
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(CURVE))
     auth: bytes = field(default_factory=lambda: os.urandom(16))
     answers: list[int] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)  # payloads, with those that were answered by an error
+    told: list[dict[str, Any]] = field(default_factory=list)  # payloads, including those answered by an error
     headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -42,7 +44,7 @@ class Browser:
 
     @property
     def subscription(self) -> dict[str, str]:
-        """What the page's API is told."""
+        """The subscription as the page's API gets it."""
         return {"endpoint": self.endpoint, "p256dh": encoded(self.public), "auth": encoded(self.auth)}
 
     async def has(self, count: int) -> list[dict[str, Any]]:
@@ -55,7 +57,7 @@ class Browser:
 class PushService:
     def __init__(self) -> None:
         self.origin = ""
-        self.key = ""  # that browsers have subscribed with; requests signed with another one are refused
+        self.key = ""  # used by subscribed browsers; requests signed with another one are refused
         self.browsers: dict[str, Browser] = {}
         self.problems: list[str] = []
 
@@ -111,7 +113,7 @@ async def push_service() -> AsyncIterator[PushService]:
 
 
 def decrypted(browser: Browser, body: bytes) -> bytes:
-    """The plain text of one record of aes128gcm (RFC 8188), for this browser alone."""
+    """Return the plain text of one aes128gcm record (RFC 8188) for this browser."""
     salt, size, length = body[:16], int.from_bytes(body[16:20], "big"), body[20]
     sender, record = body[21 : 21 + length], body[21 + length :]
     assert len(record) <= size

@@ -1,4 +1,4 @@
-"""Settings of the home that a test's processes run in."""
+"""Settings of the home that a test's processes use."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from everloop.sandbox.reach import Reach
 
 
 class Bench:
-    """A workspace, its skills, and none that are shipped unless they are made."""
+    """A workspace and its skills; shipped skills exist only if made."""
 
     def __init__(self, folder: Path, shipped: Path, **options: Any) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Bench:
 
     @property
     def problem(self) -> str:
-        """The only one."""
+        """Return the only one."""
         assert self.blocks
         (problem,) = self.skills.problems()
         assert problem in self.prompt

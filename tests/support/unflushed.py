@@ -1,7 +1,7 @@
-"""Takes the waits for the disk out of the tests: in them processes are killed, and the machine never loses its power.
+"""Removes the waits for the disk from the tests: they kill processes, but the machine never loses power.
 
-What a process has written stays when it is killed, whether or not the disk has it yet. That the product does flush is
-tested apart, with `flushed`. A new store gets in one step what the migrations make of it in many: thousands are made.
+What a process has written survives its kill, whether or not it is on disk yet. Tests of flushing itself use `flushed`.
+A new store is created in one step instead of by many migrations, since thousands are made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PRODUCT = dict(SYNCHRONOUS)
 
 
 def leave_out_flushes() -> None:
-    """For this process and those that are forked from it."""
+    """Set this up for this process and those forked from it."""
     SYNCHRONOUS.update(dict.fromkeys(_PRODUCT, "OFF"))
     os.fsync = lambda fd: None
     _make_stores_in_one_step()
@@ -51,6 +51,6 @@ def _make_stores_in_one_step() -> None:
 
 
 def flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test, flush as the product does."""
+    """Flush for a test as the product does."""
     for flush, value in _PRODUCT.items():
         monkeypatch.setitem(SYNCHRONOUS, flush, value)

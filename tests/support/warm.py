@@ -1,8 +1,8 @@
 """A warm process that forks `everloop` commands for the tests.
 
 A fresh interpreter spends a third of a second on imports before a command does anything; a fork of one that has done
-them takes a few milliseconds. What is forked is a process of its own, with its own environment, folder, files, signals
-and exit status. Tests of the start itself run the interpreter.
+them takes a few milliseconds. Each fork is a process with its own environment, folder, files, signals and exit status.
+Tests of the start itself run the interpreter.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import Any, NoReturn
 
 from .places import ROOT
 
-AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")  # what is read when an interpreter starts, and never again
-LONGEST = 200_000  # bytes of a request
+AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")  # read when an interpreter starts, and never again
+LONGEST = 200_000  # bytes per request
 USED = (
     "everloop.providers.openai",
     "everloop.providers.retry",
@@ -47,7 +47,7 @@ USED = (
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
-    """Whether nothing in a command's environment must be there before its interpreter starts."""
+    """Whether a command's environment contains nothing that must be set before its interpreter starts."""
     return sys.platform == "linux" and _of_the_start(env) == _of_the_start(os.environ)
 
 
@@ -84,7 +84,7 @@ async def fork(
 
 
 class Process:
-    """A forked command, with what the tests use of asyncio's `Process`."""
+    """A forked command, with the part of asyncio's `Process` that the tests use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -94,7 +94,7 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._status: int | None = None
-        self._end = os.pidfd_open(pid)  # can be read from when the process has ended
+        self._end = os.pidfd_open(pid)  # readable once the process has ended
         self._loop.add_reader(self._end, self._look)
 
     async def connected(self, stdin: int | None, stdout: int | None, stderr: int | None) -> Process:
@@ -168,7 +168,7 @@ async def _nothing() -> bytes:
 
 @functools.cache
 def _warm() -> socket.socket:
-    """The connection to the warm process of this test process, which ends when the connection is closed."""
+    """The connection of this test process to its warm process, which ends when the connection is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
@@ -192,13 +192,13 @@ def _ask(request: dict[str, Any], descriptors: list[int] | None = None) -> int:
 
 
 def main() -> int:
-    """Fork what is asked for until the connection is closed; in the fork, be the command."""
+    """Fork the requested commands until the connection is closed; in the fork, become the command."""
     from .unflushed import leave_out_flushes
 
     connection = socket.socket(fileno=int(sys.argv[1]))
     commands = [f"everloop.cli.{found.name}" for found in pkgutil.iter_modules([str(ROOT / "src/everloop/cli")])]
     for name in (*commands, *USED):
-        with contextlib.suppress(ImportError):  # a head start only
+        with contextlib.suppress(ImportError):  # an optimisation only
             importlib.import_module(name)
     leave_out_flushes()
     gc.collect()
@@ -233,7 +233,7 @@ def _become(descriptors: list[int], arguments: list[str], env: dict[str, str], c
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for name, number, mode, buffering in (("stdin", 0, "r", -1), ("stdout", 1, "w", -1), ("stderr", 2, "w", 1)):
-        old = getattr(sys, name)  # which has the settings, but not for what it is connected to now
+        old = getattr(sys, name)  # it has the settings, but not for its current connections
         new = open(number, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
@@ -254,7 +254,7 @@ def _run() -> int:
 
 
 def _end(status: int) -> NoReturn:
-    """End as an interpreter does, but without taking all modules apart: that would copy the memory that is shared."""
+    """End like an interpreter, but without tearing down all modules: that would copy the shared memory."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,6 @@
-"""What the tests of the web share: servers on loopback that misbehave at will and count who came, and the tools."""
+"""Shared by the tests of the web tools: servers on loopback that misbehave on demand and count connections, and the
+tools.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def answer(body: bytes = b"", kind: str = "text/plain", status: int = 200, **headers: str) -> bytes:
-    """A whole HTTP answer; `_` in a header's name is `-`."""
+    """A complete HTTP response; `_` in a header's name is `-`."""
     lines = [f"HTTP/1.1 {status} Fine", f"Content-Type: {kind}"] if kind else [f"HTTP/1.1 {status} Fine"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
@@ -37,12 +39,12 @@ def redirect(location: str, status: int = 302) -> bytes:
 
 @dataclass
 class Server:
-    """One server; `answers` by path, `connections` and `requests` as they came."""
+    """A server; `answers` by path, `connections` and `requests` in order of arrival."""
 
     port: int = 0
     answers: dict[str, Answer] = field(default_factory=dict)
     connections: int = 0
-    requests: list[str] = field(default_factory=list)  # whole heads
+    requests: list[str] = field(default_factory=list)  # complete request heads
 
     @property
     def paths(self) -> list[str]:
@@ -69,7 +71,7 @@ class Server:
 async def serving(
     answers: dict[str, Answer] | None = None, tls: ssl.SSLContext | None = None, hosts: tuple[str, ...] = ("127.0.0.1",)
 ) -> AsyncIterator[Server]:
-    """A server that runs as long as the block, at one port of all the hosts."""
+    """A server that runs as long as the block, on one port of all the hosts."""
     server = Server(answers=answers or {})
     async with _listening(server, server.talk, tls, hosts):
         yield server
@@ -77,7 +79,7 @@ async def serving(
 
 @asynccontextmanager
 async def proxy_to(server: Server) -> AsyncIterator[Server]:
-    """A proxy that leads every tunnel to one server, whatever was asked for; its `requests` are what was."""
+    """A proxy that leads every tunnel to one server, whatever its target; `requests` has the targets."""
     proxy = Server()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +142,7 @@ async def _listening(
 
 @dataclass
 class Names:
-    """A DNS of the test's own: each name's answers, one list a look-up, the last one for ever."""
+    """A DNS of the test's own: for each name its answers, one list per lookup, the last one repeated."""
 
     answers: dict[str, list[list[str]]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -152,12 +154,12 @@ class Names:
 
 
 class Internet:
-    """The way out of this machine, as far as tests go: public addresses lead to servers here, all else nowhere."""
+    """The network beyond this machine, for tests: public addresses lead to servers here, all others nowhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.routes: dict[str, int] = {}  # address to the port of a server on loopback
+        self.routes: dict[str, int] = {}  # address → port of a server on loopback
         self.own: set[str] = set()  # addresses of this machine
-        self.tried: list[str] = []  # what was connected to beyond loopback
+        self.tried: list[str] = []  # connections beyond loopback
         guarded, name_of = socket.socket.connect, socket.socket.getsockname
         probed: dict[int, str] = {}
 
@@ -182,7 +184,7 @@ class Internet:
 
 
 class Web:
-    """The tools, with servers under names of their own."""
+    """The tools, and servers under their own names."""
 
     def __init__(self, *servers: Server, **settings: Any) -> None:
         self.names = Names({"wiki.example": [["127.0.0.1"]]})

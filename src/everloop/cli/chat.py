@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..config import Config
 from ..config.sources import shown
-from ..store.location import is_home_workspace
 from ..text import printable
 from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
 from .folder import enter
@@ -44,7 +43,7 @@ def command(options: argparse.Namespace) -> int:
 
 def greeting(config: Config, key: str) -> str:
     own = ", your home workspace. `everloop .` works in the current folder."
-    place = f"{printable(shown(config.workspace))}{own if is_home_workspace(config.workspace, config) else ''}"
+    place = f"{printable(shown(config.workspace))}{own if config.is_home_workspace(config.workspace) else ''}"
     line = f"Working in {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
     if config.provider != "local" or not _is_first_time(config.home / HINT_SHOWN):
         return line

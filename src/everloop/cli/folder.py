@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import ConfigError
-from ..store.location import OwnStore, find_earlier, find_own, folder_identity, is_home_workspace
+from ..store.location import OwnStore, find_earlier, find_own, folder_identity
 from ..text import printable
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
@@ -36,7 +36,7 @@ def enter(config: Config, *, person: bool, trust: bool = False) -> Config:
 
 def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
     """The settings, with whether the files of the workspace that steer the agent are used."""
-    if trust or is_home_workspace(config.workspace, config):
+    if trust or config.is_home_workspace(config.workspace):
         return config
     found = steering_files(config.workspace)
     known = Trust(config.home)
@@ -126,7 +126,7 @@ class Trust:
 def with_own_store(config: Config, *, person: bool = False, claim: bool = False) -> Config:
     """The settings with the workspace's store, unless they name one. With `claim` it is about to be used: a `person` is
     asked about a folder that may have become this one, and the store is recorded as this folder's."""
-    if config.store_named or is_home_workspace(config.workspace, config):
+    if config.store_named or config.is_home_workspace(config.workspace):
         return config
     found = find_own(config.workspace, config.home)
     if found.earlier is not None:
@@ -141,7 +141,7 @@ def with_own_store(config: Config, *, person: bool = False, claim: bool = False)
 
 def adopt(config: Config, workspace: str) -> None:
     """Continue the sessions of a folder that is gone in the workspace of the settings."""
-    if config.store_named or is_home_workspace(config.workspace, config):
+    if config.store_named or config.is_home_workspace(config.workspace):
         raise ConfigError("--adopt is for a folder with a store of its own: name it with --workspace, without --store")
     if not config.workspace.is_dir():
         raise ConfigError(f"workspace: {config.workspace} is not a folder")

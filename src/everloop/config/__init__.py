@@ -301,6 +301,11 @@ class Config:
         own = (value for item in KEYS if item.url and (value := getattr(self, item.attribute)))
         return frozenset([*own, *(server.url for server in self.mcp if server.url)])
 
+    def is_home_workspace(self, folder: str | Path) -> bool:
+        """Return whether it is the user's own workspace: the one in the home, or the one configured in config.toml."""
+        real = Path(folder).resolve()
+        return real in (self.home_workspace.resolve(), (self.home / "workspace").resolve())
+
     @classmethod
     def load(
         cls,

@@ -28,7 +28,7 @@ from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
 from ..store.base import Claim, Incoming, Outgoing, Store
-from ..store.location import is_home_workspace, own_path, store_at
+from ..store.location import own_path, store_at
 from ..store.peers import ENDED, WORK
 from ..store.sessions import SessionManager
 from ..store.sqlite import SQLiteStore
@@ -203,7 +203,7 @@ class AgentLoop:
             self.tools.register(built_in)
         if self._settings.subagents > 0:
             self.tools.register(SpawnTool(self.subagents))
-        self.tools.register(CronTool(lambda: self.cron_service))
+        self.tools.register(CronTool(self))
 
     # Parts that only some agents need are created on first use.
 
@@ -695,7 +695,7 @@ def open_store(store: Store | str | Path | DSN | None, config: Config | None, wo
 def _default_store(workspace: Path, config: Config | None) -> Path:
     if config is None:
         return own_path(workspace)
-    if isinstance(config.store, Path) and is_home_workspace(workspace, config):
+    if isinstance(config.store, Path) and config.is_home_workspace(workspace):
         return config.store
     return own_path(workspace, config.home)
 

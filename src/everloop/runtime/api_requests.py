@@ -284,7 +284,7 @@ class Requests:
         assert message.id is not None
         where = (message.owner, message.session_key)
         session, publisher = self._dispatcher.session(*where), self._streams.publisher(*where)
-        here = session is not None and session.message == message.id
+        here = session is not None and session.state.message == message.id
         if here and publisher is not None and publisher.is_followed_elsewhere:
             return
         self._dispatcher.withdraw(*where, message.id, CLIENT_LEFT)

@@ -127,7 +127,7 @@ class ChatCommands:
     async def _status(self, message: InboundMessage) -> str:
         info = await self._store.session(message.owner, message.session_key)
         session = self._dispatcher.session(message.owner, message.session_key)
-        turn = session.turn if session is not None else None
+        turn = session.state.turn if session is not None else None
         running = f"turn {turn.id}, {len(turn.entries)} entries" if turn else "nothing"
         if turn is None and info is not None and info.open_turn is not None:
             running = f"turn {info.open_turn}, in another process"

@@ -166,7 +166,7 @@ class Dispatcher:
         if session is None:
             return False
         session.stop(reason, text, target)
-        session.chat_told |= chat_told
+        session.state.chat_told |= chat_told
         return True
 
     async def runs_elsewhere(self, info: SessionInfo | None) -> bool:
@@ -199,13 +199,13 @@ class Dispatcher:
             return
         for submission in submissions:
             submission.withdrawn = text
-        if session is not None and session.message == message:
+        if session is not None and session.state.message == message:
             session.stop("cancelled", text)
 
     async def stop_abandoned(self) -> None:
         """Stop the turns whose clients were connected to a server that has died."""
-        for session in [session for session in self._sessions.values() if session.server]:
-            if not await self._store.is_alive(session.server):
+        for session in [session for session in self._sessions.values() if session.state.server]:
+            if not await self._store.is_alive(session.state.server):
                 session.stop("abandoned", ABANDONED)
 
     # ------------------------------------------------------------------------------------------ shutting down

@@ -35,11 +35,10 @@ from ..providers.base import (
 )
 from ..store.base import Claim
 from ..threads import in_thread
-from ..tools.registry import ToolRegistry
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
 from .request_texts import TurnTexts
-from .turn_spec import brought_by
+from .turn_spec import TurnSpec, brought_by
 
 if TYPE_CHECKING:
     from ..providers.text_calls import Reader, Reading, TextPart
@@ -111,10 +110,6 @@ class ModelCall:
         return await answer.end(whole)
 
 
-def _all_free(conversation: Conversation) -> Free | None:
-    return None
-
-
 class TurnModelCall(ModelCall):
     """The engine's model port: within the budgets of a claimed turn, and measured for the model's context window."""
 
@@ -122,24 +117,29 @@ class TurnModelCall(ModelCall):
         self,
         provider: LLMProvider,
         model: str | None,
-        tools: ToolRegistry,
-        measure: Measure,
-        budgets: Budgets,
         claim: Claim,
-        options: Mapping[str, Any] | None = None,
-        text_calls: bool = True,
-        compose: Composer | None = None,
-        free: Callable[[Conversation], Free | None] = _all_free,
-        texts: TurnTexts | None = None,
+        spec: TurnSpec,
+        *,
+        budgets: Budgets,
+        measure: Measure,
+        text_calls: bool,
+        free: Callable[[Conversation], Free | None],
+        texts: TurnTexts | None,
+        compose: Composer | None,
     ) -> None:
-        super().__init__(provider, model, options, text_calls=text_calls, brought=brought_by(claim))
-        self._tools = tools
-        self._measure = measure
-        self._budgets = budgets
+        """Create the port of one turn.
+
+        `free` returns which image addresses an answer may contain, `texts` keeps the parts of a request that are not in
+        the log, and `compose` builds the requests if a subclass of the context builder does so.
+        """
+        super().__init__(provider, model, spec.options, text_calls=text_calls, brought=brought_by(claim))
         self._claim = claim
-        self._free = free  # which image addresses the answer may contain
-        self._texts = texts  # keeps the parts of a request that are not in the log
-        self._compose = compose  # builds the requests if a subclass of the context builder does so
+        self._spec = spec
+        self._budgets = budgets
+        self._measure = measure
+        self._free = free
+        self._texts = texts
+        self._compose = compose
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         limited = self._budgets.limits(self._claim)
@@ -150,7 +150,7 @@ class TurnModelCall(ModelCall):
         images = ImageFilter(emit, free) if emit is not None and free is not None else None
         try:
             request = conversation if self._compose is None else await in_thread(self._compose, conversation)
-            tools = self._tools.get_definitions() or None
+            tools = self._spec.tools.get_definitions() or None
             if self._texts is not None and (missing := self._texts.use(tools, extra_of(self._provider))):
                 await self._texts.keep(missing)
             response = await self.ask(request, tools, images or emit)

@@ -253,6 +253,20 @@ class Worker(msgspec.Struct):
             log.warning("%s", error)
 
 
+class TurnState(msgspec.Struct):
+    """What a session knows of its running or starting turn."""
+
+    turn: Turn | None = None  # once it is assembled
+    rows: Sequence[int] = ()  # inbox rows that opened it
+    message: str | None = None  # id of the message that opened it
+    server: str = ""  # the worker that holds the connection of its client; if that dies, the turn ends
+    watchers: list[events.Show] = []
+    steering: list[tuple[int, UserSaid]] = []  # inbox rows that it takes in at its next round
+    taken: set[int] = set()  # inbox rows that it has taken in
+    pending_stop: PendingStop | None = None
+    chat_told: bool = False  # it sends nothing, because the reply to the command that stopped it appears in its chat
+
+
 class Session:
     """A session that this process works on: its incoming messages, and its running turn."""
 
@@ -261,17 +275,8 @@ class Session:
         self.key = key
         self.fresh: deque[Submission] = deque()  # submitted, not on disk yet
         self.current: Submission | None = None  # currently being written to disk
-        self.steering: list[tuple[int, UserSaid]] = []  # inbox rows that the running turn takes in at its next round
-        self.taken: set[int] = set()  # inbox rows that the running turn has taken in
         self.behind: dict[int, Kind] = {}  # inbox rows that wait for the running turn to end
-        self.watchers: list[events.Show] = []  # watchers of the running turn
-        self.turn: Turn | None = None
-        self.rows: Sequence[int] = ()  # inbox rows that opened the running turn
-        self.message: str | None = None  # id of the message whose turn is running
-        self.server = ""  # the worker that holds the connection of the turn's client; if it dies, the turn ends
-        self.pending_stop: PendingStop | None = None
-        # the reply to the command that stopped the turn appears in its chat, so the turn itself sends nothing
-        self.chat_told = False
+        self.state = TurnState()
         self.system: Written[str] | None = None  # the system prompt of the turn that is being started
         self.command: asyncio.Future[Any] | None = None  # a running command that can be stopped
         self.running = False
@@ -293,33 +298,33 @@ class Session:
 
     def stop(self, reason: Reason, text: str, target: StopTarget = None) -> None:
         """Stop the running or starting turn, if it is the target."""
-        if self.turn is not None:
-            if target in (None, self.turn.id, *self.rows):
-                self.turn.stop(reason, text)
+        if self.state.turn is not None:
+            if target in (None, self.state.turn.id, *self.state.rows):
+                self.state.turn.stop(reason, text)
         elif self.command is not None:
             self.command.cancel()
         else:
-            self.pending_stop = PendingStop(reason, text, target)
+            self.state.pending_stop = PendingStop(reason, text, target)
 
     def leave(self) -> None:
         """Hand off the running or starting turn at its next step."""
         self.leaving = True
-        if self.turn is not None:
-            self.turn.leave()
+        if self.state.turn is not None:
+            self.state.turn.leave()
 
     def start_turn(self, turn: Turn) -> None:
         """Set the running turn, and apply stops and handoffs requested before it existed."""
-        self.turn = turn
-        if (stop := self.pending_stop) is not None:
+        self.state.turn = turn
+        if (stop := self.state.pending_stop) is not None:
             turn.stop(stop.reason, stop.text)
         if self.leaving:
             turn.leave()
 
     def steered(self) -> tuple[list[int], list[UserSaid]]:
         """Take the messages for the running turn: their inbox rows and entries."""
-        steering, self.steering = self.steering, []
+        steering, self.state.steering = self.state.steering, []
         rows = [row for row, _ in steering]
-        self.taken.update(rows)
+        self.state.taken.update(rows)
         return rows, [said for _, said in steering]
 
     def _begin(self) -> None:
@@ -328,14 +333,8 @@ class Session:
 
     def _end(self) -> None:
         """End the turn; messages that arrived too late for it wait for the next one."""
-        self.behind.update((row, "message") for row, _ in self.steering)
-        self.steering.clear()
-        self.taken.clear()
-        self.watchers.clear()
-        self.running, self.turn, self.pending_stop, self.message = False, None, None, None
-        self.rows = ()
-        self.server = ""
-        self.chat_told = False
+        self.behind.update((row, "message") for row, _ in self.state.steering)
+        self.running, self.state = False, TurnState()
         self.changes += 1
 
     # ------------------------------------------------------------------------------------------ the actor
@@ -372,7 +371,7 @@ class Session:
         except Waiting as waiting:
             if submission is not None and waiting.accepted is not None:
                 await self._wait_behind_question(submission, waiting.accepted)
-            if self.pending_stop is not None and await self._store.decide(self.owner, self.key, None) is not None:
+            if self.state.pending_stop is not None and await self._store.decide(self.owner, self.key, None) is not None:
                 self.again = True  # the turn to stop is the parked one
             return bool(self.fresh) or self.again  # the answer to the question may have just arrived
         except Exception as error:  # whatever the error, the waiter must be told
@@ -416,8 +415,8 @@ class Session:
         for row, waiter in awaited:
             waiter.follow_elsewhere(row)
         self._host.on_held(busy.worker, bool(awaited))
-        stop, self.pending_stop = self.pending_stop, None
-        chat_told, self.chat_told = self.chat_told, False
+        stop, self.state.pending_stop = self.state.pending_stop, None
+        chat_told, self.state.chat_told = self.state.chat_told, False
         if stop is not None and stop.reason == "cancelled":
             try:
                 await self._worker.stop_elsewhere(self.owner, self.key, stop.target, chat_told=chat_told)
@@ -442,17 +441,17 @@ class Session:
             await self._store.decide(self.owner, self.key, False, submission.message.sender_id, SAID_INSTEAD)
             self._place(Incoming(row, 0, submission.message, submission.kind))
         elif await self._store.decide(self.owner, self.key, None) is not None:
-            self.pending_stop = PendingStop("replaced", REPLACED)
+            self.state.pending_stop = PendingStop("replaced", REPLACED)
 
     async def _run_claim(self, claim: Claim) -> bool:
         waiting = self._waiters.of(claim.inbox)
-        self.watchers += [submission.show for submission in waiting if submission.show is not None]
+        self.state.watchers += [submission.show for submission in waiting if submission.show is not None]
         for row in claim.inbox:
             self.behind.pop(row, None)
-        self.message, self.rows = claim.message.id, claim.inbox
-        stop = self.pending_stop
+        self.state.message, self.state.rows = claim.message.id, claim.inbox
+        stop = self.state.pending_stop
         if stop is not None and stop.target not in (None, claim.turn, *claim.inbox):  # the turn to stop has ended
-            self.pending_stop, self.chat_told = None, False
+            self.state.pending_stop, self.state.chat_told = None, False
         if self._worker.busy == "interrupt" and "message" in self.behind.values():
             self.stop("replaced", REPLACED)
         if waiting and (why := waiting[0].withdrawn) and all(submission.withdrawn for submission in waiting):
@@ -517,12 +516,12 @@ class Session:
 
     def _place(self, row: Incoming) -> None:
         """Decide what a message does to the running turn: steer it, replace it, or wait behind it."""
-        if row.id in self.behind or row.id in self.taken or any(row.id == id for id, _ in self.steering):
+        if row.id in self.behind or row.id in self.state.taken or any(row.id == id for id, _ in self.state.steering):
             return  # already decided, while the inbox was being read again
         plain = row.kind == "message" and row.message.plain and row.message.request is None
         busy = row.message.busy or self._worker.busy
         if busy == "steer" and plain and not self.behind:
-            self.steering.append((row.id, row.message.said()))
+            self.state.steering.append((row.id, row.message.said()))
             return
         self.behind[row.id] = row.kind
         if busy == "interrupt" and row.kind == "message":

@@ -15,7 +15,7 @@ from ..providers.base import LLMResponse
 from ..tools.registry import ToolResult, as_text, error_result
 from .model_call import TurnModelCall, read_text_calls
 from .tool_calls import Tools
-from .turn_spec import AskModel, RunCalls
+from .turn_spec import RunCalls
 
 log = logging.getLogger(__name__)
 STOP_SECONDS = 10.0  # grace period for a cancelled tool
@@ -23,10 +23,6 @@ STOP_SECONDS = 10.0  # grace period for a cancelled tool
 
 class SteppedModelCall(TurnModelCall):
     """A model call whose request is made by a step of the program."""
-
-    def __init__(self, step: AskModel, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._step = step
 
     async def ask(self, conversation: Conversation, tools: Any, emit: events.Emit | None) -> LLMResponse:
         thought = False
@@ -37,7 +33,8 @@ class SteppedModelCall(TurnModelCall):
             if emit is not None:
                 emit(event)
 
-        response = await self._step(conversation, tools, show if emit is not None else None)
+        assert self._spec.ask_model is not None
+        response = await self._spec.ask_model(conversation, tools, show if emit is not None else None)
         response = await read_text_calls(response, conversation, None)  # the step may not have separated its reasoning
         if emit is not None and not thought and (reasoning := getattr(response, "reasoning", None)):
             emit(events.Reasoning(reasoning))

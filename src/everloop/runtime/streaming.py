@@ -176,7 +176,7 @@ class TurnPublisher:
             self._at, self._chars = seq, 0
         if isinstance(event, events.Restarted):
             self._attempts, self._chars = self._attempts + 1, 0
-        for show in (*self._session.watchers, *self._watchers):  # iterate over a copy: a watcher may unsubscribe
+        for show in (*self._session.state.watchers, *self._watchers):  # iterate over a copy: a watcher may unsubscribe
             try:
                 show(seq, event)
             except Exception:  # a subscriber's failure must not fail the turn
@@ -192,12 +192,12 @@ class TurnPublisher:
 
     def start(self) -> None:
         """Start publishing if the turn started without a subscriber."""
-        if (turn := self._session.turn) is not None:
+        if (turn := self._session.state.turn) is not None:
             turn.subscribe(self.publish)
 
     def send_state(self, follow: Follow) -> None:
         """Send a new follower the state of the turn. Later events are published to it."""
-        if (turn := self._session.turn) is None:
+        if (turn := self._session.state.turn) is None:
             return  # it is about to start
         self.start()
         calls = {call.id: call for entry in turn.entries if isinstance(entry, ModelAnswered) for call in entry.calls}
@@ -285,10 +285,10 @@ class TurnStreams:
         publisher = topic.publisher = TurnPublisher(claim, session, topic.watchers, topic.followers)
         publisher.serve(self._relay, lambda data: self._withdrawn(owner, key, data))
         if (on_event := self._on_event) is not None:
-            session.watchers.append(lambda _, event: on_event(key, event))
+            session.state.watchers.append(lambda _, event: on_event(key, event))
         # After a crash, the client of an API request will reconnect, and so will a web page.
         expected = claim.resumed and (claim.message.request is not None or claim.message.channel == WEB)
-        if session.watchers or topic.watchers or expected or publisher.is_followed:
+        if session.state.watchers or topic.watchers or expected or publisher.is_followed:
             publisher.start()
 
     def close(self, claim: Claim) -> None:

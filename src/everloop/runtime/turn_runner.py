@@ -76,7 +76,7 @@ class TurnSpecs(msgspec.Struct):
         if (request := request_of(claim)) is None:
             return await self.subagents.turn_spec(claim) or TurnSpec(self.tools, self.limits)
         # set before the check: from then on the session is notified of the server's death
-        session.server = "" if request.kept else request.via
+        session.state.server = "" if request.kept else request.via
         if await is_abandoned(self.store, claim, request):
             session.stop("abandoned", ABANDONED)
         return spec_of(request, self.tools, self.request_rounds, self.allowed_model)
@@ -110,19 +110,18 @@ class Models(msgspec.Struct):
     ) -> Model:
         if is_reminder(claim):
             return Reminder(claim.message.content, free)
-        kind = TurnModelCall if spec.ask_model is None else partial(SteppedModelCall, spec.ask_model)
+        kind = TurnModelCall if spec.ask_model is None else SteppedModelCall
         return kind(
             self.provider,
             spec.model or self.model,
-            spec.tools,
-            self.compactor.measure(spec.model),
-            self.budgets,
             claim,
-            spec.options,
-            self.text_calls,
-            compose,
-            free,
-            texts,
+            spec,
+            budgets=self.budgets,
+            measure=self.compactor.measure(spec.model),
+            text_calls=self.text_calls,
+            free=free,
+            texts=texts,
+            compose=compose,
         )
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window | None:
@@ -444,7 +443,7 @@ class SessionLog:
         if message.attended and message.by_a_person and self._outbox.is_unattended(self._claim):
             message = replace(message, reply=True)
         silent = message.cron is not None and message.cron.is_silent(ended.text)
-        silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and self._session.chat_told)
+        silent |= ended.reason == "replaced" or (ended.reason == "cancelled" and self._session.state.chat_told)
         return [] if silent else reply(message, ended.text)
 
     def _following(self, ended: TurnEnded) -> Sequence[InboundMessage]:

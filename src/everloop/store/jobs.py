@@ -8,6 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +29,22 @@ class Write(asyncio.Future[T]):
             self.exception()  # marks it as retrieved: there may be no waiter left
         else:
             self.set_result(result)  # type: ignore[arg-type]
+
+
+class CommitHooks:
+    """Called with "before" and "after" around every commit. Tests use them to fail, delay or observe it."""
+
+    def __init__(self) -> None:
+        self._hooks: list[Callable[[str], None]] = []
+
+    def add(self, hook: Callable[[str], None]) -> Callable[[], None]:
+        """Call `hook` around every commit, until the returned function is called."""
+        self._hooks.append(hook)
+        return partial(self._hooks.remove, hook)
+
+    def call(self, when: str) -> None:
+        for hook in self._hooks:
+            hook(when)
 
 
 class Job:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from ..config import Config
 from ..config.sources import DSN, is_dsn
 from ..errors import ConfigError
 from ..text import printable
@@ -70,12 +69,6 @@ def store_at(where: str | Path | DSN, config: Any = None, pool: DSN | None = Non
     from .sqlite import SQLiteStore
 
     return SQLiteStore(place.absolute(), flush_always=flush_always)
-
-
-def is_home_workspace(workspace: str | Path, config: Config) -> bool:
-    """Return whether it is the user's own workspace: the one in the home, or the one configured in config.toml."""
-    real = Path(workspace).resolve()
-    return real in (config.home_workspace.resolve(), (config.home / "workspace").resolve())
 
 
 def own_path(workspace: str | Path, home_folder: Path | None = None) -> Path:

@@ -433,7 +433,7 @@ async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] 
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
 
-    store.writer.hook = hook
+    store.writer.commit_hooks.add(hook)
     channel, options = await asyncio.to_thread(make_channel, config)
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
     owners = Owners(home, store, Answerer(channel.can), agent_of)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EverloopError, StoreError
 from ..threads import in_thread
@@ -51,6 +50,13 @@ PARAMETERS = {
 }
 
 
+class HasSchedule(Protocol):
+    """The agent. Its service is made when it is first used, because it takes longer to import than this tool."""
+
+    @property
+    def cron_service(self) -> CronService: ...
+
+
 class CronTool(Tool):
     """Adds jobs to the chat of the turn; lists and removes the jobs of its owner."""
 
@@ -64,9 +70,8 @@ class CronTool(Tool):
     replay = "safe"  # the job's id derives from the call, so that a repeated call adds no second job
     parallel = False
 
-    def __init__(self, service: Callable[[], CronService]) -> None:
-        """`service` returns the service, which is made when the first job is added or listed."""
-        self._service = service
+    def __init__(self, agent: HasSchedule) -> None:
+        self._agent = agent
 
     def plan(self, arguments: dict[str, Any]) -> Plan:
         if arguments["action"] != "add":
@@ -107,7 +112,7 @@ class CronTool(Tool):
                 "This turn was started by scheduled work, which may not schedule more.",
                 "Say in your answer what should be scheduled, and a person can ask for it.",
             )
-        job = await self._service().add(
+        job = await self._agent.cron_service.add(
             message,
             **when,
             channel=call.channel,
@@ -121,11 +126,11 @@ class CronTool(Tool):
         return await in_thread(lambda: f"Added job {job.id}: {job.words}. It comes first on {job.next_words}.")
 
     async def _list(self) -> str:
-        jobs = await self._service().list(current_call().owner)
+        jobs = await self._agent.cron_service.list(current_call().owner)
         return await in_thread(_listed, jobs) if jobs else "Nothing is scheduled."
 
     async def _remove(self, id: str) -> str:
-        if not await self._service().remove(id, current_call().owner):
+        if not await self._agent.cron_service.remove(id, current_call().owner):
             raise ToolError(f'There is no job "{id[:60]}": cron(action="list") shows the ids.')
         return f"Removed job {id}."
 

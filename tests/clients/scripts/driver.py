@@ -1,4 +1,4 @@
-"""Runs a client's actions: one JSON command a line on standard input, one JSON result a line on standard output."""
+"""Runs a client's actions: one JSON command per line on standard input, one JSON result per line on standard output."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -27,7 +27,7 @@ def wait(coroutine):
 
 
 def run(**actions):
-    """Until standard input ends. What the libraries print goes to standard error."""
+    """Run until standard input ends. Output of the libraries goes to standard error."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -35,6 +35,6 @@ def run(**actions):
         try:
             result = actions[command.pop("do")](SimpleNamespace(**command))
         except Exception as error:
-            names = [kind.__name__ for kind in type(error).__mro__]  # all that an `except` could name
+            names = [kind.__name__ for kind in type(error).__mro__]  # everything that an `except` could name
             result = {"raised": names, "message": str(error), "status": getattr(error, "status_code", None)}
         out.write(json.dumps(result) + "\n")

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK, which speaks the Responses API unless it is told otherwise."""
+"""OpenAI's Agents SDK, which uses the Responses API by default."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -22,7 +22,7 @@ async def run(asked, content, **more):
 
 
 async def streamed(asked, content, **more):
-    """The result of a run, and the pieces of its text."""
+    """Return the result of a run, and the pieces of its text."""
     result = Runner.run_streamed(agent(asked, **more), content, run_config=config(asked))
     pieces = [
         event.data.delta
@@ -55,7 +55,7 @@ def tools(asked):
 
     @function_tool
     def forecast(city: str) -> str:
-        """Tell the weather of tomorrow."""
+        """Tell tomorrow's weather."""
         calls.append({"name": "forecast", "arguments": {"city": city}})
         return asked.result
 

@@ -79,7 +79,7 @@ def cancel(asked):
 
 
 def count(asked):
-    """What the SDK can do beside: it counts tokens and lists models."""
+    """What else the SDK can do: it counts tokens and lists models."""
     client = Anthropic(base_url=asked.base_url.removesuffix("/v1"), api_key=asked.key)
     counted = client.messages.count_tokens(model=asked.model, messages=[{"role": "user", "content": asked.prompt}])
     return {"tokens": counted.input_tokens, "models": [model.id for model in client.models.list()]}

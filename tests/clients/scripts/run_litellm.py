@@ -79,7 +79,7 @@ def refused(asked):
 
 
 def cancel(asked):
-    """Its asynchronous half, where a task that is cancelled closes its connection."""
+    """Its asynchronous half, in which a cancelled task closes its connection."""
 
     async def first_piece(found):
         async for chunk in await litellm.acompletion(**options(asked, said(asked.prompt), stream=True)):

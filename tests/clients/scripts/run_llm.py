@@ -1,4 +1,4 @@
-"""llm, by its Python API. Its models are those of a file in its folder, as a user writes it."""
+"""llm, through its Python API. Its models are those of a file in its folder, as a user writes it."""
 
 # mypy: ignore-errors
 from __future__ import annotations

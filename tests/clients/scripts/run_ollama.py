@@ -39,7 +39,7 @@ def stream(asked):
 
 
 def create(asked, messages):
-    """The whole answer, and the message that it is."""
+    """Return the complete answer, and its message."""
     response = client(asked).chat(asked.model, messages, tools=[driver.FORECAST], stream=asked.streamed)
     if not asked.streamed:
         return answer(response), response.message
@@ -77,7 +77,7 @@ def cancel(asked):
 
 
 def beside(asked):
-    """What the library can do beside."""
+    """What else the library can do."""
     own = client(asked)
     return {
         "generated": own.generate(asked.model, asked.prompt).response,

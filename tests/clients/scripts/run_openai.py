@@ -49,7 +49,7 @@ def stream(asked):
 
 
 def create(asked, messages, tools):
-    """The completion, which the SDK puts together from its chunks when it is streamed."""
+    """Return the completion; if streamed, the SDK assembles it from its chunks."""
     completions = client(asked).chat.completions
     if not asked.streamed:
         return completions.create(model=asked.model, messages=messages, tools=tools)

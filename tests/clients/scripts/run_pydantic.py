@@ -1,4 +1,4 @@
-"""Pydantic AI with the model that `openai:…` stands for, which speaks the Responses API."""
+"""Pydantic AI with the model that `openai:…` stands for, which uses the Responses API."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tools(asked):
 
     @own.tool_plain
     def forecast(city: str) -> str:
-        """Tell the weather of tomorrow."""
+        """Tell tomorrow's weather."""
         calls.append({"name": "forecast", "arguments": {"city": city}})
         return asked.result
 

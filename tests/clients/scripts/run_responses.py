@@ -71,7 +71,7 @@ def cancel(asked):
 
 
 def kept(asked):
-    """A response is read again, continued and deleted, and one made in the background is waited for."""
+    """A response is read again, continued and deleted, and a background response is awaited."""
     api = responses(asked)
     first = api.create(model=asked.model, input=asked.prompt, background=True)
     while first.status in ("queued", "in_progress"):

@@ -1,4 +1,4 @@
-"""What a stream is made of, and what is sent without the cache markers."""
+"""Parts of a stream, and requests without the cache markers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def end(reason: str = "end_turn", **usage: int) -> bytes:
 
 
 def sse(*events: bytes, **usage: int) -> bytes:
-    """A stream of these events between a usual beginning and a usual end."""
+    """A stream of these events between a usual start and a usual end."""
     return event("message_start", message={"usage": usage}) + b"".join(events) + end()
 
 

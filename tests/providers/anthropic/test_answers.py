@@ -43,7 +43,7 @@ async def test_a_stream_shows_each_token_and_ends_with_the_whole_answer(server, 
     assert answer.usage["completion_tokens"] == 3
 
 
-async def test_a_stream_puts_the_pieces_of_parallel_calls_together(server, provider):
+async def test_a_stream_joins_the_pieces_of_parallel_calls(server, provider):
     server.calls(call("echo", text="first"), call("echo", text="second"), call("now"), text="wait")
     shown, answer = await watch(provider, tools=ECHO)
     assert shown == [Delta("wait")]
@@ -75,7 +75,7 @@ async def test_a_whole_answer_and_a_streamed_one_are_the_same(server, provider):
         ("something_new", "something_new"),
     ],
 )
-async def test_the_reason_why_it_ended_is_told_in_our_words(server, provider, reason, ours):
+async def test_the_reason_for_the_end_is_translated_into_our_terms(server, provider, reason, ours):
     server.reply("x", finish_reason=reason)
     server.reply("x", finish_reason=reason)
     assert (await provider.chat(ASK)).finish_reason == ours
@@ -104,7 +104,7 @@ async def test_usage_that_comes_only_at_one_end_is_read(server, provider, first,
     assert (await watch(provider))[1].usage == {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
 
 
-async def test_pings_and_unknown_events_blocks_and_pieces_are_taken_in_stride(server, provider):
+async def test_pings_and_unknown_events_blocks_and_pieces_are_ignored(server, provider):
     server.raw(
         b": hello\n\nid: 7\nretry: 10\n"
         + sse(
@@ -169,7 +169,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("variant", CALLS)
-async def test_calls_are_read_however_a_server_cuts_them(server, provider, variant):
+async def test_calls_are_read_however_a_server_splits_them(server, provider, variant):
     server.raw(sse(*CALLS[variant]))
     _, answer = await watch(provider)
     assert [(c.name, c.arguments, c.error) for c in answer.tool_calls] == [
@@ -189,7 +189,7 @@ async def test_arguments_that_are_no_object_become_an_error_of_the_call(server, 
     assert made.error.startswith("arguments are not valid JSON: ")
 
 
-async def test_a_call_that_the_token_limit_cut_off_says_so(server, provider):
+async def test_a_call_truncated_by_the_token_limit_says_so(server, provider):
     server.raw(
         begin(0, "tool_use", id="a", name="now", input={})
         + event("content_block_stop", index=0)
@@ -203,7 +203,7 @@ async def test_a_call_that_the_token_limit_cut_off_says_so(server, provider):
     assert (answer.tool_calls[1].arguments, answer.finish_reason) == ({}, "length")
 
 
-async def test_a_piece_of_a_call_that_never_began_is_an_error_to_try_again(server, provider):
+async def test_a_piece_of_a_call_that_never_began_is_a_temporary_error(server, provider):
     server.raw(sse(begin(0, "text", text=""), piece(3, "input_json_delta", partial_json='{"n":1}')))
     with pytest.raises(ProviderError) as error:
         await watch(provider)
@@ -212,7 +212,7 @@ async def test_a_piece_of_a_call_that_never_began_is_an_error_to_try_again(serve
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("size", [0, 1, 7])
-async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_cuts_it(
+async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_splits_it(
     server, provider, line_end, size
 ):
     stream = sse(begin(0, "text", text=""), text("gr"), text("üße 😀")).replace(b"\n", line_end.encode())
@@ -298,7 +298,7 @@ async def test_reasoning_and_arguments_are_limited_too(server):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
-async def test_a_body_without_end_is_not_read_to_its_end(server, content_type):
+async def test_an_endless_body_is_not_read_to_its_end(server, content_type):
     provider = AnthropicProvider("k", "m", base_url=server.base_url, answer_limit=10)
     server.raw(b" " * 40_000_000, content_type=content_type, piece=100_000)
     with pytest.raises(ProviderError, match=r"larger than|longer than"):
@@ -308,7 +308,7 @@ async def test_a_body_without_end_is_not_read_to_its_end(server, content_type):
 
 
 @pytest.mark.parametrize("kind", ["tool_use", "text"])
-async def test_blocks_without_end_are_refused(server, provider, kind):
+async def test_endless_blocks_are_refused(server, provider, kind):
     server.raw(sse(*(begin(i, kind, id=f"id{i}", name="echo", text="") for i in range(5000))))
     with pytest.raises(ProviderError, match="more than"):
         await watch(provider)

@@ -33,7 +33,7 @@ GOOD = sse(
 
 
 def read(blocks: list[bytes]) -> LLMResponse:
-    """What the reader makes of a stream that comes in these blocks."""
+    """Return what the reader makes of a stream that arrives in these blocks."""
     answer, events = MessageAnswer(1000, "somewhere", {}), EventReader(100_000, Patience(Timeouts(), 0.0))
     for block in filter(None, blocks):
         for payload in events.read(deque([block]), 0.0):
@@ -85,7 +85,7 @@ EVENTS = st.fixed_dictionaries(
 
 @settings(max_examples=150)
 @given(events=st.lists(EVENTS, max_size=8), limit=st.sampled_from([3, 1000]))
-def test_whatever_events_come_there_is_an_answer_or_one_clear_error(events, limit):
+def test_whatever_events_arrive_there_is_an_answer_or_one_clear_error(events, limit):
     answer = MessageAnswer(limit, "somewhere", {})
     shown = ""
     try:
@@ -107,7 +107,7 @@ def test_whatever_events_come_there_is_an_answer_or_one_clear_error(events, limi
 
 @settings(max_examples=100)
 @given(data=st.binary(max_size=60), at=st.integers(0, len(GOOD)))
-def test_garbage_in_a_stream_is_left_out_or_one_clear_error(data, at):
+def test_garbage_in_a_stream_is_skipped_or_one_clear_error(data, at):
     try:
         read([GOOD[:at], data, GOOD[at:]])
     except ProviderError as error:
@@ -116,14 +116,14 @@ def test_garbage_in_a_stream_is_left_out_or_one_clear_error(data, at):
 
 @settings(max_examples=30)
 @given(size=st.integers(1, 40), words=st.lists(st.text(min_size=1, max_size=8), max_size=10))
-def test_any_words_arrive_as_they_were_sent(size, words):
+def test_any_text_arrives_as_it_was_sent(size, words):
     stream = begin(0, "text", text="") + b"".join(map(text, words)) + end()
     blocks = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert read(blocks).content == "".join(words)
 
 
 @pytest.mark.parametrize("field", ["index", "delta", "content_block", "message", "usage"])
-def test_a_missing_field_is_no_fault(field):
+def test_a_missing_field_is_no_error(field):
     def without(line: bytes) -> bytes:
         if not line.startswith(b"data: "):
             return line

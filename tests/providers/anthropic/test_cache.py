@@ -1,4 +1,4 @@
-"""The prompt cache: the prefix is the same from request to request, and is marked where the API should keep it."""
+"""The prompt cache: the prefix stays the same from request to request, and is marked where the API should keep it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SYSTEM = {"role": "system", "content": "You are an agent. " * 50}
 
 
 def raw(provider: AnthropicProvider, messages: Any, tools: Any = ECHO) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     return b"".join(provider._request(messages, tools, None, None, stream=True)[0])
 
 
 def prefix(body: bytes) -> bytes:
-    """A request without markers, up to the end of its last block."""
+    """Return a request without markers, up to the end of its last block."""
     assert check_request(json.loads(body)) == []
     return re.sub(rb"\]\}\](,\"thinking\":\{[^}]*\})?,\"stream\":true\}$", b"", body.replace(MARK, b""))
 
 
 def rounds() -> list[list[dict[str, Any]]]:
-    """What is added from request to request: rounds with several calls, steering, new turns."""
+    """The additions from request to request: rounds with several calls, steering, new turns."""
     steps: list[list[dict[str, Any]]] = [[SYSTEM, user_message("begin")]]
     for turn in range(4):
         for n in range(3):
@@ -47,7 +47,7 @@ def rounds() -> list[list[dict[str, Any]]]:
     return steps
 
 
-def test_what_was_sent_is_byte_for_byte_the_beginning_of_what_is_sent_next():
+def test_a_sent_request_is_byte_for_byte_the_beginning_of_the_next():
     provider = AnthropicProvider("k", "m", thinking=2048)
     conversation, before = Conversation(), b""
     for step in rounds():
@@ -58,7 +58,7 @@ def test_what_was_sent_is_byte_for_byte_the_beginning_of_what_is_sent_next():
         before = now
 
 
-def test_the_last_tool_the_system_prompt_and_the_last_two_words_of_the_user_are_marked():
+def test_the_last_tool_the_system_prompt_and_the_users_last_two_messages_are_marked():
     provider = AnthropicProvider("k", "m")
     conversation = Conversation()
     tools = [*ECHO, {"type": "function", "function": {"name": "last"}}]
@@ -73,7 +73,7 @@ def test_the_last_tool_the_system_prompt_and_the_last_two_words_of_the_user_are_
         assert raw(provider, conversation, tools).count(MARK) == (4 if count else 3)
 
 
-async def test_from_round_to_round_all_but_the_new_part_is_read_from_the_cache(server, provider):
+async def test_from_round_to_round_everything_but_the_new_part_is_read_from_the_cache(server, provider):
     conversation, asked = Conversation(), []
     for step in rounds():
         conversation.extend(step)
@@ -96,7 +96,7 @@ async def test_a_round_of_many_calls_does_not_lose_the_cache(server, provider):
     assert (await provider.chat(conversation, ECHO)).usage["cached_tokens"] == first["prompt_tokens"]
 
 
-async def test_another_model_is_sent_the_same_prefix(server, provider):
+async def test_another_model_gets_the_same_prefix(server, provider):
     conversation = Conversation([SYSTEM, user_message("begin")])
     server.reply("ok")
     await provider.chat(conversation, ECHO)
@@ -143,7 +143,7 @@ def test_any_conversation_sent_piece_by_piece_is_valid_and_keeps_its_prefix(mess
 
 @settings(max_examples=50)
 @given(messages=conversations(), data=st.data())
-def test_the_parts_stay_few_and_say_the_same(messages, data):
+def test_the_parts_stay_few_and_equivalent(messages, data):
     histories, conversation = Histories(), Conversation()
     while messages:
         count = data.draw(st.integers(1, len(messages)))

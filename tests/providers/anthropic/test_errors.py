@@ -1,4 +1,4 @@
-"""What goes wrong, said in one line without the key, and whether to try again."""
+"""Errors in one line without the key, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .streams import ASK, ECHO, SECRET, begin, end, event, message, sse, text, u
         (529, True, "HTTP 529"),
     ],
 )
-async def test_a_refused_request_says_why_and_whether_to_try_again(server, provider, streamed, status, retryable, says):
+async def test_a_refused_request_says_why_and_whether_to_retry(server, provider, streamed, status, retryable, says):
     server.fail(status, f"too\n long {SECRET}", {"Retry-After": "7"})
     with pytest.raises(ProviderError) as error:
         await (watch(provider) if streamed else provider.chat(ASK))
@@ -41,7 +41,7 @@ async def test_a_refused_request_says_why_and_whether_to_try_again(server, provi
     assert SECRET not in str(error.value)
 
 
-async def test_a_request_without_a_key_is_told_which_setting_to_make(server):
+async def test_the_error_of_a_request_without_a_key_names_the_setting(server):
     provider = AnthropicProvider(None, "tools-0x0", base_url=server.base_url)
     with pytest.raises(ProviderError, match=r"HTTP 401: .*EVERLOOP_API_KEY"):
         await provider.chat(ASK)
@@ -89,7 +89,7 @@ async def test_an_error_of_any_shape_is_an_error(server, provider, fault):
     "data",
     [b"{nonsense", b'{"type": "content_block_delta", "delta": 5}', b"{" * 5000, b"{}", b"{%b}" % SECRET.encode()],
 )
-async def test_broken_json_is_an_error_to_try_again_that_shows_it_without_the_key(server, provider, data):
+async def test_broken_json_is_a_temporary_error_that_shows_it_without_the_key(server, provider, data):
     server.raw(data, content_type="application/json")
     server.raw(b"data: " + data + b"\n\n")
     for ask in (provider.chat(ASK), watch(provider)):
@@ -100,7 +100,7 @@ async def test_broken_json_is_an_error_to_try_again_that_shows_it_without_the_ke
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_page_instead_of_an_answer_points_at_the_base_url(server, provider, streamed):
+async def test_a_page_instead_of_an_answer_points_to_the_base_url(server, provider, streamed):
     server.raw(b"<html>Welcome!</html>", content_type="text/html")
     with pytest.raises(ProviderError, match=r"not JSON.*base URL.*Welcome") as error:
         await (watch(provider) if streamed else provider.chat(ASK))
@@ -108,14 +108,14 @@ async def test_a_page_instead_of_an_answer_points_at_the_base_url(server, provid
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_connection_cut_in_the_middle_is_an_error_to_try_again(server, provider, streamed):
+async def test_a_connection_lost_in_the_middle_is_a_temporary_error(server, provider, streamed):
     server.cut(2)
     with pytest.raises(ProviderError, match="broke") as error:
         await (watch(provider) if streamed else provider.chat(ASK))
     assert error.value.retryable
 
 
-async def test_a_stream_that_ends_without_a_reason_is_an_error_to_try_again(server, provider):
+async def test_a_stream_that_ends_without_a_reason_is_a_temporary_error(server, provider):
     server.raw(event("message_start", message={}) + text("half an ans"))
     server.raw(b"")
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_a_stream_that_ends_without_a_reason_is_an_error_to_try_again(serv
         assert error.value.retryable
 
 
-async def test_what_breaks_after_the_end_of_an_answer_does_not_matter(server, provider):
+async def test_a_failure_after_the_end_of_an_answer_does_not_matter(server, provider):
     server.reply("one two", cut_after=3)
     assert (await watch(provider))[1].content == "one two"
 
@@ -150,7 +150,7 @@ def timed(server: FakeAnthropic, **seconds: float) -> AnthropicProvider:
     return AnthropicProvider("k", "m", base_url=server.base_url, timeouts=Timeouts(**seconds))
 
 
-async def test_a_first_token_that_does_not_come_ends_the_wait(server):
+async def test_a_missing_first_token_ends_the_wait(server):
     provider = timed(server, first_token=0.1)
     server.hang(5)
     with pytest.raises(ProviderError, match=r"no first token within 0.1 s") as error:
@@ -169,7 +169,7 @@ async def test_pings_before_an_answer_do_not_count_as_one(server):
     await provider.close()
 
 
-async def test_a_model_that_thinks_in_silence_is_waited_for_while_it_gives_signs_of_life(server):
+async def test_a_model_that_thinks_silently_is_waited_for_while_there_are_signs_of_life(server):
     provider = timed(server, first_token=20, token=1.5)
     data = text("one ") + event("ping") * 50 + text("two") + end()
     server.raw(data, piece=len(event("ping")), token_delay=0.04)
@@ -177,7 +177,7 @@ async def test_a_model_that_thinks_in_silence_is_waited_for_while_it_gives_signs
     await provider.close()
 
 
-async def test_signs_of_life_do_not_keep_a_dead_answer_for_ever(server):
+async def test_signs_of_life_do_not_keep_a_dead_answer_forever(server):
     provider = timed(server, first_token=2, token=0.2)
     server.raw(text("one ") + event("ping") * 1000, piece=len(event("ping")), token_delay=0.01)
     started = time.monotonic()
@@ -199,7 +199,7 @@ async def test_a_stream_that_falls_silent_is_given_up(server):
     await provider.close()
 
 
-async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
+async def test_a_finished_answer_does_not_wait_long_for_the_last_bytes(server, monkeypatch):
     monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
     server.hang(20, after_chunks=3, text="one two")
@@ -209,7 +209,7 @@ async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server
     await provider.close()
 
 
-async def test_an_unstreamed_answer_has_a_time_limit_in_all(server):
+async def test_an_unstreamed_answer_has_a_total_time_limit(server):
     provider = timed(server, total=0.1)
     server.hang(5)
     with pytest.raises(ProviderError, match=r"no answer within 0.1 s") as error:
@@ -238,7 +238,7 @@ async def test_leaving_a_stream_closes_the_connection_at_once(server, provider):
     await until(lambda: server.requests[0].gone)
 
 
-async def test_what_a_model_says_is_never_an_error_of_the_api(server, provider):
+async def test_a_models_text_is_never_an_error_of_the_api(server, provider):
     words = '{"type":"error","error":{"type":"api_error"}}'
     server.reply(words)
     assert (await watch(provider))[1].content == words

@@ -1,4 +1,4 @@
-"""What is sent: a conversation in OpenAI's shapes becomes one that the API takes."""
+"""Requests: a conversation in OpenAI's format becomes one that the API accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOT = base64.b64encode(b"\x89PNG pixels").decode()
 
 
 async def sent(server: FakeAnthropic, provider: AnthropicProvider, messages: Any, tools: Any = None) -> dict[str, Any]:
-    """The body that these messages become, without markers; the server finds nothing wrong with it."""
+    """Return the request body for these messages, without markers; the server finds nothing wrong with it."""
     server.reply("ok")
     await provider.chat(messages, tools)
     assert server.requests[-1].problems == []
@@ -41,7 +41,7 @@ async def test_a_question_becomes_a_request(server, provider):
     }  # fmt: skip
 
 
-async def test_a_round_of_calls_and_the_users_next_words_keep_the_sides_in_turn(server, provider):
+async def test_a_round_of_calls_and_the_users_next_message_keep_the_roles_alternating(server, provider):
     conversation = [
         {"role": "system", "content": "one"},
         {"role": "developer", "content": [{"type": "text", "text": "two"}]},
@@ -98,7 +98,7 @@ async def test_a_round_of_calls_and_the_users_next_words_keep_the_sides_in_turn(
         [{"role": "tool_output", "content": "what"}],
     ],
 )
-async def test_whatever_is_missing_or_empty_the_request_is_one_that_the_api_takes(server, provider, messages):
+async def test_whatever_is_missing_or_empty_the_api_accepts_the_request(server, provider, messages):
     await sent(server, provider, messages)
     await sent(server, provider, Conversation(messages))
     assert server.requests[0].body == server.requests[1].body
@@ -147,7 +147,7 @@ async def test_pictures_are_sent_by_value_or_by_address(server, provider):
         {"odd": 1},
     ],
 )
-async def test_what_cannot_be_sent_is_named_in_its_place(server, provider, part):
+async def test_content_that_cannot_be_sent_is_named_in_its_place(server, provider, part):
     body = await sent(server, provider, [user_message([part, {"type": "text", "text": "see"}])])
     left_out, text = body["messages"][0]["content"]
     assert left_out["type"] == "text"
@@ -174,7 +174,7 @@ async def test_a_result_may_have_parts(server, provider):
 @pytest.mark.parametrize(
     "arguments", ["", "{", "[1]", "null", None, '{"a": 1, "a": 2}', '{"n": 123456789012345678901234}']
 )
-async def test_arguments_that_cannot_be_read_are_an_empty_object(server, provider, arguments):
+async def test_unreadable_arguments_are_an_empty_object(server, provider, arguments):
     call = {"id": "c", "type": "function", "function": {"name": "echo", "arguments": arguments}}
     messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, tool_message("c", "echo", "x")]
     body = await sent(server, provider, messages, ECHO)
@@ -201,7 +201,7 @@ async def test_names_and_ids_that_the_api_refuses_are_changed_the_same_way_every
     await other.close()
 
 
-async def test_tools_are_described_as_the_api_wants_them(server, provider):
+async def test_tools_are_described_in_the_apis_format(server, provider):
     schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}]}}, "required": ["a"]}
     tools = [
         {
@@ -227,7 +227,7 @@ async def test_tools_are_encoded_once_while_the_list_stays_the_same(server, prov
     assert [len(request.body["tools"]) for request in server.requests] == [1, 2]
 
 
-async def test_a_history_with_calls_is_taken_though_no_tools_are_offered_now(server, provider):
+async def test_a_history_with_calls_is_accepted_though_no_tools_are_offered_now(server, provider):
     calls = [assistant_message(None, [("a", "echo", {})]), tool_message("a", "echo", "x")]
     body = await sent(server, provider, [*ASK, *calls, user_message("sum up")])
     assert body["tool_choice"] == {"type": "none"}
@@ -294,7 +294,7 @@ async def test_a_base_url_may_end_as_people_write_it(server, suffix):
 # ---------------------------------------------------------------------------------------------- thinking
 
 
-async def test_the_model_thinks_only_where_the_api_does_not_ask_for_earlier_thoughts(server):
+async def test_the_model_thinks_only_where_the_api_does_not_require_earlier_thoughts(server):
     provider = AnthropicProvider("k", "m", base_url=server.base_url, thinking=2048)
     conversation = Conversation(ASK)
     thought = []
@@ -315,7 +315,7 @@ async def test_the_model_thinks_only_where_the_api_does_not_ask_for_earlier_thou
 # ---------------------------------------------------------------------------------------------- what is kept
 
 
-async def test_a_message_is_encoded_once_in_its_life(server, provider):
+async def test_a_message_is_encoded_only_once(server, provider):
     conversation = Conversation([user_message("a"), assistant_message("b"), user_message("c")])
     await sent(server, provider, conversation)
     conversation[0]["content"] = "changed behind its back"
@@ -326,7 +326,7 @@ async def test_a_message_is_encoded_once_in_its_life(server, provider):
 
 
 @pytest.mark.parametrize("place", [0, 2])
-async def test_a_conversation_in_which_messages_were_replaced_or_cut_away_is_encoded_anew(server, provider, place):
+async def test_a_conversation_with_replaced_or_removed_messages_is_encoded_anew(server, provider, place):
     conversation = Conversation([user_message("a"), assistant_message("b"), user_message("c")])
     await sent(server, provider, conversation)
     conversation[place] = user_message("other")
@@ -335,7 +335,7 @@ async def test_a_conversation_in_which_messages_were_replaced_or_cut_away_is_enc
     assert len((await sent(server, provider, conversation))["messages"]) == 1
 
 
-async def test_what_is_kept_of_a_conversation_goes_with_it(server, provider):
+async def test_cached_encodings_of_a_conversation_end_with_it(server, provider):
     for n in range(3):
         conversation = Conversation([user_message(f"number {n}")])
         await sent(server, provider, conversation)
@@ -344,17 +344,17 @@ async def test_what_is_kept_of_a_conversation_goes_with_it(server, provider):
     assert provider._histories._kept == {}
 
 
-async def test_connections_are_used_again(server, provider):
+async def test_connections_are_reused(server, provider):
     for _ in range(3):
         server.reply("ok")
         server.reply("ok")
         await provider.chat(ASK)
         await watch(provider)
-        await until(lambda: provider._endpoint._pool._idle)  # its last bytes are read behind the answer
+        await until(lambda: provider._endpoint._pool._idle)  # its last bytes are read after the answer
     assert server.connections == 1
 
 
-async def test_a_connection_is_used_again_though_the_stream_ends_a_moment_after_its_last_word(server, provider):
+async def test_a_connection_is_reused_even_if_the_stream_ends_a_moment_after_its_last_event(server, provider):
     for _ in range(3):
         server.raw(sse(text("ok")), hang_after=1, hang=0.05)
         assert (await watch(provider))[1].content == "ok"

@@ -11,13 +11,13 @@ from tests.support.places import CERTIFICATES
 
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine trusts the tests' authority."""
+    """The machine trusts the tests' certificate authority."""
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "ca.pem"))
 
 
 @pytest.fixture(autouse=True)
 async def _nothing_is_left() -> AsyncIterator[None]:
-    """A task, a transport or an exception that nobody looked at fails the test."""
+    """A task, a transport or an exception that is never retrieved fails the test."""
     before = asyncio.all_tasks()
     yield
     for _ in range(5):

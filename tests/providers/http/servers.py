@@ -1,4 +1,4 @@
-"""Servers on loopback that are slow, rude or broken in every way we know, and a client for them."""
+"""Servers on loopback that are slow, rude or broken in every known way, and a client for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEGABYTE = 1 << 20
 
 
 class Peer:
-    """One connection as a server sees it."""
+    """One connection as seen by a server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         self.reader, self.writer, self.number = reader, writer, number
@@ -30,7 +30,7 @@ class Peer:
         return (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
 
     async def request(self) -> tuple[str, bytes]:
-        """The next request: its head and its body."""
+        """Return the next request: its head and its body."""
         head = await self.head()
         size = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
         return head, await self.reader.readexactly(size)
@@ -41,7 +41,7 @@ class Peer:
             await self.writer.drain()
 
     async def gone(self) -> bool:
-        """Wait for the client to hang up."""
+        """Wait for the client to disconnect."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(MEGABYTE):
                 pass
@@ -61,7 +61,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Server:
-        # Clients that hang up in the middle of a handshake are no news.
+        # Clients that disconnect in the middle of a handshake are expected.
         asyncio.get_running_loop().set_exception_handler(self._unheard)
         self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls, limit=MEGABYTE)
         self.port: int = self._server.sockets[0].getsockname()[1]
@@ -81,7 +81,7 @@ class Server:
         try:
             await self._handler(Peer(reader, writer, self.connections))
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
-            pass  # the client went away, or the test is over
+            pass  # the client has disconnected, or the test is over
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -95,7 +95,7 @@ class Server:
 
 
 class Proxy(Server):
-    """Lets CONNECT requests through to one place, whatever place they name."""
+    """Forwards CONNECT requests to one place, whatever place they name."""
 
     def __init__(self, port: int, reply: str = "HTTP/1.1 200 Connection established\r\n\r\n", **options: Any) -> None:
         self._port, self._reply = port, reply
@@ -125,26 +125,26 @@ def completion(text: str) -> bytes:
 
 
 def answer(text: str = "well", *headers: str, status: str = "HTTP/1.1 200 OK") -> bytes:
-    """A whole HTTP answer with its length."""
+    """A complete HTTP response with its length."""
     body = completion(text)
     lines = [status, "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def raw(*headers: str, body: bytes = b"") -> bytes:
-    """An HTTP answer with just these headers."""
+    """An HTTP response with exactly these headers."""
     return "\r\n".join(["HTTP/1.1 200 OK", *headers]).encode() + b"\r\n\r\n" + body
 
 
 async def polite(peer: Peer) -> None:
-    """Answers every request, on as many as a connection brings."""
+    """Answers every request, as many as a connection brings."""
     while True:
         _, body = await peer.request()
         await peer.send(answer(json.loads(body)["messages"][0]["content"]))
 
 
 def keeping(heads: list[str]) -> Handler:
-    """Polite, and keeps the heads it was sent."""
+    """Well-behaved, and keeps the heads that it received."""
 
     async def handler(peer: Peer) -> None:
         while True:
@@ -156,7 +156,7 @@ def keeping(heads: list[str]) -> Handler:
 
 
 def once(*blocks: bytes, then: bytes | None = None) -> Handler:
-    """The first connection gets these bytes for its first request; after that all is well, or `then` is sent."""
+    """Answers the first connection's first request with these bytes; after that it behaves well, or sends `then`."""
 
     async def handler(peer: Peer) -> None:
         await peer.request()
@@ -201,7 +201,7 @@ async def failure(provider: OpenAIProvider) -> ProviderError:
 
 
 async def posted(pool: Pool) -> Response:
-    """The response to a request, as soon as its head has come."""
+    """Return the response to a request, as soon as its head has arrived."""
     response = await (await pool.take(20)).send([b"{}"])
     assert response is not None
     return response

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers, in every framing and at every speed."""
+"""The bodies of requests and responses, in every framing and at every speed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .servers import BODY, CHUNKED, MEGABYTE, Peer, Server, answer, chunked, cli
     ],
 )
 @pytest.mark.parametrize("size", [1, 10_000])
-async def test_a_body_comes_whole_in_every_framing_and_its_connection_is_used_again(reply, size):
+async def test_a_body_arrives_complete_in_every_framing_and_its_connection_is_reused(reply, size):
     blocks = [reply[at : at + size] for at in range(0, len(reply), size)]
     async with Server(once(*blocks)) as server, client(server.url) as provider:
         assert await say(provider) == "which"
@@ -46,13 +46,13 @@ async def test_a_body_may_end_with_the_connection():
         assert server.connections == 2
 
 
-async def test_an_answer_without_a_body_says_so_and_its_connection_is_used_again():
+async def test_a_response_without_a_body_says_so_and_its_connection_is_reused():
     async with Server(once(b"HTTP/1.1 204 No Content\r\n\r\n")) as server, client(server.url) as provider:
         assert "HTTP 204" in str(await failure(provider))
         assert await say(provider) == "second on the same connection"
 
 
-async def test_the_words_of_an_interim_answer_are_not_the_real_ones():
+async def test_the_headers_of_an_interim_response_are_not_the_final_ones():
     early = b"HTTP/1.1 103 Early\r\nRetry-After: 7\r\n\r\nHTTP/1.1 503 \r\nContent-Length: 0\r\n\r\n"
     async with Server(once(early)) as server, client(server.url) as provider:
         error = await failure(provider)
@@ -63,7 +63,7 @@ async def test_the_words_of_an_interim_answer_are_not_the_real_ones():
 @pytest.mark.parametrize(
     "packed", [["Content-Encoding: gzip", "Transfer-Encoding: chunked"], ["Transfer-Encoding: gzip, chunked"]]
 )
-async def test_a_body_that_is_compressed_against_our_wish_is_a_clear_error(packed):
+async def test_a_body_that_is_compressed_without_being_asked_is_a_clear_error(packed):
     packed = raw(*packed, body=chunked(b"\x1f\x8b"))
     async with Server(once(packed)) as server, client(server.url) as provider:
         error = await failure(provider)
@@ -71,14 +71,14 @@ async def test_a_body_that_is_compressed_against_our_wish_is_a_clear_error(packe
     assert not error.retryable
 
 
-async def test_a_refusal_that_is_compressed_keeps_its_status():
+async def test_a_compressed_refusal_keeps_its_status():
     refusal = b"HTTP/1.1 401 Not you\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\0"
     async with Server(once(refusal)) as server, client(server.url) as provider:
         error = await failure(provider)
     assert "HTTP 401: Not you" in str(error)
 
 
-async def test_a_slow_reader_makes_the_server_wait_and_the_connection_is_used_again():
+async def test_a_slow_reader_makes_the_server_wait_and_the_connection_is_reused():
     sent = 0
 
     async def generous(peer: Peer) -> None:
@@ -121,7 +121,7 @@ REFUSED = b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\n\r\nlarge"
         (b"HTTP/1.1 413 Too Large\r\nContent-Length: 900\r\n\r\n", True),
     ],
 )
-async def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_heard(monkeypatch, reply, hangs_up):
+async def test_a_server_that_refuses_a_large_request_before_reading_it_is_heard(monkeypatch, reply, hangs_up):
     monkeypatch.setattr(http, "ERROR_SECONDS", 0.2)
 
     async def early(peer: Peer) -> None:
@@ -133,7 +133,7 @@ async def test_a_server_that_refuses_a_large_request_before_it_has_read_it_is_he
     async with Server(early) as server, client(server.url) as provider:
         with pytest.raises(ProviderError) as caught:
             await provider.chat([{"role": "user", "content": "x" * 20 * MEGABYTE}])
-        assert await say(provider) == "fresh"  # what was half written is not written on
+        assert await say(provider) == "fresh"  # the partly written request is not continued
     assert "HTTP 413" in str(caught.value)
     assert not caught.value.retryable
 
@@ -166,7 +166,7 @@ async def test_a_server_that_stops_reading_our_request_is_given_up():
     ],
     ids=["headers", "one header", "reason", "interim", "trailers", "one trailer", "extension"],
 )
-async def test_headers_without_end_are_given_up_soon(start, rest):
+async def test_endless_headers_are_given_up_soon(start, rest):
     sent = 0
 
     async def flood(peer: Peer) -> None:
@@ -184,7 +184,7 @@ async def test_headers_without_end_are_given_up_soon(start, rest):
         assert sent < 10 * MEGABYTE
 
 
-async def test_what_a_server_says_cannot_drive_a_terminal():
+async def test_a_servers_text_cannot_control_a_terminal():
     async with FakeOpenAI() as server:
         server.fail(400, {"error": {"message": "no \x1b]0;title\x07 \x9b31m here"}})
         provider = OpenAIProvider(server.base_url, model="m")

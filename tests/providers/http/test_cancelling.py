@@ -1,4 +1,4 @@
-"""Calls that are cancelled or closed at whatever instant, and many of them at once."""
+"""Calls that are cancelled or closed at any instant, and many of them at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .servers import ASK, MEGABYTE, Peer, Server, answer, client, failure, polit
 
 
 def stuck_listener() -> Iterator[int]:
-    """A port whose queue is full: a connection to it is never made."""
+    """A port whose queue is full: a connection to it is never established."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def stuck() -> Iterator[int]:
     yield from stuck_listener()
 
 
-async def test_a_connection_that_is_never_made_is_given_up_and_can_be_cancelled(stuck):
+async def test_a_connection_that_is_never_established_is_given_up_and_can_be_cancelled(stuck):
     async with client(f"http://127.0.0.1:{stuck}", timeouts=Timeouts(connect=0.1)) as provider:
         assert "no connection within 0.1 s" in str(await failure(provider))
     async with client(f"http://127.0.0.1:{stuck}") as provider:
@@ -66,7 +66,7 @@ async def _stall(peer: Peer, stage: str) -> None:
 
 
 async def _ask(provider: OpenAIProvider, stage: str) -> None:
-    """A call that comes to this stage."""
+    """A call that reaches this stage."""
     content = "x" * (20 * MEGABYTE if stage == "writing" else 1)
     if stage == "streaming":
         async for _ in provider.stream(ASK):
@@ -78,7 +78,7 @@ async def _ask(provider: OpenAIProvider, stage: str) -> None:
 @pytest.mark.parametrize(
     "stage", ["handshake", "connect", "tunnelled handshake", "writing", "waiting", "reading", "streaming"]
 )
-async def test_a_call_that_is_cancelled_ends_its_connection_at_once(monkeypatch, stage):
+async def test_a_cancelled_call_ends_its_connection_at_once(monkeypatch, stage):
     reached, gone = asyncio.Event(), asyncio.Event()
 
     async def handler(peer: Peer) -> None:
@@ -136,7 +136,7 @@ async def test_a_call_may_be_cancelled_at_any_instant(trusted, secure):
                 await asyncio.sleep(0.01)
 
 
-async def test_a_call_that_is_cancelled_as_its_answer_ends_leaves_the_next_one_its_connection(monkeypatch):
+async def test_a_call_cancelled_as_its_answer_ends_leaves_its_connection_to_the_next(monkeypatch):
     asked: list[str] = []
 
     async def counted(peer: Peer) -> None:
@@ -149,7 +149,7 @@ async def test_a_call_that_is_cancelled_as_its_answer_ends_leaves_the_next_one_i
     second: list[asyncio.Task[str]] = []
 
     def updated(self: Connection, size: int) -> None:
-        if not second:  # both happen between the end of the first answer and the moment its caller hears of it
+        if not second:  # both happen between the end of the first answer and the moment its caller learns of it
             second.append(asyncio.create_task(say(provider, "second")))
             asyncio.get_running_loop().call_soon(first.cancel)
         took(self, size)
@@ -181,7 +181,7 @@ async def test_a_hundred_calls_at_once_each_get_their_own_answer():
 
 
 @pytest.mark.parametrize("stage", ["waiting", "reading", "streaming", "writing"])
-async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
+async def test_closing_during_a_call_is_a_clear_error_and_no_hang(stage):
     reached, gone = asyncio.Event(), asyncio.Event()
 
     async def handler(peer: Peer) -> None:
@@ -202,7 +202,7 @@ async def test_closing_while_a_call_runs_is_a_clear_error_and_no_hang(stage):
         assert server.connections == 1
 
 
-async def test_closing_while_a_connection_is_made_leaves_none_behind():
+async def test_closing_while_a_connection_is_established_leaves_none_behind():
     async with Server(polite) as server:
         pool = Pool(origin_of(server.url), {})
         task = asyncio.create_task(posted(pool))
@@ -212,7 +212,7 @@ async def test_closing_while_a_connection_is_made_leaves_none_behind():
             await task
 
 
-async def test_an_answer_that_ends_with_the_connection_is_not_whole_when_we_are_the_ones_who_end_it():
+async def test_an_answer_that_ends_with_the_connection_is_incomplete_if_we_close_it():
     async def half(peer: Peer) -> None:
         await peer.request()
         await peer.send(raw(body=b"half"))

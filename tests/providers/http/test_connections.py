@@ -1,4 +1,4 @@
-"""Connections that are used again, and those that must not be."""
+"""Connections that are reused, and those that must not be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everloop.providers.http import Timeouts
 from .servers import BODY, LENGTH, Peer, Server, answer, client, failure, once, polite, raw, say
 
 
-async def test_a_connection_is_used_again():
+async def test_a_connection_is_reused():
     async with Server(polite) as server, client(server.url) as provider:
         assert [await say(provider, str(number)) for number in range(5)] == list("01234")
         assert server.connections == 1
@@ -26,14 +26,14 @@ async def test_a_connection_is_used_again():
         (answer("first", "Connection: keep-alive", status="HTTP/1.0 200 OK"), 1),
     ],
 )
-async def test_the_server_says_whether_a_connection_is_used_again(first, connections):
+async def test_the_server_decides_whether_a_connection_is_reused(first, connections):
     async with Server(once(first)) as server, client(server.url) as provider:
         assert await say(provider) == "first"
         await say(provider)
         assert server.connections == connections
 
 
-async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
+async def test_a_connection_that_was_idle_for_long_is_not_reused(monkeypatch):
     async with Server(polite) as server, client(server.url) as provider:
         await say(provider)
         monkeypatch.setattr(http, "IDLE_SECONDS", 0.01)
@@ -42,7 +42,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch):
         assert server.connections == 2
 
 
-async def test_a_connection_that_closes_just_as_we_write_is_replaced_unseen():
+async def test_a_connection_that_closes_as_we_write_is_replaced_silently():
     requests = 0
 
     async def tired(peer: Peer) -> None:
@@ -50,7 +50,7 @@ async def test_a_connection_that_closes_just_as_we_write_is_replaced_unseen():
         await peer.request()
         requests += 1
         await peer.send(answer(f"on {peer.number}"))
-        await peer.head()  # the second request is read, and nothing is said to it
+        await peer.head()  # the second request is read and not answered
         requests += 1
 
     async with Server(tired) as server, client(server.url) as provider:
@@ -59,7 +59,7 @@ async def test_a_connection_that_closes_just_as_we_write_is_replaced_unseen():
         assert (server.connections, requests) == (2, 3)
 
 
-async def test_a_fresh_connection_that_closes_is_an_error_and_not_tried_again_here():
+async def test_a_fresh_connection_that_closes_is_an_error_and_not_retried_here():
     async with Server(Peer.head) as server, client(server.url) as provider:
         error = await failure(provider)
         assert server.connections == 1
@@ -80,7 +80,7 @@ async def test_a_request_whose_answer_had_begun_is_not_sent_again():
         assert server.connections == 1
 
 
-async def test_bytes_that_nobody_asked_for_end_an_idle_connection():
+async def test_unrequested_bytes_end_an_idle_connection():
     async def chatty(peer: Peer) -> None:
         await peer.request()
         await peer.send(answer(f"on {peer.number}"))
@@ -94,7 +94,7 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection():
         assert await say(provider) == "on 2"
 
 
-async def test_a_second_answer_that_came_before_the_next_request_was_sent_is_not_taken_for_its_answer():
+async def test_a_second_answer_before_the_next_request_is_not_taken_for_its_answer():
     peers: list[Peer] = []
 
     async def once_each(peer: Peer) -> None:
@@ -105,7 +105,7 @@ async def test_a_second_answer_that_came_before_the_next_request_was_sent_is_not
 
     async with Server(once_each) as server, client(server.url) as provider:
         assert await say(provider) == "on 1"
-        peers[0].writer.write(answer("smuggled"))  # it lies in the system's buffer when the next request is made
+        peers[0].writer.write(answer("smuggled"))  # it is in the system's buffer when the next request is made
         assert await say(provider) == "on 2"
 
 
@@ -141,7 +141,7 @@ async def test_a_second_answer_to_one_request_is_never_taken_for_the_next_ones(c
         b"\0\0\0",
     ],
 )
-async def test_an_answer_of_doubtful_length_or_form_is_an_error_and_its_connection_ends(head):
+async def test_an_answer_of_ambiguous_length_or_form_is_an_error_and_its_connection_ends(head):
     async with Server(once(head + BODY)) as server, client(server.url) as provider:
         error = await failure(provider)
         assert "broke: " in str(error)
@@ -149,7 +149,7 @@ async def test_an_answer_of_doubtful_length_or_form_is_an_error_and_its_connecti
         assert server.connections == 2
 
 
-async def test_an_answer_that_is_shorter_than_it_said_is_an_error():
+async def test_an_answer_shorter_than_announced_is_an_error():
     async def short(peer: Peer) -> None:
         await peer.request()
         await peer.send(raw(f"Content-Length: {LENGTH + 1}", body=BODY))

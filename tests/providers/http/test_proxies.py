@@ -1,4 +1,4 @@
-"""Proxies, which learn nothing they need not know and are named when they fail."""
+"""Proxies, which learn no more than they need and are named when they fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .servers import Peer, Proxy, Server, client, failure, keeping, say, server_
     [
         "HTTP/1.1 200 Connection established\r\n\r\n",
         "HTTP/1.0 200 OK\r\n\r\n",
-        "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",  # against the standard, and seen
+        "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",  # against the standard, but seen in practice
         "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
         "HTTP/1.1 204 Fine\r\n\r\n",
     ],
@@ -43,7 +43,7 @@ async def test_an_https_server_is_reached_through_a_proxy_that_sees_neither_key_
     assert all("Authorization: Bearer secret-key\r\n" in head for head in heads)
 
 
-async def test_a_proxy_may_be_reached_over_tls_itself(trusted, monkeypatch):
+async def test_a_proxy_may_be_reached_over_tls(trusted, monkeypatch):
     heads: list[str] = []
     async with Server(keeping(heads), server_tls()) as origin, Proxy(origin.port, tls=server_tls()) as proxy:
         monkeypatch.setenv("https_proxy", f"https://localhost:{proxy.port}")
@@ -75,7 +75,7 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch, s
     assert error.retryable is retryable
 
 
-async def test_a_proxy_that_closes_or_is_not_there_is_named(monkeypatch):
+async def test_a_proxy_that_closes_or_is_missing_is_named(monkeypatch):
     async with Server(Peer.head) as proxy:
         monkeypatch.setenv("https_proxy", f"http://u:password@127.0.0.1:{proxy.port}")
         async with client("https://model.example") as provider:
@@ -89,7 +89,7 @@ async def test_a_proxy_that_closes_or_is_not_there_is_named(monkeypatch):
     assert "refused" in str(refused)
 
 
-async def test_a_proxy_that_never_lets_us_through_is_a_connection_that_was_not_made_in_time(monkeypatch):
+async def test_a_proxy_that_never_opens_the_tunnel_is_a_connection_timeout(monkeypatch):
     async with Server(Peer.gone) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
         async with client("https://model.example", timeouts=Timeouts(connect=0.2)) as provider:
@@ -98,7 +98,7 @@ async def test_a_proxy_that_never_lets_us_through_is_a_connection_that_was_not_m
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
-async def test_a_plain_server_is_asked_for_in_full_through_a_proxy(monkeypatch, scheme):
+async def test_a_plain_server_is_requested_with_the_full_url_through_a_proxy(monkeypatch, scheme):
     heads: list[str] = []
     async with Server(keeping(heads)) as proxy:
         monkeypatch.setenv("http_proxy", f"{scheme}user:word@127.0.0.1:{proxy.port}")

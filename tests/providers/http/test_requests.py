@@ -1,4 +1,4 @@
-"""What is sent, and what is refused before it is."""
+"""What is sent, and what is refused before it is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .servers import Server, client, keeping, say
 
 
 @pytest.mark.parametrize("letter", ["\r", "\n", "\0", "\r\nX-Evil: 1", "\x7f", "€"])
-async def test_what_no_header_may_have_is_refused_at_once(letter):
+async def test_characters_that_no_header_may_have_are_refused_at_once(letter):
     with pytest.raises(ConfigError, match="the header X-Tenant has a line end or another character"):
         OpenAIProvider("http://127.0.0.1/v1", None, "m", headers={"X-Tenant": f"sec{letter}ret"})
     with pytest.raises(ConfigError, match="cannot be a header"):
@@ -28,20 +28,20 @@ def test_a_header_that_would_make_another_request_is_refused(name):
 
 
 @pytest.mark.parametrize("key", ["sk-123\n", "sk-123\r\nX-Evil: 1", "sk\0", "sk-„123”", "sk 123", " "])
-def test_an_api_key_that_was_pasted_badly_is_a_clear_error_that_does_not_show_it(key):
+def test_a_badly_pasted_api_key_is_a_clear_error_that_does_not_show_it(key):
     with pytest.raises(ConfigError, match="set EVERLOOP_API_KEY to the key alone") as caught:
         OpenAIProvider("http://127.0.0.1/v1", key, "m")
     assert "sk" not in str(caught.value)
 
 
 @pytest.mark.parametrize("part", ["\r\n", "\n", "\0", "\t", " ", "é"])
-def test_what_no_url_may_have_is_refused_at_once(part):
+def test_characters_that_no_url_may_have_are_refused_at_once(part):
     with pytest.raises(ConfigError, match="is not a URL"):
         OpenAIProvider(f"http://127.0.0.1/a{part}b/v1", None, "m")
 
 
 @pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 64}.de", "http://[::1", "http://h:99999", "http://h:x"])
-def test_a_host_that_cannot_be_is_refused_at_once(url):
+def test_an_impossible_host_is_refused_at_once(url):
     with pytest.raises(ConfigError, match="is not a URL"):
         OpenAIProvider(url, None, "m")
 
@@ -57,7 +57,7 @@ async def test_each_header_is_sent_once_and_the_callers_wins():
 
 
 @pytest.mark.platform("IPv6 may be off")
-async def test_an_address_of_ipv6_is_reached():
+async def test_an_ipv6_address_is_reached():
     heads: list[str] = []
     try:
         with socket.socket(socket.AF_INET6) as probe:
@@ -69,7 +69,7 @@ async def test_an_address_of_ipv6_is_reached():
     assert f"Host: [::1]:{server.port}\r\n" in heads[0]
 
 
-async def test_a_host_is_named_in_small_letters_and_the_query_and_password_of_a_url_are_sent():
+async def test_a_host_is_sent_in_lower_case_with_the_urls_query_and_password():
     heads: list[str] = []
     async with Server(keeping(heads)) as server:
         url = f"http://us%40er:pass@LOCALHOST:{server.port}/Path?api-version=1&x=%20"
@@ -80,7 +80,7 @@ async def test_a_host_is_named_in_small_letters_and_the_query_and_password_of_a_
     assert f"Authorization: Basic {base64.b64encode(b'us@er:pass').decode()}\r\n" in heads[0]
 
 
-def test_a_base_url_that_is_none_is_shown_without_its_password():
+def test_an_invalid_base_url_is_shown_without_its_password():
     with pytest.raises(ConfigError) as refused:
         OpenAIProvider("ftp://me:hunter2@host/v1", model="m")
     assert "hunter2" not in str(refused.value)

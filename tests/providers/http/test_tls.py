@@ -1,4 +1,4 @@
-"""TLS: whom it trusts, and handshakes that go wrong."""
+"""TLS: which certificates it trusts, and handshakes that fail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .servers import MEGABYTE, Peer, Proxy, Server, answer, client, failure, pol
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-async def test_a_server_whose_certificate_is_trusted_is_spoken_to_over_tls(trusted, host):
+async def test_a_server_with_a_trusted_certificate_is_used_over_tls(trusted, host):
     async with Server(polite, server_tls()) as server, client(f"https://{host}:{server.port}") as provider:
         assert await say(provider, "one") == "one"
         assert await say(provider, "two") == "two"
         assert server.connections == 1
 
 
-async def test_an_untrusted_certificate_is_an_error_that_asking_again_does_not_cure():
+async def test_an_untrusted_certificate_is_a_permanent_error():
     async with Server(polite, server_tls()) as server, client(server.url) as provider:
         error = await failure(provider)
     assert str(error).startswith(f"no secure connection to {server.url}: ")
@@ -28,7 +28,7 @@ async def test_an_untrusted_certificate_is_an_error_that_asking_again_does_not_c
     assert not error.retryable
 
 
-async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_not_cure(trusted, monkeypatch):
+async def test_a_certificate_of_another_host_is_a_permanent_error(trusted, monkeypatch):
     async with Server(polite, server_tls()) as origin, Proxy(origin.port) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
         async with client("https://other.example") as provider:
@@ -38,7 +38,7 @@ async def test_a_certificate_of_another_host_is_an_error_that_asking_again_does_
     assert not error.retryable
 
 
-async def test_tls_to_a_server_that_speaks_plain_http_is_a_clear_error():
+async def test_tls_to_a_plain_http_server_is_a_clear_error():
     async def plain(peer: Peer) -> None:
         await peer.reader.read(100)
         await peer.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
@@ -50,7 +50,7 @@ async def test_tls_to_a_server_that_speaks_plain_http_is_a_clear_error():
     assert not error.retryable
 
 
-async def test_a_handshake_that_never_ends_is_a_connection_that_was_not_made_in_time():
+async def test_a_handshake_that_never_ends_is_a_connection_timeout():
     async with Server(Peer.gone) as server:
         times = Timeouts(connect=0.2)
         async with client(server.url.replace("http", "https"), timeouts=times) as provider:
@@ -59,7 +59,7 @@ async def test_a_handshake_that_never_ends_is_a_connection_that_was_not_made_in_
     assert error.retryable
 
 
-async def test_a_server_that_hangs_up_in_the_handshake_is_said_to():
+async def test_a_server_that_disconnects_in_the_handshake_is_reported():
     async def rude(peer: Peer) -> None:
         await peer.reader.read(10)
 
@@ -70,7 +70,7 @@ async def test_a_server_that_hangs_up_in_the_handshake_is_said_to():
     assert error.retryable
 
 
-async def test_an_idle_tls_connection_that_the_server_closed_is_not_used_again(trusted):
+async def test_an_idle_tls_connection_that_the_server_closed_is_not_reused(trusted):
     async def one_each(peer: Peer) -> None:
         await peer.request()
         await peer.send(answer(str(peer.number)))
@@ -81,7 +81,7 @@ async def test_an_idle_tls_connection_that_the_server_closed_is_not_used_again(t
         assert await say(provider) == "2"
 
 
-async def test_a_large_body_over_tls_that_ends_with_the_connection_comes_whole_to_a_slow_reader(trusted):
+async def test_a_large_tls_body_that_ends_with_the_connection_arrives_complete_at_a_slow_reader(trusted):
     async def generous(peer: Peer) -> None:
         await peer.request()
         await peer.send(raw(), *[b"x" * MEGABYTE] * 5)

@@ -1,4 +1,4 @@
-"""A program that runs the engine and writes what comes, to be killed: arguments are the weights and what to do."""
+"""A program that runs the engine and prints its output, to be killed: its arguments are the weights and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real `everloop` with a catalogue of a test's own: EVERLOOP_TEST_CATALOGUE names a file of cards."""
+"""The real `everloop` with a test's own catalogue: EVERLOOP_TEST_CATALOGUE names a file of cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real weights for tests: where they are told to be, where a person's own pulls go, or (in CI) pulled now."""
+"""Real weights for tests: from a configured path, from where a person's own pulls go, or (in CI) pulled now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from everloop.providers.local.weights import Sources, Weights
 
-# Read when the tests are collected: each test has an environment of its own.
+# Read when the tests are collected: each test has its own environment.
 _TOLD = os.environ.get("EVERLOOP_TEST_WEIGHTS", "")
 _HOME = Path(os.environ.get("EVERLOOP_HOME", "") or Path.home() / ".everloop")
 _FOLDER = Path(os.environ.get("EVERLOOP_MODELS", "") or _HOME / "models")
@@ -23,7 +23,9 @@ SMALL = "qwen2.5-coder-0.5b"
 
 @cache
 def weights(name: str) -> Path:
-    """A model's file. In CI what is missing is pulled, or fails; elsewhere the test says so and is left out."""
+    """Return a model's file. In CI a missing one is pulled, or the test fails; elsewhere the test is skipped with a
+    reason.
+    """
     if importlib.util.find_spec("xllamacpp") is None and not _IN_CI:
         pytest.skip('llama.cpp is not installed: `pip install "everloop[local]"` gets it')
     models = Weights(_FOLDER, Sources(Path(_TOLD) if _TOLD else None))

@@ -1,4 +1,4 @@
-"""What the tests of weights share: a small model, and a web server on loopback that gives it away, well or badly."""
+"""Shared by the tests of weights: a small model, and a web server on loopback that serves it, well or badly."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Answer:
     status: int = 200
     ranges: bool = True
     etag: str = '"one"'
-    cut: int | None = None  # the connection ends after so many bytes
-    hold: int | None = None  # nothing more comes after so many, until the server is told to go on
-    length: int | None = None  # what the header says, if not the truth
+    cut: int | None = None  # the connection is closed after so many bytes
+    hold: int | None = None  # nothing more is sent after so many, until the server is told to continue
+    length: int | None = None  # the header's value, if not the true one
     location: str = ""
     kind: str = "application/octet-stream"
     slow: float = 0.0  # seconds between pieces of 20 kB
@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass
 class Server:
-    """Answers by path, one each request; the last one repeats. `requests` are the (path, headers) that came."""
+    """Responses by path, one per request; the last one repeats. `requests` are the (path, headers) received."""
 
     port: int = 0
     answers: dict[str, list[Answer]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Server:
 
 @contextmanager
 def serving(context: Any = None) -> Iterator[Server]:
-    """A server that runs in threads of its own; with a TLS context it speaks HTTPS."""
+    """Run a server in threads of its own; with a TLS context it uses HTTPS."""
     plan = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -137,7 +137,7 @@ def _respond(handler: BaseHTTPRequestHandler, plan: Server, answer: Answer) -> N
 
 
 def wheel(package: str, members: dict[str, bytes]) -> bytes:
-    """A wheel of version 1.0 with these members."""
+    """Make a wheel of version 1.0 with these members."""
     folder = package.replace("-", "_")
     about = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
     kind = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -155,7 +155,7 @@ def member_of(package: str) -> str:
 
 
 def card_of_wheels(wheels: dict[str, bytes], pieces: list[bytes]) -> ModelCard:
-    """The small model's card, whose file is in these wheels."""
+    """Return the small model's card, whose file is in these wheels."""
     found = [
         Wheel(package, "1.0", hashlib.sha256(data).hexdigest(), member_of(package), len(piece))
         for (package, data), piece in zip(wheels.items(), pieces, strict=True)

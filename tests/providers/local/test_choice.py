@@ -1,4 +1,4 @@
-"""Which model runs where none is set."""
+"""Which model runs if none is set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(folder: Path, *there: str) -> Weights:
         (ROOM, ROOM - 1, DEFAULT, "disk"),
     ],
 )
-def test_without_any_file_the_larger_one_is_taken_where_there_is_room(memory, disk, name, word, tmp_path):
+def test_without_files_the_larger_one_is_taken_if_there_is_room(memory, disk, name, word, tmp_path):
     choice = default_model(weights(tmp_path), memory, disk)
     assert choice.name == name
     assert word in choice.why
@@ -45,11 +45,11 @@ def test_what_was_pulled_is_used_so_that_nothing_more_is_downloaded(tmp_path):
     assert f"`everloop model pull {BETTER}`" in choice.why
 
 
-def test_of_two_files_the_larger_is_used_where_it_fits_into_memory(tmp_path):
+def test_of_two_files_the_larger_is_used_if_it_fits_into_memory(tmp_path):
     both = weights(tmp_path, DEFAULT, BETTER)
     assert default_model(both, ROOM, 0).name == BETTER
     assert default_model(both, ROOM - 1, ROOM).name == DEFAULT
 
 
-def test_the_disk_of_a_folder_that_is_not_there_yet_is_measured(tmp_path):
+def test_for_a_missing_folder_the_disk_of_its_parent_is_measured(tmp_path):
     assert default_model(Weights(tmp_path / "a" / "b", Sources(), CARDS), ROOM).name in CARDS

@@ -60,7 +60,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 
 class Stream:
-    """A request under way, and what has come of it."""
+    """A request in progress, and its results."""
 
     def __init__(self, made: Engine, request: dict[str, Any], session: str = "") -> None:
         self.texts: list[str] = []
@@ -95,7 +95,7 @@ class Stream:
 # ------------------------------------------------------------------------------------------------------ answers
 
 
-async def test_an_answer_streams_piece_by_piece_and_the_pieces_make_the_whole():
+async def test_an_answer_streams_in_pieces_that_make_the_whole():
     async with engine() as made:
         hello = [{"role": "user", "content": "Hello!"}]
         stream = Stream(made, {"messages": hello, "max_tokens": 30, "ignore_eos": True})
@@ -117,7 +117,7 @@ async def test_the_second_round_reads_only_what_is_new():
         assert second["timings"]["cache_n"] >= first["timings"]["prompt_n"]
 
 
-async def test_a_conversation_that_others_came_between_is_not_read_again():
+async def test_a_conversation_is_not_read_again_after_others_came_between():
     async with engine(slots=1) as made:
         mine = [{"role": "system", "content": RULES}, {"role": "user", "content": "Hello, who is there?"}]
         first = await made.complete({"messages": mine, "max_tokens": 5, "temperature": 0}, session="mine")
@@ -127,13 +127,13 @@ async def test_a_conversation_that_others_came_between_is_not_read_again():
         assert again["timings"]["prompt_n"] < first["timings"]["prompt_n"] // 4
 
 
-async def test_a_grammar_decides_what_can_be_written():
+async def test_a_grammar_limits_what_can_be_written():
     async with engine() as made:
         request = {"messages": [{"role": "user", "content": "Hello!"}], "grammar": 'root ::= "yes" | "no"'}
         assert text_of(await made.complete(request)) in ("yes", "no")
 
 
-async def test_what_it_cannot_do_is_an_error_of_that_request_only():
+async def test_an_unsupported_request_fails_alone():
     async with engine() as made:
         hello = [{"role": "user", "content": "Hello!"}]
         for wrong in ({"grammar": "root ::= ((("}, {"json_schema": {"type": "nonsense"}}):
@@ -146,7 +146,7 @@ async def test_what_it_cannot_do_is_an_error_of_that_request_only():
         assert made.pid == pid
 
 
-async def test_a_request_that_is_too_long_is_known_as_such():
+async def test_a_request_that_is_too_long_is_recognised():
     async with engine() as made:
         with pytest.raises(ProviderError) as caught:
             await made.complete({"messages": [{"role": "user", "content": "word " * 4000}]})
@@ -154,7 +154,7 @@ async def test_a_request_that_is_too_long_is_known_as_such():
         assert not caught.value.retryable
 
 
-async def test_whoever_watches_badly_fails_alone():
+async def test_a_failing_subscriber_fails_alone():
     async with engine() as made:
 
         def broken(_: dict[str, Any]) -> None:
@@ -177,14 +177,14 @@ async def test_a_cancelled_request_stops_within_a_token():
         token = statistics.median(b - a for a, b in zip(stream.times, stream.times[1:], strict=False))
         await stream.cancelled()
         started = time.monotonic()
-        await made.complete({**SHORT, "max_tokens": 1})  # there is one place: it is free when the work has ended
+        await made.complete({**SHORT, "max_tokens": 1})  # there is one slot: it is free once the work has ended
         assert time.monotonic() - started < 5 + 100 * token  # of 1490 that were left
         seen = len(stream.texts)
         await asyncio.sleep(0.2)
         assert len(stream.texts) == seen
 
 
-async def test_a_request_that_is_cancelled_while_its_prompt_is_read_stops_too():
+async def test_a_request_cancelled_while_its_prompt_is_read_stops_too():
     async with engine(slots=1, window=8192) as made:
         await made.start()
         started = time.monotonic()
@@ -217,7 +217,7 @@ async def test_closing_leaves_no_process_and_no_socket(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------ crashes
 
 
-async def test_a_child_that_is_killed_fails_its_requests_and_the_next_one_starts_another():
+async def test_a_killed_child_fails_its_requests_and_the_next_one_starts_another():
     async with engine() as made:
         one, two = Stream(made, LONG, "one"), Stream(made, LONG, "two")
         await one.tokens(3)
@@ -234,7 +234,7 @@ async def test_a_child_that_is_killed_fails_its_requests_and_the_next_one_starts
         assert not alive(pid)
 
 
-async def test_a_child_that_hangs_is_killed_and_another_one_answers():
+async def test_a_hung_child_is_killed_and_another_one_answers():
     async with engine(silence=5.0) as made:
         stream = Stream(made, LONG)
         await stream.tokens(3)
@@ -248,7 +248,7 @@ async def test_a_child_that_hangs_is_killed_and_another_one_answers():
         assert text_of(await made.complete(SHORT))
 
 
-async def test_a_child_without_work_may_be_silent_for_ever():
+async def test_a_child_without_work_may_be_silent_forever():
     async with engine(silence=2.0) as made:
         await made.complete(SHORT)
         pid = made.pid
@@ -257,7 +257,7 @@ async def test_a_child_without_work_may_be_silent_for_ever():
         assert alive(pid)
 
 
-async def test_several_who_come_first_wait_for_one_start():
+async def test_several_first_requests_wait_for_one_start():
     async with engine() as made:
         streams = [Stream(made, SHORT, str(n)) for n in range(4)]
         pids = set()
@@ -267,7 +267,7 @@ async def test_several_who_come_first_wait_for_one_start():
         assert len(pids) == 1
 
 
-async def test_one_who_gives_up_while_the_model_loads_does_not_stop_the_others():
+async def test_a_request_cancelled_while_the_model_loads_does_not_stop_the_others():
     async with engine() as made:
         impatient, patient = Stream(made, SHORT, "one"), Stream(made, SHORT, "two")
         await asyncio.sleep(0.02)
@@ -302,7 +302,7 @@ async def test_two_sessions_are_answered_side_by_side():
         assert between > 30
 
 
-async def test_the_event_loop_of_the_others_does_not_wait_for_the_model():
+async def test_other_work_on_the_event_loop_does_not_wait_for_the_model():
     async with engine() as made:
         stream = Stream(made, {"prompt": "word after word " * 100, "max_tokens": 100, "ignore_eos": True})
         delays = []
@@ -312,4 +312,4 @@ async def test_the_event_loop_of_the_others_does_not_wait_for_the_model():
             delays.append(time.monotonic() - before - 0.01)
         await stream.task
         assert len(delays) > 20
-        assert statistics.quantiles(delays, n=10)[8] < 0.25  # the model has all the processors it can get
+        assert statistics.quantiles(delays, n=10)[8] < 0.25  # the model uses all available processors

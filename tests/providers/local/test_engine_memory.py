@@ -1,4 +1,4 @@
-"""What the machine gives, what a model needs, and what is said when it is too little."""
+"""What the machine offers, what a model needs, and the error if it is too little."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Any:
     return allow
 
 
-def test_as_many_threads_as_there_are_physical_cores(tmp_path, allowed):
+def test_there_are_as_many_threads_as_physical_cores(tmp_path, allowed):
     allowed(8)
     assert cores(machine_with(tmp_path / "plain", 8)) == 8
     assert cores(machine_with(tmp_path / "twins", 8, threads_a_core=2)) == 4
     assert cores(tmp_path / "nothing known") == 8
 
 
-def test_only_the_cores_that_this_process_may_use_count(tmp_path, allowed):
+def test_only_cores_available_to_this_process_count(tmp_path, allowed):
     allowed(2)
     assert cores(machine_with(tmp_path, 8)) == 2
 
@@ -58,7 +58,7 @@ def test_only_the_cores_that_this_process_may_use_count(tmp_path, allowed):
     ("files", "expected"),
     [
         ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "150000 100000"}, 2),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 1),  # above us
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 1),  # above our own group
         ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"}, 8),
         (
             {
@@ -78,7 +78,7 @@ def test_only_the_cores_that_this_process_may_use_count(tmp_path, allowed):
         ),
     ],
 )
-def test_a_quota_of_a_container_counts(tmp_path, allowed, files, expected):
+def test_a_containers_quota_counts(tmp_path, allowed, files, expected):
     allowed(8)
     assert cores(machine_with(tmp_path, 8, **files)) == expected
 
@@ -122,11 +122,11 @@ def test_a_quota_of_a_container_counts(tmp_path, allowed, files, expected):
         ),
     ],
 )
-def test_the_smallest_limit_is_what_there_is(tmp_path, files, expected):
+def test_the_smallest_limit_applies(tmp_path, files, expected):
     assert available_memory(machine_with(tmp_path, 1, **files)) == expected
 
 
-def test_where_nobody_says_nothing_is_refused(tmp_path):
+def test_without_known_limits_nothing_is_refused(tmp_path):
     assert available_memory(tmp_path) is None
 
 
@@ -138,7 +138,7 @@ def _string(text: str) -> bytes:
 
 
 def gguf(path: Path, **facts: Any) -> Path:
-    """A file with a model's facts and nothing else."""
+    """Write a file with a model's metadata and nothing else."""
     data = b""
     for name, value in facts.items():
         data += _string(name.replace("__", "."))
@@ -171,7 +171,7 @@ def test_a_conversation_costs_what_its_layers_keep(tmp_path):
     assert needs(mixed, 1_000, 2).token == 12 * 2 * 128 * 2
 
 
-def test_too_little_memory_says_how_much_is_needed_and_a_window_that_fits(tmp_path):
+def test_with_too_little_memory_the_error_names_the_need_and_a_window_that_fits(tmp_path):
     path = gguf(tmp_path / "a.gguf", **FACTS)
     window = 8_192
     enough = needs(path, window, 2).total
@@ -191,7 +191,7 @@ def test_too_little_memory_says_how_much_is_needed_and_a_window_that_fits(tmp_pa
     "data",
     [b"", b"GGUF", b"ELF!" + bytes(100), b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), b"GGUF" + bytes(40)],
 )
-def test_what_is_no_model_is_one_line(tmp_path, data):
+def test_a_file_that_is_no_model_is_one_line(tmp_path, data):
     path = tmp_path / "a.gguf"
     path.write_bytes(data)
     with pytest.raises(EverloopError) as caught:
@@ -201,19 +201,19 @@ def test_what_is_no_model_is_one_line(tmp_path, data):
 
 
 @pytest.mark.parametrize("length", [2**62, 2**31])
-def test_a_head_that_lies_about_lengths_is_not_believed(tmp_path, length):
+def test_a_header_with_false_lengths_is_not_believed(tmp_path, length):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", length) + b"x" * 100)
     with pytest.raises(EverloopError):
         read_head(path)
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path):
+def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(EverloopError):
         read_head(tmp_path / "none.gguf")
 
 
-def test_a_head_that_says_nonsense_of_its_numbers_is_no_crash(tmp_path):
+def test_a_header_with_nonsensical_numbers_is_no_crash(tmp_path):
     for pairs in ("two", [2, 2]):
         odd = gguf(tmp_path / "a.gguf", **{**FACTS, "qwen2__attention__head_count_kv": pairs})
         assert needs(odd, 1_000, 2).total > 0

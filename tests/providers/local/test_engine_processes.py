@@ -1,4 +1,4 @@
-"""The engine's child as the operating system sees it: who ends it, who can reach it, what it is told."""
+"""The engine's child as the operating system sees it: what ends it, what can reach it, what it is told."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def children_of(pid: int) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ ends
 
 
-async def test_a_child_goes_at_once_when_its_parent_is_killed():
+async def test_a_child_ends_at_once_when_its_parent_is_killed():
     with program() as process:
         pid = heard(process)["pid"]
-        assert "delta" in heard(process)  # it is in the middle of an answer, which takes many seconds
+        assert "delta" in heard(process)  # it is in the middle of an answer that takes many seconds
         process.kill()
         assert await gone(pid, 5)
 
 
-async def test_even_a_child_that_is_stopped_goes_with_its_parent():
+async def test_even_a_stopped_child_ends_with_its_parent():
     with program() as process:
         pid = heard(process)["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -100,7 +100,7 @@ async def test_even_a_child_that_is_stopped_goes_with_its_parent():
                 os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_child_goes_when_its_parent_is_killed_while_the_model_loads():
+async def test_a_child_ends_when_its_parent_is_killed_while_the_model_loads():
     with program() as process:
         while not (found := children_of(process.pid)):
             await asyncio.sleep(0.005)
@@ -117,9 +117,9 @@ async def test_a_child_ends_when_its_input_does():
     assert ended(process) == 0
 
 
-async def test_a_child_that_was_born_to_somebody_else_does_nothing():
+async def test_a_child_with_another_parent_does_nothing():
     command = [sys.executable, "-m", "everloop.providers.local.child", "1"]
-    read, write = os.pipe()  # never says anything and never ends
+    read, write = os.pipe()  # never prints and never ends
     process = subprocess.Popen(command, stdin=read, stdout=subprocess.DEVNULL)
     try:
         assert ended(process) == 0
@@ -149,7 +149,7 @@ async def test_the_sockets_of_killed_children_are_removed_at_the_next_start(tmp_
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with started() as (made, pid):
         os.kill(pid, signal.SIGKILL)
-        while made.pid is not None:  # until it is noticed
+        while made.pid is not None:  # until it is detected
             await asyncio.sleep(0.01)
         left = set(tmp_path.glob("everloop-engine-*"))
         assert left
@@ -175,7 +175,7 @@ async def test_the_model_opens_no_port():
         assert _listening_ports(pid) == []
 
 
-async def test_nobody_else_reaches_the_model_or_what_it_was_told(tmp_path, monkeypatch):
+async def test_other_processes_reach_neither_the_model_nor_its_prompts(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with started() as (made, _):
         await made.complete({**SHORT, "prompt": f"The word is {SECRET}."})
@@ -205,14 +205,14 @@ def _get(path: Path, what: str, body: str = "") -> bytes:
         os.chdir(here)
 
 
-async def test_the_child_is_told_no_secrets(monkeypatch):
+async def test_the_child_gets_no_secrets(monkeypatch):
     monkeypatch.setenv("EVERLOOP_API_KEY", SECRET)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     async with started() as (_, pid):
         assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-async def test_when_memory_is_short_the_kernel_takes_the_model_and_not_the_agent():
+async def test_when_memory_is_short_the_kernel_kills_the_model_and_not_the_agent():
     async with started() as (_, pid):
         assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
 
@@ -232,7 +232,7 @@ async def test_weights_that_cannot_be_loaded_are_one_clear_line_and_no_process(t
     await made.close()
 
 
-async def test_too_little_memory_is_said_before_anything_is_started():
+async def test_too_little_memory_is_reported_before_anything_is_started():
     made = Engine(Settings(weights(TINY), window=50_000_000))
     with pytest.raises(ProviderError) as caught:
         await made.start()
@@ -243,7 +243,7 @@ async def test_too_little_memory_is_said_before_anything_is_started():
 
 
 def _without_llama(tmp_path: Path) -> dict[str, str]:
-    """An environment with what the engine imports and nothing else."""
+    """An environment with only the packages that the engine imports."""
     (tmp_path / "few").mkdir()
     found = msgspec.__file__
     assert found is not None

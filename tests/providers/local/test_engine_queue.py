@@ -1,4 +1,4 @@
-"""Who is next for the model."""
+"""Which request gets the model next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everloop.providers.local.queue import FairQueue
 
 
 async def order_of(queue: FairQueue, sessions: str) -> str:
-    """One request for each letter, asked in this order while the place is taken; the order they had it in."""
+    """One request per letter, made in this order while the slot is taken; the order in which they were served."""
     served = []
 
     async def ask(session: str) -> None:
@@ -24,7 +24,7 @@ async def order_of(queue: FairQueue, sessions: str) -> str:
     return "".join(served)
 
 
-async def test_sessions_have_their_turns_one_after_another():
+async def test_sessions_take_turns():
     assert await order_of(FairQueue(1, 100), "aaaabbc") == "abcabaa"
 
 
@@ -34,11 +34,11 @@ async def test_a_session_that_was_served_before_comes_after_one_that_was_not():
     assert await order_of(queue, "cba") == "cab"
 
 
-async def test_a_session_with_work_under_way_waits_for_those_without():
+async def test_a_session_with_work_in_progress_waits_for_those_without():
     queue = FairQueue(2, 100)
     await queue.enter("a")
     await queue.enter("c")
-    queue.leave("c")  # it had its turn after the other, which is still at it
+    queue.leave("c")  # it was served after the other, which is still in progress
     await queue.enter("b")
     more = asyncio.create_task(queue.enter("a"))
     await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def test_a_session_with_work_under_way_waits_for_those_without():
     await more
 
 
-async def test_a_full_queue_says_so_and_that_later_may_be_better():
+async def test_a_full_queue_is_reported_as_temporary():
     queue = FairQueue(1, 2)
     await queue.enter("a")
     waiting = [asyncio.create_task(queue.enter(session)) for session in "bc"]
@@ -69,7 +69,7 @@ async def test_a_full_queue_says_so_and_that_later_may_be_better():
     await queue.enter("d")
 
 
-async def test_one_who_gives_up_leaves_the_queue_and_its_place():
+async def test_a_cancelled_request_leaves_the_queue_and_its_slot():
     queue = FairQueue(1, 2)
     await queue.enter("a")
     waiting = asyncio.create_task(queue.enter("b"))
@@ -81,7 +81,7 @@ async def test_one_who_gives_up_leaves_the_queue_and_its_place():
     await asyncio.wait_for(queue.enter("c"), 20)
 
 
-async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_lost():
+async def test_a_slot_granted_to_a_request_that_is_cancelled_at_the_same_moment_is_not_lost():
     queue = FairQueue(1, 2)
     await queue.enter("a")
     waiting = asyncio.create_task(queue.enter("b"))
@@ -93,13 +93,13 @@ async def test_a_place_that_comes_to_one_who_gives_up_in_the_same_moment_is_not_
     await asyncio.wait_for(queue.enter("c"), 20)
 
 
-async def test_a_place_is_not_given_to_one_who_has_just_given_up():
+async def test_a_slot_is_not_granted_to_a_request_that_was_just_cancelled():
     queue = FairQueue(1, 3)
     await queue.enter("a")
     waiting = [asyncio.create_task(queue.enter(session)) for session in "bc"]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    queue.leave("a")  # before the one that gave up has had a chance to say so
+    queue.leave("a")  # before the cancelled one could report it
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
     await asyncio.wait_for(waiting[1], 20)

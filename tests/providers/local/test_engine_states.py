@@ -1,4 +1,4 @@
-"""What the model has read survives a restart, and a file that is not what was written is as good as none."""
+"""The model's state survives a restart, and a damaged file counts as missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .test_engine import text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
-# Long enough to be kept, in few tokens: they are what takes time.
+# Long enough to be kept, in few tokens, which take the time.
 RULES = " ".join(f"Rule {n}: respect international environmental regulations everywhere." for n in range(16))
 
 
@@ -55,7 +55,7 @@ async def test_after_a_restart_the_beginning_of_a_prompt_is_not_read_again(tmp_p
     assert other["timings"]["prefix_restored"] == first["timings"]["prefix_read"]
 
 
-async def test_a_file_that_was_changed_or_cut_is_read_again_as_if_it_were_not_there(tmp_path):
+async def test_a_changed_or_truncated_file_counts_as_missing(tmp_path):
     first = await first_turn(tmp_path)
     state = only_state(tmp_path)
     right = state.read_bytes()
@@ -64,30 +64,30 @@ async def test_a_file_that_was_changed_or_cut_is_read_again_as_if_it_were_not_th
         again = await first_turn(tmp_path)
         assert "prefix_read" in again["timings"]
         assert text_of(again) == text_of(first)
-    assert "prefix_restored" in (await first_turn(tmp_path))["timings"]  # it was written anew
+    assert "prefix_restored" in (await first_turn(tmp_path))["timings"]  # it was rewritten
 
 
-async def test_only_its_owner_can_read_what_was_kept_and_the_question_is_not_in_it(tmp_path):
+async def test_only_its_owner_can_read_a_state_and_the_question_is_not_in_it(tmp_path):
     await first_turn(tmp_path / "cache")
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     for path in (tmp_path / "cache").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_folder_that_cannot_be_written_costs_only_the_time(tmp_path):
+async def test_a_read_only_folder_costs_only_time(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     first = await first_turn(tmp_path / "file" / "cache")
     assert text_of(first)
 
 
-async def test_another_beginning_has_another_file(tmp_path):
+async def test_a_different_prompt_beginning_has_a_different_file(tmp_path):
     await first_turn(tmp_path)
     other = await first_turn(tmp_path, rules=RULES.replace("respect", "honour"))
     assert "prefix_read" in other["timings"]
     assert len(list(tmp_path.glob("*.state"))) == 2
 
 
-async def test_a_second_conversation_at_the_same_time_does_not_read_the_beginning_again(tmp_path):
+async def test_a_concurrent_second_conversation_does_not_read_the_beginning_again(tmp_path):
     engine = Engine(Settings(weights(TINY), window=1024, threads=1, states=tmp_path))
     try:
         system = {"role": "system", "content": RULES}
@@ -115,7 +115,7 @@ def test_states_of_another_model_or_version_are_other_files(tmp_path):
     assert len(names) == 4
 
 
-def test_the_oldest_states_go_when_there_are_too_many(tmp_path):
+def test_the_oldest_states_are_removed_when_there_are_too_many(tmp_path):
     tmp_path /= "cache"
     states = States(tmp_path, "model", most_bytes=3_000)
     now = time.time()
@@ -130,7 +130,7 @@ def test_the_oldest_states_go_when_there_are_too_many(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000
 
 
-def test_a_state_that_is_used_is_not_the_oldest(tmp_path):
+def test_a_state_in_use_is_not_the_oldest(tmp_path):
     tmp_path /= "cache"
     states = States(tmp_path, "model", most_bytes=2_200)
     now = time.time()
@@ -146,7 +146,7 @@ def test_a_state_that_is_used_is_not_the_oldest(tmp_path):
     assert not states.right("1.state")
 
 
-def test_models_are_told_apart_by_what_is_in_them(tmp_path):
+def test_models_are_distinguished_by_their_content(tmp_path):
     data = bytes(5_000_000)
     one, two, three = (tmp_path / name for name in "abc")
     one.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A person who waits for a model to be loaded is told so."""
+"""A person who waits for a model to load is told so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _found() -> None:
     weights(TINY)  # before there is an event loop to be blocked
 
 
-async def test_it_says_that_it_loads_the_model_while_it_does() -> None:
+async def test_it_reports_loading_while_the_model_loads() -> None:
     found = threading.Event()
 
     def slowly() -> Path:
@@ -42,7 +42,7 @@ async def test_it_says_that_it_loads_the_model_while_it_does() -> None:
     await provider.close()
 
 
-async def test_a_file_of_ones_own_that_was_cut_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_truncated_file_of_the_persons_own_is_one_line_with_advice(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     await asyncio.to_thread(lambda: cut.write_bytes(weights(TINY).read_bytes()[:20_000_000]))
     engine = Engine(Settings(cut, window=512, slots=1))
@@ -53,11 +53,11 @@ async def test_a_file_of_ones_own_that_was_cut_is_one_line_that_says_what_to_do(
     assert "get it again" in str(caught.value)
 
 
-async def test_at_a_terminal_the_spinner_says_so() -> None:
+async def test_at_a_terminal_the_spinner_shows_it() -> None:
     async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
         await screen.sees("/help shows")
         screen.type("hello\r")
-        await screen.sees("loading")  # the screen draws only what has changed
+        await screen.sees("loading")  # the screen draws only changes
         await until(lambda: screen.takes_keys)
         screen.type("\x04")
         assert await screen.ends() == 0

@@ -70,7 +70,7 @@ async def test_an_answer_streams_and_ends_with_the_whole():
         assert answer.usage["prompt_tokens"] > 5
 
 
-async def test_a_conversation_with_calls_and_their_results_is_taken():
+async def test_a_conversation_with_calls_and_their_results_is_accepted():
     async with provider() as made:
         answer = await made.chat(CALLED, [TOOL], options={"max_tokens": 8})
         assert answer.content is not None or answer.tool_calls
@@ -89,7 +89,7 @@ async def test_the_options_of_a_request_are_honoured():
         assert stop not in ((await made.chat(HELLO, options={"temperature": 0, "stop": [stop]})).content or "")
 
 
-async def test_an_answer_has_the_schema_that_was_asked_for():
+async def test_an_answer_follows_the_requested_schema():
     schema = {
         "type": "object",
         "properties": {"colour": {"enum": ["red", "green"]}},
@@ -102,7 +102,7 @@ async def test_an_answer_has_the_schema_that_was_asked_for():
         assert json.loads(answer.content or "")["colour"] in ("red", "green")
 
 
-async def test_an_option_that_it_does_not_know_is_refused():
+async def test_an_unknown_option_is_refused():
     async with provider() as made:
         with pytest.raises(ProviderError) as caught:
             await made.chat(HELLO, options={"service_tier": "priority"})
@@ -110,7 +110,7 @@ async def test_an_option_that_it_does_not_know_is_refused():
         assert made.engine.pid is None
 
 
-async def test_another_model_than_the_loaded_one_is_refused():
+async def test_a_model_other_than_the_loaded_one_is_refused():
     async with provider() as made:
         with pytest.raises(ProviderError) as caught:
             await made.chat(HELLO, model="other")
@@ -125,7 +125,7 @@ async def test_pictures_are_left_out_and_their_text_is_read():
         assert answer.content
 
 
-async def test_a_watcher_who_leaves_stops_the_model():
+async def test_a_subscriber_that_leaves_stops_the_model():
     async with provider(slots=1) as made:
         stream = made.stream(HELLO, options={"max_tokens": 1900, "stop": None, "logit_bias": {"2": -100}})
         async for _ in stream:
@@ -139,7 +139,7 @@ KEPT = object()  # cannot be sent
 
 
 class Shouting:
-    """Asks once more unless the answer was asked for twice, and shows it in capitals."""
+    """Asks once more unless the request was already repeated, and shows the answer in capitals."""
 
     prompt_tokens = 0
 
@@ -168,7 +168,7 @@ async def test_a_shaping_decides_what_is_asked_and_shown_and_may_ask_again():
     async with provider(shaping) as made:
         pieces = [piece async for piece in made.stream(HELLO)]
     deltas = [piece for piece in pieces if isinstance(piece, Delta)]
-    assert not any(delta.restart for delta in deltas)  # the second answer goes on where the first one ended
+    assert not any(delta.restart for delta in deltas)  # the second answer continues the first
     shown = "".join(delta.text for delta in deltas)
     assert isinstance(pieces[-1], LLMResponse)
     assert shown == pieces[-1].content
@@ -178,7 +178,7 @@ async def test_a_shaping_decides_what_is_asked_and_shown_and_may_ask_again():
     assert pieces[-1].usage["completion_tokens"] == 7
 
 
-async def test_a_schema_of_the_callers_own_is_not_shaped():
+async def test_a_schema_set_by_the_caller_is_not_shaped():
     shaping = Shouting()
     async with provider(shaping) as made:
         answer = await made.chat(HELLO, options={"response_format": {"type": "json_object"}, "max_tokens": 30})
@@ -200,7 +200,7 @@ async def test_tools_that_may_not_be_called_are_not_offered():
     assert offered == [None, None]
 
 
-async def test_weights_that_are_not_there_are_the_one_command_that_gets_them():
+async def test_missing_weights_are_reported_with_the_one_command_that_gets_them():
     made = local_provider(await in_thread(Config.load))
     with pytest.raises(ProviderError) as caught:
         await made.chat(HELLO)
@@ -209,7 +209,7 @@ async def test_weights_that_are_not_there_are_the_one_command_that_gets_them():
     await made.close()
 
 
-async def test_the_settings_of_a_person_are_the_models(tmp_path, monkeypatch):
+async def test_a_persons_settings_apply_to_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("EVERLOOP_WEIGHTS", str(weights(TINY).parent))
     made = local_provider(await in_thread(Config.load, {"model": TINY}))
     answer = await made.chat(HELLO, options={"max_tokens": 2})
@@ -219,7 +219,7 @@ async def test_the_settings_of_a_person_are_the_models(tmp_path, monkeypatch):
 
 @pytest.mark.may_block
 async def test_a_real_small_model_completes_a_turn_of_two_rounds_with_a_real_tool(tmp_path):
-    """The model answers with a call because its grammar leaves it nothing else; the tool and the loop are real."""
+    """The model answers with a call because its grammar allows nothing else; the tool and the loop are real."""
     model = await asyncio.to_thread(weights, SMALL)
     workspace = tmp_path / "workspace"
     workspace.mkdir()

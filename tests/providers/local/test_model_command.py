@@ -1,4 +1,4 @@
-"""`everloop model`: the real command, at a pipe and at a terminal."""
+"""`everloop model`: the real command, with a pipe and at a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUB = "/hub/tiny-q4.gguf"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A hub for the model `tiny`, and a command line that knows it."""
+    """A hub with the model `tiny`, and a command line that knows it."""
     with serving() as running:
         running.gives(HUB, Answer(BYTES))
         path = write_catalogue(tmp_path / "catalogue.json", replace(CARD, hub=f"{running.url}{HUB}"))
@@ -66,14 +66,14 @@ async def test_a_model_is_pulled_found_listed_and_removed(server):
     is_one_error(await model("remove", "tiny"))
 
 
-async def test_the_list_has_every_model_with_its_size_and_licence_and_tells_the_default():
+async def test_the_list_has_every_model_with_its_size_and_licence_and_marks_the_default():
     lines = (await everloop("model", "list")).lines[1:]
     assert [line.split()[0] for line in lines] == list(CATALOGUE)
     assert all("Apache-2.0" in line and " MB " in line for line in lines)
     assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, BETTER]
 
 
-def test_the_page_has_every_model_as_it_is_in_the_catalogue():
+def test_the_docs_page_lists_every_model_of_the_catalogue():
     page = (DOCS / "local-model.md").read_text()
     for card in CATALOGUE.values():
         about = card.about + role(card)
@@ -81,7 +81,7 @@ def test_the_page_has_every_model_as_it_is_in_the_catalogue():
         assert row in page, f"docs/local-model.md must have: {row}"
 
 
-async def test_nothing_is_asked_of_anybody_for_a_list_or_a_path(server):
+async def test_a_list_or_a_path_needs_no_network(server):
     await model("list")
     await model("list", "--check")
     await model("path", "tiny")
@@ -89,7 +89,7 @@ async def test_nothing_is_asked_of_anybody_for_a_list_or_a_path(server):
     assert not models().exists()
 
 
-async def test_a_check_reads_the_files_again_and_a_damaged_one_is_pulled_again(server):
+async def test_a_check_reads_the_files_again_and_pulls_a_damaged_one_again(server):
     path = Path((await model("pull", "tiny")).out.strip())
     at = path.stat().st_mtime_ns
     path.write_bytes(OTHER)
@@ -114,12 +114,12 @@ async def test_a_part_is_listed_as_one_and_removed(server):
 
 
 @pytest.mark.parametrize("action", ["pull", "path", "remove"])
-async def test_an_unknown_name_is_one_line_with_the_names_there_are(server, action):
+async def test_an_unknown_name_is_one_line_with_the_known_names(server, action):
     is_one_error(await model(action, "tinny"), '"tiny"')
 
 
 @pytest.mark.parametrize("action", ["pull", "path"])
-async def test_a_gguf_file_of_the_persons_own_goes_by_its_path(server, tmp_path, action):
+async def test_a_persons_own_gguf_file_is_named_by_its_path(server, tmp_path, action):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(b"GGUF and whatever")
     assert (await model(action, str(mine))).out == f"{mine}\n"
@@ -130,7 +130,7 @@ async def test_a_gguf_file_of_the_persons_own_goes_by_its_path(server, tmp_path,
     is_one_error(await model(action, str(tmp_path)), str(tmp_path))
 
 
-async def test_files_of_the_persons_own_are_never_removed(server, tmp_path):
+async def test_a_persons_own_files_are_never_removed(server, tmp_path):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(BYTES)
     is_one_error(await model("remove", str(mine)))
@@ -138,7 +138,7 @@ async def test_files_of_the_persons_own_are_never_removed(server, tmp_path):
     assert mine.read_bytes() == BYTES
 
 
-async def test_a_file_in_the_settings_is_used_and_the_folder_may_be_another(server, tmp_path):
+async def test_a_file_in_the_settings_is_used_and_the_folder_may_differ(server, tmp_path):
     mine = tmp_path / "weights"
     mine.mkdir()
     (mine / CARD.file).write_bytes(BYTES)
@@ -158,7 +158,7 @@ async def test_a_model_that_is_being_pulled_is_not_removed(server):
     assert (await finished(process)).status == 0
 
 
-async def test_a_pipe_gets_plain_lines_and_not_many(server):
+async def test_a_pipe_gets_a_few_plain_lines(server):
     server.gives(HUB, Answer(BYTES, slow=0.03))
     done = await model("pull", "tiny")
     assert 1 <= len(done.err.splitlines()) <= 3

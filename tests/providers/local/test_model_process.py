@@ -1,4 +1,4 @@
-"""The parent's side of the engine, with children that are no model: they end, refuse or say nothing."""
+"""The parent's side of the engine, with children that are not models: they end, refuse or stay silent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.commands import until
 from .test_engine import alive
 
 LOADING = Loading("model.gguf", 512, 1, 1, "")
-SILENT = "import sys; sys.stdin.buffer.read()"  # takes all that it is told, until there is no more
+SILENT = "import sys; sys.stdin.buffer.read()"  # reads its input to the end
 GONE = "pass"
 
 
@@ -48,7 +48,7 @@ while head := sys.stdin.buffer.read(4):
 
 
 def start_instead(does: str, monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Whatever model is to be loaded, another program is started; those that were."""
+    """Start another program instead of any model; return those that were started."""
     begun: list[Process] = []
     start = asyncio.create_subprocess_exec
 
@@ -73,7 +73,7 @@ async def child_that(does: str, silence: float = 300.0) -> AsyncIterator[ModelPr
 
 @contextlib.asynccontextmanager
 async def engine_with(child: ModelProcess, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    """An engine whose next start gives this child."""
+    """An engine whose next start yields this child."""
 
     async def start(*_: Any) -> ModelProcess:
         return child
@@ -87,7 +87,7 @@ async def engine_with(child: ModelProcess, monkeypatch: pytest.MonkeyPatch) -> A
         await made.close()
 
 
-async def test_a_child_that_dies_as_soon_as_it_is_ready_fails_the_request_that_waited_for_it(monkeypatch):
+async def test_a_child_that_dies_once_ready_fails_its_waiting_request(monkeypatch):
     async with child_that(GONE) as child:
         await until(lambda: child.dead)
         async with engine_with(child, monkeypatch) as made:
@@ -96,7 +96,7 @@ async def test_a_child_that_dies_as_soon_as_it_is_ready_fails_the_request_that_w
             assert caught.value.retryable
 
 
-async def test_a_request_that_cannot_be_sent_is_forgotten_and_the_child_is_not_taken_to_hang():
+async def test_a_request_that_cannot_be_sent_is_forgotten_and_the_child_does_not_count_as_hung():
     async with child_that(SILENT, silence=0.2) as child:
         with pytest.raises(TypeError):
             child.begin({"prompt": object()}, None)
@@ -104,21 +104,21 @@ async def test_a_request_that_cannot_be_sent_is_forgotten_and_the_child_is_not_t
         assert not child.dead
 
 
-async def test_a_child_that_ends_by_itself_is_not_killed_on_top_of_that_and_its_end_is_told_as_it_was(monkeypatch):
+async def test_a_child_that_ends_by_itself_is_not_killed_and_its_end_is_reported_truly(monkeypatch):
     monkeypatch.setattr(process_module, "GOODBYE", 20.0)
     async with child_that("import os, time; os.close(1); time.sleep(0.3); os._exit(7)") as child:
         with pytest.raises(ProviderError, match="status 7"):
             await asyncio.wait_for(child.begin({"prompt": "hello"}, None).ended, 30)
 
 
-async def test_a_child_that_says_no_more_and_does_not_end_is_killed(monkeypatch):
+async def test_a_child_that_falls_silent_and_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(process_module, "GOODBYE", 0.2)
     async with child_that("import os, time; os.close(1); time.sleep(600)") as child:
         with pytest.raises(ProviderError, match="signal 9"):
             await asyncio.wait_for(child.begin({"prompt": "hello"}, None).ended, 30)
 
 
-async def test_a_child_that_hangs_while_it_loads_is_ended_and_the_request_fails(monkeypatch):
+async def test_a_child_that_hangs_while_loading_is_ended_and_the_request_fails(monkeypatch):
     begun = start_instead(SILENT, monkeypatch)
     monkeypatch.setattr(process_module, "LOADED", 0.2)
     with pytest.raises(ProviderError, match="not loaded") as caught:
@@ -127,7 +127,7 @@ async def test_a_child_that_hangs_while_it_loads_is_ended_and_the_request_fails(
     assert begun[0].returncode is not None
 
 
-async def test_a_process_that_cannot_be_started_is_one_line_that_says_why(monkeypatch):
+async def test_a_process_that_cannot_be_started_is_one_line_with_the_reason(monkeypatch):
     async def refused(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -137,7 +137,7 @@ async def test_a_process_that_cannot_be_started_is_one_line_that_says_why(monkey
     assert caught.value.retryable
 
 
-async def test_a_conversation_is_put_into_shape_beside_the_event_loop():
+async def test_a_conversation_is_shaped_outside_the_event_loop():
     looked_through = threading.Event()
 
     class Slow(Plain):
@@ -156,7 +156,7 @@ async def test_a_conversation_is_put_into_shape_beside_the_event_loop():
 
 @pytest.mark.may_block
 @pytest.mark.parametrize("ends", ["by a request", "by its end"])
-def test_an_engine_whose_event_loop_has_ended_starts_anew_in_the_next_one(monkeypatch, ends):
+def test_an_engine_whose_event_loop_has_ended_restarts_in_the_next_one(monkeypatch, ends):
     begun = start_instead(ANSWERING, monkeypatch)
     made = Engine(Settings(Path("model.gguf"), slots=1))
 

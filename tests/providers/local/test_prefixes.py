@@ -1,4 +1,4 @@
-"""What is kept of a prompt's beginning when the disk or the folder refuses: nothing that takes room for nothing."""
+"""Saved states of a prompt's beginning if the disk or the folder refuses: no leftovers take up space."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def prepared(model: Disk, states: States) -> dict[str, Any]:
     return found
 
 
-def test_what_a_full_disk_took_of_a_state_is_not_left_there(tmp_path):
+def test_a_state_truncated_by_a_full_disk_is_removed(tmp_path):
     states = States(tmp_path / "cache", "model")
     assert prepared(Disk(states.folder, full=True), states) == {"prefix_read": 400}
     assert list(states.folder.iterdir()) == []
 
 
-def test_a_state_whose_checksum_finds_no_room_is_not_left_there(tmp_path, monkeypatch):
+def test_a_state_without_room_for_its_checksum_is_removed(tmp_path, monkeypatch):
     states = States(tmp_path / "cache", "model")
 
     def full(*_: Any, **__: Any) -> int:
@@ -57,7 +57,7 @@ def test_a_state_whose_checksum_finds_no_room_is_not_left_there(tmp_path, monkey
     assert list(states.folder.iterdir()) == []
 
 
-def test_a_folder_for_states_that_is_somebody_elses_costs_only_the_time(tmp_path, monkeypatch):
+def test_a_state_folder_of_another_user_costs_only_time(tmp_path, monkeypatch):
     class Loaded:
         version = "1"
 

@@ -42,7 +42,7 @@ async def test_a_model_that_knows_nothing_of_tools_makes_a_right_call_and_then_a
         assert isinstance(first, LLMResponse)
         assert [
             piece for piece in pieces if isinstance(piece, Delta) and piece.text
-        ] == []  # a call is not for watchers
+        ] == []  # subscribers do not see calls
         (call,) = first.tool_calls
         function = next(tool["function"] for tool in TOOLS if tool["function"]["name"] == call.name)
         assert call.error is None

@@ -39,7 +39,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shelf(folder: Path, server: Server, *, weights: Path | None = None, mirror: bool = False) -> Weights:
-    """The folder of a person whose hub is the server, and maybe the mirror too."""
+    """A person's folder whose hub is the server, perhaps with a mirror."""
     card = replace(CARD, hub=f"{server.url}{HUB}")
     asked = Sources(weights, f"{server.url}/mirror" if mirror else "")
     return Weights(folder / "models", asked, {card.name: card})
@@ -50,12 +50,12 @@ def is_installed(path: Path) -> bool:
 
 
 def left(folder: Path) -> set[str]:
-    """What is in the folder, but for the lock and the note of the check."""
+    """Return what is in the folder, except the lock and the record of the check."""
     return {path.name for path in (folder / "models").iterdir()} - {".tiny.lock", ".tiny.checked"}
 
 
 def refused(weights: Weights) -> str:
-    """The one line that a pull fails with; no file has the model's name then."""
+    """Return the one line that a pull fails with; then no file has the model's name."""
     with pytest.raises(EverloopError) as caught:
         weights.pull("tiny")
     assert not (weights.folder / CARD.file).exists()
@@ -66,7 +66,7 @@ def refused(weights: Weights) -> str:
 # ---------------------------------------------------------------------------------------------- the good way
 
 
-def test_a_model_is_pulled_once_and_then_found_without_asking_anybody(tmp_path, server):
+def test_a_model_is_pulled_once_and_then_found_without_the_network(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     assert weights.find("tiny") is None
@@ -76,7 +76,7 @@ def test_a_model_is_pulled_once_and_then_found_without_asking_anybody(tmp_path, 
     assert left(tmp_path) == {CARD.file}
 
 
-def test_reports_grow_to_the_whole(tmp_path, server):
+def test_reports_grow_to_the_full_size(tmp_path, server):
     server.gives(HUB, Answer(BYTES, slow=0.1))
     seen: list[Progress] = []
     shelf(tmp_path, server).pull("tiny", Watch(seen.append))
@@ -86,7 +86,7 @@ def test_reports_grow_to_the_whole(tmp_path, server):
     assert (done[-1], seen[-1].total) == (CARD.size, CARD.size)
 
 
-async def test_ensure_pulls_beside_the_event_loop_and_reports_on_it(tmp_path, server):
+async def test_ensure_pulls_outside_the_event_loop_and_reports_on_it(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     loops: list[asyncio.AbstractEventLoop] = []
     path = await shelf(tmp_path, server).ensure("tiny", lambda now: loops.append(asyncio.get_running_loop()))
@@ -94,7 +94,7 @@ async def test_ensure_pulls_beside_the_event_loop_and_reports_on_it(tmp_path, se
     assert set(loops) == {asyncio.get_running_loop()}
 
 
-async def test_a_cancelled_ensure_stops_and_the_next_one_goes_on(tmp_path, server):
+async def test_a_cancelled_ensure_stops_and_the_next_one_resumes(tmp_path, server):
     server.gives(HUB, Answer(BYTES, slow=0.3), Answer(BYTES))
     weights = shelf(tmp_path, server)
     begun = asyncio.Event()
@@ -109,7 +109,7 @@ async def test_a_cancelled_ensure_stops_and_the_next_one_goes_on(tmp_path, serve
     assert int(server.ranges[1][6:-1]) > 50_000
 
 
-def test_the_hub_may_send_us_on_to_another_host(tmp_path, server):
+def test_the_hub_may_redirect_to_another_host(tmp_path, server):
     with serving() as store:
         server.gives(HUB, Answer(status=302, location=f"http://localhost:{store.port}/blob"))
         store.gives("/blob", Answer(BYTES, cut=150_000), Answer(BYTES))
@@ -120,7 +120,7 @@ def test_the_hub_may_send_us_on_to_another_host(tmp_path, server):
 # ---------------------------------------------------------------------------------------------- cuts
 
 
-def test_a_cut_download_goes_on_where_it_ended(tmp_path, server):
+def test_an_interrupted_download_resumes_where_it_ended(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, cut=60_000), Answer(BYTES))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
     assert server.ranges == [None, "bytes=100000-", "bytes=160000-"]
@@ -128,30 +128,30 @@ def test_a_cut_download_goes_on_where_it_ended(tmp_path, server):
     assert server.requests[1][1]["If-Range"] == '"one"'
 
 
-def test_a_server_that_cannot_go_on_starts_again(tmp_path, server):
+def test_a_server_that_cannot_resume_starts_over(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000, ranges=False), Answer(BYTES, ranges=False))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
 
 
-def test_a_file_that_changed_at_the_server_is_not_joined_to_the_old_one(tmp_path, server):
+def test_a_file_that_changed_on_the_server_is_not_joined_to_the_old_one(tmp_path, server):
     server.gives(HUB, Answer(OTHER, cut=250_000), Answer(BYTES, etag='"two"'))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
     assert [headers["If-Range"] for _, headers in server.requests] == [None, '"one"']
 
 
-def test_a_server_that_has_no_such_place_is_asked_for_all_of_it(tmp_path, server):
+def test_a_server_that_lacks_the_range_is_asked_for_all_of_it(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(status=416), Answer(BYTES))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
     assert server.ranges == [None, "bytes=100000-", None]
 
 
-def test_a_weak_version_is_no_promise_about_the_bytes(tmp_path, server):
+def test_a_weak_validator_does_not_count(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000, etag='W/"one"'), Answer(BYTES, etag='W/"one"'))
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
     assert server.requests[1][1]["If-Range"] is None
 
 
-def test_a_server_that_always_cuts_short_is_given_up_and_what_came_is_kept(tmp_path, server):
+def test_after_too_many_interruptions_the_server_is_given_up_and_the_part_kept(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=1000))
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -161,14 +161,14 @@ def test_a_server_that_always_cuts_short_is_given_up_and_what_came_is_kept(tmp_p
     assert is_installed(weights.pull("tiny"))
 
 
-def test_the_next_source_goes_on_where_the_first_one_ended(tmp_path, server):
+def test_the_next_source_resumes_where_the_first_one_ended(tmp_path, server):
     server.gives(MIRROR, Answer(BYTES, cut=100_000), Answer(status=404))
     server.gives(HUB, Answer(BYTES))
     assert is_installed(shelf(tmp_path, server, mirror=True).pull("tiny"))
     assert [(path, headers["Range"]) for path, headers in server.requests] == [
         (MIRROR, None), (MIRROR, "bytes=100000-"), (HUB, "bytes=100000-")
     ]  # fmt: skip
-    assert server.requests[-1][1]["If-Range"] is None  # the version was the mirror's
+    assert server.requests[-1][1]["If-Range"] is None  # the mirror's version
 
 
 def test_an_overloaded_server_is_asked_again(tmp_path, server):
@@ -176,7 +176,7 @@ def test_an_overloaded_server_is_asked_again(tmp_path, server):
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
 
 
-def test_a_part_that_is_whole_needs_no_server(tmp_path, server):
+def test_a_complete_part_needs_no_server(tmp_path, server):
     weights = shelf(tmp_path, server)
     weights.folder.mkdir()
     (weights.folder / f".{CARD.file}.part").write_bytes(BYTES)
@@ -185,7 +185,7 @@ def test_a_part_that_is_whole_needs_no_server(tmp_path, server):
 
 
 @pytest.mark.parametrize("part", [OTHER, OTHER[:300_000], BYTES + b"more"], ids=["wrong", "wrong start", "too long"])
-def test_a_part_that_is_not_of_this_file_is_thrown_away_and_all_of_it_pulled(tmp_path, server, part):
+def test_a_part_of_another_file_is_discarded_and_all_of_it_pulled(tmp_path, server, part):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     weights.folder.mkdir()
@@ -204,13 +204,13 @@ def test_wrong_bytes_are_deleted_and_refused(tmp_path, server):
     assert len(server.requests) == 1
 
 
-def test_a_mirror_that_lies_is_passed_over(tmp_path, server):
+def test_a_mirror_with_wrong_bytes_is_skipped(tmp_path, server):
     server.gives(MIRROR, Answer(OTHER))
     server.gives(HUB, Answer(BYTES))
     assert is_installed(shelf(tmp_path, server, mirror=True).pull("tiny"))
 
 
-def test_a_mirror_that_lies_and_cuts_does_not_spoil_the_hubs_bytes(tmp_path, server):
+def test_a_mirror_that_interrupts_wrong_bytes_does_not_spoil_the_hubs(tmp_path, server):
     server.gives(MIRROR, Answer(OTHER, cut=300_000), Answer(status=404))
     server.gives(HUB, Answer(BYTES))
     assert is_installed(shelf(tmp_path, server, mirror=True).pull("tiny"))
@@ -229,7 +229,7 @@ def test_a_mirror_that_lies_and_cuts_does_not_spoil_the_hubs_bytes(tmp_path, ser
     ],
     ids=["a page", "too long", "a smaller header", "a huge header", "a header below zero", "nothing"],
 )
-def test_what_is_not_the_file_by_its_length_is_not_even_begun(tmp_path, server, answer):
+def test_a_file_of_the_wrong_length_is_not_downloaded(tmp_path, server, answer):
     server.gives(HUB, answer)
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -237,14 +237,14 @@ def test_what_is_not_the_file_by_its_length_is_not_even_begun(tmp_path, server, 
 
 
 @pytest.mark.parametrize("said", ["bytes 100000-100009/10", f"bytes 7-{CARD.size - 1}/{CARD.size}", "nonsense"])
-def test_a_piece_that_was_not_asked_for_is_refused_and_what_is_there_is_kept(tmp_path, server, said):
+def test_a_range_that_was_not_requested_is_refused_and_the_part_kept(tmp_path, server, said):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     weights = shelf(tmp_path, server)
     refused(weights)
     assert weights.so_far("tiny") == 100_000
 
 
-def test_a_page_in_place_of_the_rest_does_not_cost_what_is_there(tmp_path, server):
+def test_a_page_in_place_of_the_rest_does_not_cost_the_part(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(b"<html>please log in</html>", kind="text/html"))
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -272,12 +272,12 @@ def test_when_all_fail_one_line_names_each_source_and_why(tmp_path, server):
     assert mine.read_bytes() == OTHER
 
 
-def test_a_host_that_swallows_packets_does_not_hold_the_next_source_up(tmp_path, server, monkeypatch):
+def test_a_host_that_drops_packets_does_not_delay_the_next_source(tmp_path, server, monkeypatch):
     monkeypatch.setattr(sources, "REACH", 0.5)
     server.gives(HUB, Answer(BYTES))
     with socket.socket() as silent, contextlib.ExitStack() as clients:
         silent.bind(("127.0.0.1", 0))
-        silent.listen(0)  # and nobody accepts: once its queue is full, the kernel answers no more
+        silent.listen(0)  # and no accept: once its queue is full, the kernel stops answering
         for _ in range(4):
             client = clients.enter_context(socket.socket())
             client.setblocking(False)
@@ -286,7 +286,7 @@ def test_a_host_that_swallows_packets_does_not_hold_the_next_source_up(tmp_path,
         card = replace(CARD, hub=f"{server.url}{HUB}")
         began = time.monotonic()
         assert is_installed(Weights(tmp_path / "models", Sources(mirror=mirror), {"tiny": card}).pull("tiny"))
-    assert 0.4 < time.monotonic() - began < 30  # the system itself tries for two minutes
+    assert 0.4 < time.monotonic() - began < 30  # the system itself would try for two minutes
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_link_in_place_of_the_part_is_not_written_through(tmp_path, server):
     assert precious.read_text() == "canary"
 
 
-def test_the_name_and_password_of_a_mirror_go_to_it_alone_and_are_never_shown(tmp_path, server):
+def test_a_mirrors_name_and_password_go_to_it_alone_and_are_never_shown(tmp_path, server):
     secret = "c4nary-pw"
     with serving() as elsewhere:
         server.gives(MIRROR, Answer(status=302, location=f"{elsewhere.url}/blob"))
@@ -339,7 +339,7 @@ def test_a_redirect_out_of_https_is_not_followed(tmp_path, server, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://127.0.0.1:1/x"])
-def test_a_redirect_to_another_kind_of_address_is_not_followed(tmp_path, server, place):
+def test_a_redirect_to_another_scheme_is_not_followed(tmp_path, server, place):
     server.gives(HUB, Answer(status=302, location=place))
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -350,17 +350,17 @@ def test_a_redirect_to_another_kind_of_address_is_not_followed(tmp_path, server,
 
 
 @pytest.mark.parametrize("name", ["named-otherwise.gguf", CARD.file])
-def test_a_file_that_the_person_points_to_is_used_where_it_is(tmp_path, server, name):
+def test_a_file_that_the_person_names_is_used_where_it_is(tmp_path, server, name):
     mine = tmp_path / "mine" / name
     mine.parent.mkdir()
     mine.write_bytes(BYTES)
-    pointed = mine.parent if name == CARD.file else mine  # the folder will do if the name is right
+    pointed = mine.parent if name == CARD.file else mine  # the folder suffices if the name is right
     weights = shelf(tmp_path, server, weights=pointed)
     assert weights.pull("tiny") == weights.find("tiny") == mine
     assert server.requests == []
 
 
-def test_a_file_of_the_persons_that_is_another_one_is_left_alone_and_the_next_source_asked(tmp_path, server):
+def test_a_different_file_of_the_persons_is_left_alone_and_the_next_source_used(tmp_path, server):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(OTHER)
     server.gives(HUB, Answer(BYTES))
@@ -368,28 +368,28 @@ def test_a_file_of_the_persons_that_is_another_one_is_left_alone_and_the_next_so
     assert mine.read_bytes() == OTHER
 
 
-def test_a_file_that_was_checked_is_read_again_only_when_it_changed_or_on_demand(tmp_path, server):
+def test_a_checked_file_is_read_again_only_if_changed_or_on_demand(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     path = weights.pull("tiny")
     changed = path.stat().st_mtime_ns
     path.write_bytes(OTHER)
     os.utime(path, ns=(changed, changed))
-    assert weights.find("tiny") == path  # nothing tells that it is another one
+    assert weights.find("tiny") == path  # there is no sign that it differs
     assert weights.find("tiny", again=True) is None
     os.utime(path)
     assert weights.find("tiny") is None
     assert is_installed(weights.pull("tiny"))
 
 
-def test_a_damaged_file_is_deleted_even_if_it_cannot_be_had_again(tmp_path, server):
+def test_a_damaged_file_is_deleted_even_if_it_cannot_be_replaced(tmp_path, server):
     server.gives(HUB, Answer(BYTES), Answer(status=404))
     weights = shelf(tmp_path, server)
     weights.pull("tiny").write_bytes(OTHER)
     refused(weights)
 
 
-def test_a_file_of_another_size_is_not_even_read(tmp_path, server):
+def test_a_file_of_another_size_is_not_read(tmp_path, server):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(BYTES + b"more")
     seen: list[Progress] = []
@@ -397,7 +397,7 @@ def test_a_file_of_another_size_is_not_even_read(tmp_path, server):
     assert seen == []
 
 
-def test_a_note_of_a_check_counts_for_its_own_file_only(tmp_path, server):
+def test_the_record_of_a_check_counts_only_for_its_own_file(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     path = shelf(tmp_path, server).pull("tiny")
     mine = tmp_path / "mine.gguf"
@@ -406,7 +406,7 @@ def test_a_note_of_a_check_counts_for_its_own_file_only(tmp_path, server):
     assert shelf(tmp_path, server, weights=mine).find("tiny") == path
 
 
-def test_a_spoilt_note_is_no_more_than_none(tmp_path, server):
+def test_a_damaged_record_counts_as_none(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     path = weights.pull("tiny")
@@ -414,7 +414,7 @@ def test_a_spoilt_note_is_no_more_than_none(tmp_path, server):
     assert weights.find("tiny") == path
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, server):
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path, server):
     (tmp_path / "models").write_text("a file")
     weights = shelf(tmp_path, server)
     with pytest.raises(EverloopError, match="EVERLOOP_MODELS"):
@@ -425,7 +425,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, server):
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_every_card_of_the_catalogue_adds_up(card: ModelCard):
+def test_every_card_of_the_catalogue_is_consistent(card: ModelCard):
     assert sum(wheel.size for wheel in card.wheels) == card.size
     assert len({wheel.sha256 for wheel in card.wheels}) == len(card.wheels)
     assert all(len(known) == 64 for known in (card.sha256, *(wheel.sha256 for wheel in card.wheels)))

@@ -1,5 +1,6 @@
-"""Servers that mean harm, and files that change while they are looked at: one line, no more room than the model needs,
-and no wrong bytes that count as right."""
+"""Hostile servers, and files that change while they are read: one line, no more disk than the model needs, and no wrong
+bytes that count as right.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from .test_weights import HUB, is_installed, refused, shelf
 from .test_weights import _short_pauses as _short_pauses
 from .test_weights import server as server
 
-DIGITS = "9" * 5_000  # more than Python makes a number of
+DIGITS = "9" * 5_000  # more digits than Python converts to a number
 
 
-def test_a_redirect_that_leads_to_itself_is_one_line(tmp_path, server):
+def test_a_redirect_to_itself_is_one_line(tmp_path, server):
     server.gives(HUB, Answer(status=302, location=HUB))
     assert "302" in refused(shelf(tmp_path, server))
 
 
-def test_what_a_redirect_says_besides_where_it_leads_is_not_read(tmp_path, server, monkeypatch):
+def test_the_body_of_a_redirect_is_not_read(tmp_path, server, monkeypatch):
     monkeypatch.setattr(sources, "TIMEOUT", 10.0)
     server.gives(HUB, Answer(bytes(60_000), status=302, location=f"{server.url}/blob", length=10**12, hold=20_000))
     server.gives("/blob", Answer(BYTES))
@@ -30,25 +31,25 @@ def test_what_a_redirect_says_besides_where_it_leads_is_not_read(tmp_path, serve
 
 
 @pytest.mark.parametrize("said", [f"bytes {DIGITS}-{DIGITS}/*", f"bytes 100000-{DIGITS}/{DIGITS}"])
-def test_a_place_in_the_file_that_is_no_number_is_refused_and_what_is_there_is_kept(tmp_path, server, said):
+def test_a_range_that_is_no_number_is_refused_and_the_part_kept(tmp_path, server, said):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000
     assert shelved.so_far("tiny") == 100_000
 
 
-def test_a_rest_whose_length_is_no_number_is_refused_and_what_is_there_is_kept(tmp_path, server):
+def test_a_length_that_is_no_number_is_refused_and_the_part_kept(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, length=10**4_200))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000
     assert shelved.so_far("tiny") == 100_000
 
 
-def test_a_file_that_changes_while_it_is_checked_does_not_count_as_checked(tmp_path, server, monkeypatch):
+def test_a_file_that_changes_during_its_check_does_not_count_as_checked(tmp_path, server, monkeypatch):
     server.gives(HUB, Answer(BYTES))
     shelved = shelf(tmp_path, server)
     path = shelved.pull("tiny")
-    os.utime(path, (1, 1))  # long ago: a clock that counts in ticks would not tell two writes apart
+    os.utime(path, (1, 1))  # long ago: a coarse clock would not tell two writes apart
     checked = weights._sha256
 
     def and_then_changed(*arguments):

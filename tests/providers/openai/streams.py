@@ -1,4 +1,4 @@
-"""What a stream is made of, and what a watcher sees of it."""
+"""Parts of a stream, and what a subscriber sees of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ECHO = [{"type": "function", "function": {"name": "echo", "parameters": {"type":
 
 
 async def watch(provider: Any, messages: Any = ASK, tools: Any = None, model: Any = None) -> tuple[list[Delta], Any]:
-    """Everything a stream shows, and its answer."""
+    """Return everything that a stream shows, and its answer."""
     items: list[Any] = [item async for item in provider.stream(messages, tools, model)]
     assert isinstance(items[-1], LLMResponse)
     assert all(isinstance(item, Delta) for item in items[:-1])

@@ -47,7 +47,7 @@ async def test_a_stream_shows_each_token_and_ends_with_the_whole_answer(server, 
     assert server.requests[0].body["stream_options"] == {"include_usage": True}
 
 
-async def test_a_stream_puts_the_pieces_of_parallel_calls_together(server, provider):
+async def test_a_stream_joins_the_pieces_of_parallel_calls(server, provider):
     server.calls(call("echo", text="first"), call("echo", text="second"))
     shown, answer = await watch(provider, tools=ECHO)
     assert shown == []
@@ -94,7 +94,7 @@ async def test_a_whole_completion_with_odd_fields_is_read(server, provider):
 
 @pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\n", "\r\n"])
 @pytest.mark.parametrize("size", [0, 1, 7])
-async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_cuts_it(server, provider, end, size):
+async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_splits_it(server, provider, end, size):
     server.raw(
         sse({"role": "assistant", "content": None}, {"content": "gr"}, {"content": "üße 😀"}, END, end=end), piece=size
     )
@@ -103,7 +103,7 @@ async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_
     assert answer.content == "grüße 😀"
 
 
-async def test_comments_events_and_an_unasked_usage_chunk_are_taken_in_stride(server, provider):
+async def test_comments_events_and_an_unrequested_usage_chunk_are_ignored(server, provider):
     usage = {
         "usage": {
             "prompt_tokens": 3,
@@ -139,7 +139,7 @@ async def test_content_that_is_a_list_of_parts_is_its_text(server, provider):
     assert (await watch(provider))[1].content == "ab"
 
 
-async def test_a_line_of_megabytes_arrives_whole(server, provider):
+async def test_a_line_of_megabytes_arrives_complete(server, provider):
     text = "x" * 1_500_000
     server.raw(sse({"content": text}, END), piece=50_000)
     shown, answer = await watch(provider)

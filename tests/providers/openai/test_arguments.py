@@ -42,7 +42,7 @@ async def test_arguments_that_are_no_object_become_an_error_of_the_call(server, 
 
 
 @pytest.mark.parametrize("raw", ['{"path": "a", "content": "long', ""])
-async def test_a_call_that_the_token_limit_cut_off_says_so(server, provider, raw):
+async def test_a_call_truncated_by_the_token_limit_says_so(server, provider, raw):
     end = {"choices": [{"delta": {}, "finish_reason": "length"}]}
     server.raw(sse(piece(0, "a", "now", ""), piece(1, "b", "write_file", raw), end))
     answer = (await watch(provider))[1]
@@ -87,7 +87,7 @@ async def test_reasoning_and_arguments_are_limited_too(server):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
-async def test_a_body_without_end_is_not_read_to_its_end(server, content_type):
+async def test_an_endless_body_is_not_read_to_its_end(server, content_type):
     provider = OpenAIProvider(server.base_url, model="m", answer_limit=10)
     server.raw(b" " * 40_000_000, content_type=content_type, piece=100_000)
     with pytest.raises(ProviderError, match=r"larger than|longer than") as error:
@@ -102,7 +102,7 @@ async def test_a_body_without_end_is_not_read_to_its_end(server, content_type):
     [("word ", '"}'), ("}", '"}'), ("{}x", "")],
     ids=["words", "brackets in a text", "objects"],
 )
-def test_pieces_that_all_have_the_name_are_read_in_a_time_that_grows_with_their_number(piece, end, monkeypatch):
+def test_pieces_that_all_have_the_name_are_read_in_linear_time(piece, end, monkeypatch):
     read: list[int] = []
 
     def counted(raw: str) -> Any:
@@ -123,7 +123,7 @@ def test_pieces_that_all_have_the_name_are_read_in_a_time_that_grows_with_their_
     assert bool(calls[0].error) is not bool(end)
 
 
-async def test_calls_without_end_are_refused(server, provider):
+async def test_endless_calls_are_refused(server, provider):
     server.raw(sse(*(piece(i, f"id{i}", "echo", "{}") for i in range(600)), END))
     with pytest.raises(ProviderError, match="more than 512 tool calls"):
         await watch(provider)

@@ -1,4 +1,4 @@
-"""What goes wrong, said in one line, and whether to try again."""
+"""Errors in one line, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .streams import ASK, END, sse, watch
         (503, True, "HTTP 503"),
     ],
 )
-async def test_a_refused_request_says_why_and_whether_to_try_again(server, provider, streamed, status, retryable, says):
+async def test_a_refused_request_says_why_and_whether_to_retry(server, provider, streamed, status, retryable, says):
     server.fail(status, "too\n long")
     with pytest.raises(ProviderError) as error:
         await (watch(provider) if streamed else provider.chat(ASK))
@@ -62,7 +62,7 @@ async def test_an_error_body_of_any_shape_is_one_readable_line_without_the_key(s
     assert str(error.value).split(": ", 1)[1] == says
 
 
-async def test_a_word_that_stands_for_no_key_stays_in_an_error(server):
+async def test_a_placeholder_for_no_key_stays_in_an_error(server):
     provider = OpenAIProvider(server.base_url, "ollama", "some-model")
     server.fail(500, {"error": "ollama has no such model"})
     with pytest.raises(ProviderError, match="HTTP 500: ollama has no such model"):
@@ -70,7 +70,7 @@ async def test_a_word_that_stands_for_no_key_stays_in_an_error(server):
     await provider.close()
 
 
-async def test_an_empty_purse_is_not_worth_waiting_for(server, provider):
+async def test_an_exhausted_balance_is_not_worth_waiting_for(server, provider):
     server.fail(429, {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}})
     with pytest.raises(ProviderError) as error:
         await provider.chat(ASK)
@@ -90,7 +90,7 @@ async def test_an_empty_purse_is_not_worth_waiting_for(server, provider):
         ({}, None),
     ],
 )
-async def test_the_wait_a_server_asks_for_is_read(server, provider, headers, seconds):
+async def test_a_wait_requested_by_the_server_is_read(server, provider, headers, seconds):
     server.fail(429, headers=headers)
     with pytest.raises(ProviderError) as error:
         await provider.chat(ASK)
@@ -105,14 +105,14 @@ async def test_a_wait_given_as_a_date_is_the_time_until_then(server, provider):
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_connection_cut_in_the_middle_is_an_error_to_try_again(server, provider, streamed):
+async def test_a_connection_lost_in_the_middle_is_a_temporary_error(server, provider, streamed):
     server.cut(2)
     with pytest.raises(ProviderError, match="broke") as error:
         await (watch(provider) if streamed else provider.chat(ASK))
     assert error.value.retryable
 
 
-async def test_a_stream_that_ends_without_a_finish_is_an_error_to_try_again(server, provider):
+async def test_a_stream_that_ends_without_a_finish_is_a_temporary_error(server, provider):
     server.raw(sse({"content": "half an ans"}, done=False))
     server.raw(b"")
     for _ in range(2):
@@ -121,12 +121,12 @@ async def test_a_stream_that_ends_without_a_finish_is_an_error_to_try_again(serv
         assert error.value.retryable
 
 
-async def test_what_breaks_after_the_end_of_an_answer_does_not_matter(server, provider):
+async def test_a_failure_after_the_end_of_an_answer_does_not_matter(server, provider):
     server.reply("one two", cut_after=3)
     assert (await watch(provider))[1].content == "one two"
 
 
-async def test_an_answer_that_ended_is_whole_wherever_its_last_words_are_cut(server, provider):
+async def test_a_finished_answer_is_complete_wherever_its_last_bytes_are_cut(server, provider):
     said = sse({"content": "one"}, END, done=False)
     last = sse({"choices": [], "usage": {"total_tokens": 5}})
     for cut in range(len(last)):
@@ -152,7 +152,7 @@ async def test_an_error_inside_an_answer_is_raised(server, provider, error, retr
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_page_instead_of_an_answer_points_at_the_base_url(server, provider, streamed):
+async def test_a_page_instead_of_an_answer_points_to_the_base_url(server, provider, streamed):
     server.raw(b"<html>Welcome!</html>", content_type="text/html")
     with pytest.raises(ProviderError, match=r"not JSON.*base URL.*Welcome") as error:
         await (watch(provider) if streamed else provider.chat(ASK))
@@ -178,7 +178,7 @@ async def test_a_redirect_is_not_followed_but_named(server, provider):
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_server_that_is_not_there_is_named(streamed):
+async def test_a_missing_server_is_named(streamed):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         provider = OpenAIProvider(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
@@ -190,7 +190,7 @@ async def test_a_server_that_is_not_there_is_named(streamed):
     await provider.close()
 
 
-async def test_a_server_that_does_not_speak_http_is_an_error():
+async def test_a_server_that_does_not_use_http_is_an_error():
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-x\r\n")
         await writer.drain()

@@ -1,4 +1,4 @@
-"""What is sent, over which connections."""
+"""What is sent, and over which connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from everloop.testing import FakeOpenAI
 from .streams import ASK, ECHO, until, watch
 
 
-async def test_connections_are_used_again(server, provider):
+async def test_connections_are_reused(server, provider):
     for _ in range(5):
         server.reply("ok")
         await provider.chat(ASK)
     for _ in range(5):
         server.reply("ok")
         await watch(provider)
-        await until(lambda: provider._endpoint._pool._idle)  # its last bytes are read behind the answer
+        await until(lambda: provider._endpoint._pool._idle)  # its last bytes are read after the answer
     assert server.connections == 1
 
 
@@ -43,7 +43,7 @@ def test_a_provider_can_be_used_by_one_event_loop_after_another():
     assert [asyncio.run(ask(close=close)) for close in (True, False, True)] == ["done:?"] * 3
 
 
-async def test_a_conversation_is_sent_as_the_bytes_it_keeps(server, provider):
+async def test_a_conversation_is_sent_as_its_cached_bytes(server, provider):
     conversation = Conversation([{"role": "user", "content": "é 😀"}])
     conversation.json()
     kept = conversation[0]
@@ -82,7 +82,7 @@ async def test_a_body_of_megabytes_is_sent(server, provider):
     assert len(server.requests[0].body["messages"][0]["content"]) == 3_000_000
 
 
-async def test_a_public_host_is_reached_through_the_proxy_of_the_environment(server, monkeypatch):
+async def test_a_public_host_is_reached_through_the_environments_proxy(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.base_url.removesuffix("/v1"))
     server.reply("through the proxy")
     provider = OpenAIProvider("http://models.example.com/v1", model="m")
@@ -99,7 +99,7 @@ async def test_loopback_is_reached_without_the_proxy(server, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://x/v1", "http://", "http://[", "not a url"])
-def test_a_base_url_that_is_none_is_refused(url):
+def test_an_invalid_base_url_is_refused(url):
     with pytest.raises(ConfigError, match="EVERLOOP_BASE_URL"):
         OpenAIProvider(url)
 

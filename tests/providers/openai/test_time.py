@@ -22,7 +22,7 @@ def timed(server: FakeOpenAI, **seconds: float) -> OpenAIProvider:
     return OpenAIProvider(server.base_url, model="m", timeouts=Timeouts(**seconds))
 
 
-async def test_a_first_token_that_does_not_come_ends_the_wait(server):
+async def test_a_missing_first_token_ends_the_wait(server):
     provider = timed(server, first_token=0.1)
     server.hang(5)
     with pytest.raises(ProviderError, match=r"no first token within 0.1 s") as error:
@@ -31,7 +31,7 @@ async def test_a_first_token_that_does_not_come_ends_the_wait(server):
     await provider.close()
 
 
-async def test_a_server_that_reads_its_prompt_is_waited_for_while_it_gives_signs_of_life(server):
+async def test_a_server_that_reads_its_prompt_is_waited_for_while_there_are_signs_of_life(server):
     provider = timed(server, first_token=1.5, token=1.5, total=30)
     server.raw(COMMENT * 80 + sse({"content": "read"}, END), piece=len(COMMENT), token_delay=0.025)
     started = time.monotonic()
@@ -40,7 +40,7 @@ async def test_a_server_that_reads_its_prompt_is_waited_for_while_it_gives_signs
     await provider.close()
 
 
-async def test_signs_of_life_do_not_keep_an_answer_that_never_begins_for_ever(server):
+async def test_signs_of_life_do_not_keep_an_answer_that_never_begins_forever(server):
     provider = timed(server, first_token=1, token=1, total=1.5)
     server.raw(COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
     started = time.monotonic()
@@ -51,7 +51,7 @@ async def test_signs_of_life_do_not_keep_an_answer_that_never_begins_for_ever(se
     await provider.close()
 
 
-async def test_signs_of_life_do_not_keep_a_dead_answer_for_ever(server):
+async def test_signs_of_life_do_not_keep_a_dead_answer_forever(server):
     provider = timed(server, first_token=2, token=0.15)
     server.raw(sse({"content": "one "}, done=False) + COMMENT * 1000, piece=len(COMMENT), token_delay=0.01)
     started = time.monotonic()
@@ -91,7 +91,7 @@ async def test_a_slow_but_steady_stream_is_not_given_up(server):
     await provider.close()
 
 
-async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
+async def test_the_clock_stands_still_while_the_subscriber_is_slow(server):
     provider = timed(server, first_token=20, token=0.5)
     server.reply("a b c", token_delay=0.01)
     answer: Any = None
@@ -102,7 +102,7 @@ async def test_the_clock_stands_still_while_the_watcher_is_slow(server):
     await provider.close()
 
 
-async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server, monkeypatch):
+async def test_a_finished_answer_does_not_wait_long_for_the_last_bytes(server, monkeypatch):
     monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
     provider = timed(server, token=30)
     server.hang(20, after_chunks=3, text="one two")
@@ -115,7 +115,7 @@ async def test_an_answer_that_ended_does_not_wait_long_for_the_last_words(server
 EMPTY = sse({}, done=False)
 
 
-async def test_chunks_with_nothing_in_them_do_not_keep_a_dead_answer_for_ever(server):
+async def test_empty_chunks_do_not_keep_a_dead_answer_forever(server):
     provider = timed(server, first_token=30, token=0.5, total=1)
     server.raw(sse({"content": "one "}, done=False) + EMPTY * 1000, piece=len(EMPTY), token_delay=0.01)
     with pytest.raises(ProviderError, match=r"nothing came for 0.5 s") as error:
@@ -125,16 +125,16 @@ async def test_chunks_with_nothing_in_them_do_not_keep_a_dead_answer_for_ever(se
 
 
 @pytest.mark.parametrize("chatter", [EMPTY, COMMENT])
-async def test_an_answer_that_ended_is_not_kept_by_what_comes_after_it(server, monkeypatch, chatter):
+async def test_a_finished_answer_is_not_delayed_by_what_follows_it(server, monkeypatch, chatter):
     monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.5)
     provider = timed(server, token=30)
     server.raw(sse({"content": "one"}, END, done=False) + chatter * 1000, piece=len(chatter), token_delay=0.01)
     assert (await watch(provider))[1].content == "one"
-    await until(lambda: server.requests[0].gone)  # before all of it had come
+    await until(lambda: server.requests[0].gone)  # before all of it had arrived
     await provider.close()
 
 
-async def test_an_unstreamed_answer_has_a_time_limit_in_all(server):
+async def test_an_unstreamed_answer_has_a_total_time_limit(server):
     provider = timed(server, total=0.1)
     server.hang(5)
     server.reply("x", hang_after=1, hang=5)
@@ -145,12 +145,12 @@ async def test_an_unstreamed_answer_has_a_time_limit_in_all(server):
     await provider.close()
 
 
-async def test_a_connection_that_does_not_come_about_is_given_up():
+async def test_a_connection_that_is_never_established_is_given_up():
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         waiting = []
-        for _ in range(4):  # fills the queue of connections nobody takes
+        for _ in range(4):  # fills the queue of connections that are not accepted
             client = socket.socket()
             client.setblocking(False)
             client.connect_ex(full.getsockname())

@@ -1,4 +1,4 @@
-"""What servers send that departs from OpenAI's deltas, each variant over real HTTP, cut into pieces of small sizes."""
+"""Variants of OpenAI's deltas that servers send, each over real HTTP, split into small pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from .streams import ASK, END, piece, sse, watch
 
-SIZES = [1, 2, 3, 5, 8, 13, 0]  # bytes that come at once; 0 is all
+SIZES = [1, 2, 3, 5, 8, 13, 0]  # bytes that arrive at once; 0 is all
 
 CALL_VARIANTS: dict[str, list[dict[str, Any]]] = {
     "name repeated in every piece": [
@@ -108,7 +108,7 @@ CALL_VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("variant", CALL_VARIANTS)
-async def test_calls_are_read_however_a_server_cuts_them(server, provider, variant, size):
+async def test_calls_are_read_however_a_server_splits_them(server, provider, variant, size):
     server.raw(sse(*CALL_VARIANTS[variant], END), piece=size)
     _, answer = await watch(provider)
     assert [(c.name, c.arguments, c.error) for c in answer.tool_calls] == [
@@ -117,7 +117,7 @@ async def test_calls_are_read_however_a_server_cuts_them(server, provider, varia
     ]
     ids = [c.id for c in answer.tool_calls if c.id]
     assert len(ids) == len(set(ids))
-    assert answer.finish_reason == "tool_calls"  # though the server says "stop"
+    assert answer.finish_reason == "tool_calls"  # although the server says "stop"
 
 
 def chunk(delta: Any, finish: Any = None, **more: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ REASONING: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("variant", REASONING)
-async def test_thoughts_are_reasoning_in_whichever_field_they_come(server, provider, variant, size):
+async def test_thoughts_are_reasoning_whichever_field_they_are_in(server, provider, variant, size):
     server.raw(sse(*REASONING[variant], *HELLO, END), piece=size)
     shown, answer = await watch(provider)
     assert "".join(delta.reasoning for delta in shown) == answer.reasoning == "hm so"
@@ -192,7 +192,7 @@ async def test_thoughts_are_reasoning_in_whichever_field_they_come(server, provi
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-async def test_a_whole_answer_is_read_with_a_byte_order_mark_too(server, provider, mark):
+async def test_a_whole_answer_with_a_byte_order_mark_is_read_too(server, provider, mark):
     body = {"choices": [{"message": {"content": "hello", "thinking": "hm"}}]}
     server.raw(mark + json.dumps(body).encode(), content_type="application/json")
     answer = await provider.chat(ASK)

@@ -1,4 +1,4 @@
-"""Whatever a model writes: never an error or a loop, the same however it is cut up, in time that grows as the text."""
+"""Any output of a model: never an error or a loop, the same however it is split, in time linear in the text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ texts = st.one_of(st.lists(st.sampled_from(WORDS), max_size=24).map("".join), st
 
 @settings(max_examples=400)
 @given(texts, st.data())
-def test_any_text_reads_the_same_however_it_is_cut_up(text, data):
+def test_any_text_reads_the_same_however_it_is_split(text, data):
     whole, said, thought = fed([text])
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
@@ -151,7 +151,7 @@ def test_a_megabyte_is_read_in_bounded_time(name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_one_character_at_a_time_takes_time_in_proportion(name):
+def test_one_character_at_a_time_takes_linear_time(name):
     text = UNITS[name] * (20_000 // len(UNITS[name]))
     started = time.process_time()
     reader = Reader(TOOLS)
@@ -162,17 +162,17 @@ def test_one_character_at_a_time_takes_time_in_proportion(name):
 
 
 @pytest.mark.parametrize(("size", "mended"), [(3000, True), (5000, False)])
-def test_only_what_is_short_is_mended_by_the_slow_way(size, mended):
+def test_only_short_texts_are_repaired_by_the_slow_parser(size, mended):
     text = f'<tool_call>{{name: exec, "arguments": {{"command": "{"x" * size}"}}}}</tool_call>'
     assert [call.error is None for call in read(text, TOOLS).calls] == [mended]
 
 
-def test_no_more_than_a_few_calls_of_an_answer_are_mended_by_the_slow_way():
+def test_at_most_a_few_calls_of_an_answer_are_repaired_by_the_slow_parser():
     text = f'<tool_call>{{name: exec, "arguments": {{"command": "{"x" * 3000}"}}}}</tool_call>\n' * 8
     assert [call.error is None for call in read(text, TOOLS).calls] == [True] * 5 + [False] * 3
 
 
-def test_a_random_mixture_in_random_pieces_is_read_as_the_whole():
+def test_a_random_mixture_in_random_pieces_is_read_like_the_whole():
     dice = random.Random(7)
     for _ in range(60):
         text = "".join(dice.choices(WORDS, k=80))

@@ -1,4 +1,4 @@
-"""What models of each family write, read whole and cut at every place; and what only looks like it, left as it is."""
+"""Output of models of each family, read whole and split at every position; and lookalikes, which stay unchanged."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def restored(value: Any) -> Any:
 
 
 @each("case", cases("call"))
-def test_what_a_model_writes_is_read_whole_and_at_every_split(case):
+def test_a_models_output_is_read_whole_and_at_every_split(case):
     text = case["text"]
     reading = read(text, TOOLS)
     assert plain(reading) == expected(case)
     for at in range(len(text) + 1):
         again, said, _ = fed([text[:at], text[at:]])
         assert plain(again) == expected(case)
-        if "</think>" not in text and "<|close|>think" not in text:  # whose opening the model may not have written
+        if "</think>" not in text and "<|close|>think" not in text:  # whose opening the model may have omitted
             assert said.strip() == case.get("content", "")
     assert plain(fed(list(text))[0]) == expected(case)
 
 
 @each("case", cases("text"))
-def test_what_only_looks_like_a_call_stays_text_byte_for_byte(case):
+def test_text_that_only_looks_like_a_call_stays_text_byte_for_byte(case):
     text = case["text"]
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text) + 1))):
         reading, said, thought = fed(pieces)
@@ -70,7 +70,7 @@ def test_each_mark_opens_a_call_of_the_corpus_and_is_text_where_it_is_only_menti
             assert (reading.content, reading.calls, said) == (text, [], text)
 
 
-def test_the_page_of_models_says_for_each_family_what_was_tried_and_which_templates_could_not_be_had():
+def test_the_models_page_says_for_each_family_what_was_tried_and_which_templates_are_missing():
     page = (DOCS / "models.md").read_text()
     table = page.partition("| family |")[2].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table if line.startswith("|")]

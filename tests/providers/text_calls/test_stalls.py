@@ -1,4 +1,4 @@
-"""Answers that take long to read keep nobody else waiting."""
+"""Answers that take long to parse do not delay other work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Writes(LLMProvider):
 
 @contextlib.asynccontextmanager
 async def longest_wait() -> AsyncIterator[list[float]]:
-    """How many seconds of its own work the event loop has done at a stretch, at most."""
+    """Return the longest time in seconds for which the event loop was busy at a stretch."""
     waits = [0.0]
 
     async def beat() -> None:
@@ -62,13 +62,13 @@ async def longest_wait() -> AsyncIterator[list[float]]:
 
 @pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_that_takes_long_to_read_is_read_beside_the_event_loop(text: str, streamed: bool):
+async def test_an_answer_that_takes_long_is_parsed_outside_the_event_loop(text: str, streamed: bool):
     async with longest_wait() as waits:
         await ModelCall(Writes(text, 200_000)).ask(Conversation(), TOOLS, (lambda event: None) if streamed else None)
     assert waits[0] < 0.05
 
 
-async def test_a_long_conversation_is_looked_through_beside_the_event_loop():
+async def test_a_long_conversation_is_searched_outside_the_event_loop():
     page = [f"page {number} " + "word " * 2_000_000 for number in range(3)]
     conversation = Conversation([{"role": "tool", "tool_call_id": "1", "content": text} for text in page])
     called = '<tool_call>{"name": "exec", "arguments": {"command": "ls"}}</tool_call>'

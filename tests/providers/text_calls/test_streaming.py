@@ -42,7 +42,7 @@ def tokens(text: str) -> list[str]:
     return re.findall(r"\s?\w+|\s|[^\w\s]", text)
 
 
-def test_a_plain_answer_is_shown_as_it_comes():
+def test_a_plain_answer_is_shown_as_it_arrives():
     reader = Reader(TOOLS)
     came = shown = 0
     late = []
@@ -50,7 +50,7 @@ def test_a_plain_answer_is_shown_as_it_comes():
         came += len(token)
         shown += sum(len(piece.text) for piece in reader.feed(token))
         late.append(came - shown)
-    assert max(late) <= 20  # the beginning of a tag, or a fence with the first key of what is in it
+    assert max(late) <= 20  # the beginning of a tag, or a fence with the first key of its contents
     assert sum(late) / len(late) < 2
     assert fed(tokens(PLAIN))[1] == PLAIN
 
@@ -72,7 +72,7 @@ def test_a_plain_answer_is_shown_as_it_comes():
         ("```tool_code\n", "for x"),
     ],
 )  # fmt: skip
-def test_what_was_held_is_shown_as_soon_as_it_is_known_to_be_no_call(held, then):
+def test_held_text_is_shown_as_soon_as_it_cannot_be_a_call(held, then):
     reader = Reader(TOOLS)
     assert reader.feed("word\n") == [TextPart("word\n")]
     assert reader.feed(held) == []
@@ -89,7 +89,7 @@ def test_what_was_held_is_shown_as_soon_as_it_is_known_to_be_no_call(held, then)
         "[exec(command='ls')]",
     ],
 )
-def test_the_words_before_a_call_are_shown_at_once_and_nothing_of_the_call_ever(call):
+def test_the_text_before_a_call_is_shown_at_once_and_nothing_of_the_call_ever(call):
     reader = Reader(TOOLS)
     assert "".join(piece.text for piece in reader.feed("I look.\n")) == "I look.\n"
     for character in call:
@@ -98,7 +98,7 @@ def test_the_words_before_a_call_are_shown_at_once_and_nothing_of_the_call_ever(
     assert (reading.content, reading.pieces, len(reading.calls)) == ("I look.", [], 1)
 
 
-def test_a_fenced_example_is_shown_as_soon_as_the_line_behind_it_says_so():
+def test_a_fenced_example_is_shown_as_soon_as_the_next_line_shows_it_is_no_call():
     text = 'The folder.\n```json\n{"name": "exec", "arguments": {"command": "ls"}}\n```\n'
     reader = Reader(TOOLS)
     shown = "".join(piece.text for piece in reader.feed(text))

@@ -1,4 +1,4 @@
-"""Thoughts in an answer's text are parted from it, whole or in pieces."""
+"""Thoughts in an answer's text are separated from it, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ CASES = [
 
 
 @each(("text", "answer", "thoughts"), CASES)
-def test_a_whole_text_is_parted(text, answer, thoughts):
+def test_thoughts_in_a_whole_text_are_separated(text, answer, thoughts):
     reading = read(text)
     assert (reading.content, reading.reasoning, reading.calls) == (answer, thoughts, [])
 
 
 def streamed(pieces: list[str]) -> tuple[str, str, str, str]:
-    """(content, reasoning) as they are in the end, and as they were shown."""
+    """Return (content, reasoning) at the end, and as they were shown."""
     reader = Reader()
     told = [part for piece in pieces for part in reader.feed(piece)]
     reading = reader.finish()
@@ -99,7 +99,7 @@ def streamed(pieces: list[str]) -> tuple[str, str, str, str]:
     ),
     st.data(),
 )  # fmt: skip
-def test_a_stream_is_parted_the_same_wherever_it_is_cut(words, data):
+def test_a_stream_is_separated_the_same_wherever_it_is_split(words, data):
     text = "".join(words)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -107,7 +107,7 @@ def test_a_stream_is_parted_the_same_wherever_it_is_cut(words, data):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_tags_over_the_borders_of_pieces_are_seen(size):
+def test_tags_across_the_borders_of_pieces_are_seen(size):
     text = "<think>hm <b></think>yes <i> `<think>`"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert streamed(pieces) == ("yes <i> `<think>`", "hm <b>", "yes <i> `<think>`", "hm <b>")

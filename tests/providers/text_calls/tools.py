@@ -40,7 +40,7 @@ def reasoning_of(reading: Reading) -> str:
 
 
 def fed(pieces: Iterable[str], tools: Any = TOOLS) -> tuple[Reading, str, str]:
-    """The reading of a text in pieces, the text that was shown, and the reasoning that was shown."""
+    """Return the reading of a text in pieces, the text that was shown, and the reasoning that was shown."""
     reader = Reader(tools)
     shown = [part for piece in pieces for part in reader.feed(piece)]
     reading = reader.finish()

@@ -1,1 +1,1 @@
-"""A PostgreSQL server for the tests, out of a package: no service of the system is needed."""
+"""A PostgreSQL server for the tests, from a package: no system service is needed."""

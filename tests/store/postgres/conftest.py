@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL store share."""
+"""Fixtures of the PostgreSQL store's tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Work on a store while its servers fail over, and what must be true of it afterwards.
+"""Load on a store while its servers fail over, and the promises that must hold afterwards.
 
-Clients put messages into the inbox and count one as said when the store has acknowledged it. Workers of several stores
-take any session that has work, as processes on several machines do, and note every fence that they are given.
+Clients put messages into the inbox and count one as accepted when the store has acknowledged it. Workers of several
+stores take any session that has work, as processes on several machines do, and record every fence that they get.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from everloop.store.postgres.connections import break_off
 from everloop.store.postgres.store import PostgresStore
 
 SESSIONS = 6
-WORKERS = 3  # coroutines of each store
+WORKERS = 3  # coroutines per store
 BACKLOG = 20  # messages that may wait
 UNTIL_SECONDS = 60.0  # for turns to end
 
 
 class Database(Protocol):
-    """What reads a database that is the primary."""
+    """A connection that reads a database that is the primary."""
 
     def sql(self, query: str, *values: object, database: str) -> list[Any]: ...
 
@@ -38,10 +38,10 @@ class Load:
     def __init__(self, dsn: str, pool: str | None = None, stores: int = 2) -> None:
         self.stores = [PostgresStore(dsn, pool=pool) for _ in range(stores)]
         self.workers = [new_worker() for _ in self.stores]
-        self.said: list[str] = []  # that the store has acknowledged
-        self.ended: list[str] = []  # whose end it has
+        self.said: list[str] = []  # acknowledged by the store
+        self.ended: list[str] = []  # whose end is known
         self.fences: Counter[tuple[int, int]] = Counter()
-        self.errors: list[str] = []  # that a call gave up with
+        self.errors: list[str] = []  # errors of calls
         self.longest = 0.0  # seconds between two acknowledgements, of any client
         self._last = time.monotonic()
         self._over = asyncio.Event()
@@ -55,7 +55,7 @@ class Load:
             message = InboundMessage("test", "user", str(chat), text, id=text).addressed()
             try:
                 await self.stores[chat % len(self.stores)].accept(message)
-            except StoreError as error:  # said again, with its id
+            except StoreError as error:  # repeated, with its id
                 self.errors.append(str(error))
                 continue
             now = time.monotonic()
@@ -107,7 +107,7 @@ class Load:
         self.longest, self._last = 0.0, time.monotonic()
 
     def problems(self, server: Database, database: str) -> list[str]:
-        """What is lost, doubled or out of order in the store, and everything that the history checker finds."""
+        """Return what is lost, doubled or out of order in the store, and everything that the history checker finds."""
 
         def rows(query: str) -> list[tuple[object, ...]]:
             return server.sql(query, database=database)
@@ -132,8 +132,11 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def closing(*stores: PostgresStore, tasks: Sequence[asyncio.Task[None]] = ()) -> AsyncIterator[None]:
-    """End the tasks and close the stores. After a failure nothing waits for a server that may never answer: not even a
-    task that is cancelled would end before its write does."""
+    """End the tasks and close the stores.
+
+    After a failure nothing waits for a server that may never respond: even a cancelled task would not end before its
+    write does.
+    """
     breaking: asyncio.Task[None] | None = None
     try:
         yield
@@ -162,7 +165,7 @@ async def _break_off(stores: Sequence[PostgresStore]) -> None:
 
 @contextlib.asynccontextmanager
 async def load(dsn: str, pool: str | None = None) -> AsyncIterator[Load]:
-    """Clients and workers that run until the end of the block, and then until all that was said is answered."""
+    """Run clients and workers until the end of the block, and then until everything accepted is answered."""
     made = Load(dsn, pool)
     peers = [one.peer(worker, lambda _: None) for one, worker in zip(made.stores, made.workers, strict=True)]
     for peer in peers:

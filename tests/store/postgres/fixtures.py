@@ -12,7 +12,7 @@ from .server import Server, shared_server
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The PostgreSQL server of this run of the tests, whatever number of processes it has."""
+    """The PostgreSQL server of this test run, however many processes it has."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "postgres"
     with shared_server(folder) as server:

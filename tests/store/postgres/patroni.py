@@ -1,7 +1,7 @@
-"""The cluster of deploy/ha, run by its own files: two PostgreSQL under Patroni, three etcd, HAProxy and PgBouncer.
+"""The cluster of deploy/ha, run from its own files: two PostgreSQL under Patroni, three etcd, HAProxy and PgBouncer.
 
 Each service of its compose.yaml is a machine (`tests/support/machines.py`) with the same name, so names and ports are
-those of the files. What is different is listed in `Files`: where the programs and the data are, and that names are
+those of the files. The differences are listed in `Files`: where the programs and the data are, and that names are
 looked up in /etc/hosts instead of Docker's name server.
 """
 
@@ -44,7 +44,7 @@ class Files:
         self.services: dict[str, Any] = compose["services"]
 
     def environment(self, service: str) -> dict[str, str]:
-        """What compose gives a service, and where its programs are."""
+        """What Compose gives a service, and where its programs are."""
         given = self.services[service].get("environment", {})
         found = {name: re.sub(r"\$\{(\w+).*?\}", lambda v: PASSWORDS[v[1]], value) for name, value in given.items()}
         path = [str(Path(sys.executable).parent), str(programs()), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/bin"]
@@ -78,7 +78,7 @@ class Files:
         return self._changed("haproxy.cfg", self.folder / "haproxy", names)
 
     def pgbouncer(self) -> Path:
-        """The script that starts it."""
+        """Return the script that starts it."""
         place = self.folder / "pgbouncer"
         users = {"/tmp/users.txt": f"{place}/users.txt"}
         sockets = {"server_reset_query =": f"server_reset_query =\nunix_socket_dir = {place}"}
@@ -140,7 +140,7 @@ class Cluster:
         self.net.machines[name].start(command, files.environment(name), place / "log")
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """What Patroni says of its members, for all that answer."""
+        """Return Patroni's view of its members, from all that respond."""
         found = {}
         for name in DATABASES:
             with contextlib.suppress(OSError, ValueError):
@@ -158,7 +158,7 @@ class Cluster:
         return self.sql("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == [(1,)]
 
     def has_all_etcd(self) -> bool:
-        """Whether each etcd takes part in the decisions of all."""
+        """Whether each etcd takes part in all decisions."""
         with contextlib.suppress(OSError, ValueError):
             for name in ETCD:
                 url = f"http://{self.net.machines[name].address}:2379/health"
@@ -182,7 +182,7 @@ class Cluster:
         )
 
     def primary(self) -> Machine:
-        """The machine that takes writes; it need not be the one that Patroni names."""
+        """Return the machine that accepts writes; it need not be the one that Patroni names."""
         for name in DATABASES:
             if not self.recovers(self.net.machines[name]):
                 return self.net.machines[name]
@@ -201,12 +201,12 @@ class Cluster:
             return True
 
     def wait_for_promotion(self, machine: Machine) -> float:
-        """When the server took writes, by the monotonic clock."""
+        """Return when the server accepted writes, by the monotonic clock."""
         self.wait(lambda: not self.recovers(machine), f"{machine.name} to be promoted", 90)
         return time.monotonic()
 
     def renew_database(self) -> None:
-        """Make the database of Everloop anew, as create.sh has made it."""
+        """Recreate Everloop's database, as create.sh created it."""
         self.sql("DROP DATABASE everloop WITH (FORCE)")
         self.sql("CREATE DATABASE everloop OWNER everloop")
 

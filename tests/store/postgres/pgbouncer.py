@@ -1,4 +1,4 @@
-"""A real PgBouncer before a server of the tests, in transaction mode. Its socket is in a folder of its own."""
+"""A real PgBouncer in front of a test server, in transaction mode. Its socket is in a folder of its own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PgBouncer:
             socket.unlink()
 
     def lead_to(self, server: Path) -> None:
-        """Use another server from now on, as the callback of a failover would have it."""
+        """Use another server from now on, as a failover callback would."""
         self._write(server)
         with psycopg.connect(self.dsn("pgbouncer"), autocommit=True, prepare_threshold=None) as console:
             console.execute("RELOAD")

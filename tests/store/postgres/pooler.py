@@ -1,5 +1,6 @@
-"""A pooler before the server, as PgBouncer is one: it greets by itself, and lends each client a connection of its own
-for a transaction, or for as long as the client stays."""
+"""A pooler in front of the server, modelled on PgBouncer: it greets clients itself, and lends each one a connection for
+a transaction, or for as long as the client stays.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from typing import Literal
 from .proxy import SOCKET, handled, stop_accepting
 
 Mode = Literal["transaction", "session"]
-GREETED = b"R" + struct.pack("!ii", 8, 0)  # who comes is let in
+GREETED = b"R" + struct.pack("!ii", 8, 0)  # every client is accepted
 READY = b"Z" + struct.pack("!ic", 5, b"I")
 
 
 class Lent:
-    """A connection to the server, and what the server said of itself."""
+    """A connection to the server, and the parameters that the server reported."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
         self.settings = b""
-        self.asked = 0  # answers that are under way
+        self.asked = 0  # responses in progress
         self.passing: asyncio.Task[None] | None = None
 
     async def greet(self, startup: bytes) -> None:
@@ -84,7 +85,7 @@ class Pooler:
         return made
 
     async def _pass(self, lent: Lent, writer: asyncio.StreamWriter, holds: list[Lent]) -> None:
-        """The server's answers, until the transaction is over."""
+        """Return the server's answers, until the transaction is over."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 kind, message = await _message(lent.reader)

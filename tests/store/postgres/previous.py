@@ -1,9 +1,9 @@
-"""The store of the release before this one, frozen in a file: to run beside this one on one database.
+"""The store of the previous release, frozen in a file: to run next to this one on one database.
 
 It is the package's own code, as it was: the PostgreSQL store, the choice of a turn's next step, and what these import,
 without the tools and the commands. A release makes it anew, from the commit of the release before it:
 
-    python -m tests.store.postgres.previous COMMIT
+python -m tests.store.postgres.previous COMMIT
 
 Run by its own path, in a process that has the old code in its path, this file is a worker of that release.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "store-of-the-release-before.tar.xz"
 ENTRY = "everloop.store.postgres.store, everloop.actions"
-STALL = "stall"  # a message whose turn is begun and never ended
+STALL = "stall"  # a message whose turn begins and never ends
 LEASE = 3.0  # seconds
 
 
@@ -55,7 +55,7 @@ def freeze(commit: str) -> None:
 
 
 async def work(dsn: str) -> None:
-    """Take turns as a worker does, with a model that says `old:` and the message; print each that has ended."""
+    """Take turns as a worker does, with a model that answers `old:` and the message; print each that has ended."""
     from everloop.bus import OutboundMessage
     from everloop.errors import StoreError
     from everloop.log import ModelAnswered, TurnEnded

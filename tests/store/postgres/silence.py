@@ -1,6 +1,6 @@
-"""A network that can be cut: addresses on loopback before the sockets of servers, which may drop everything silently.
+"""A network that can be cut: addresses on loopback in front of servers' sockets, which may drop everything silently.
 
-No connection is closed by a cut, and new ones are taken without an answer, as by a machine whose packets are lost.
+A cut closes no connection, and new ones are accepted without a response, as by a machine whose packets are lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .proxy import SOCKET, stop_accepting
 
 
 class Line:
-    """The way to one server."""
+    """The path to one server."""
 
     def __init__(self, server: Path) -> None:
         self.server = server
@@ -70,7 +70,7 @@ class Line:
 
 @contextlib.asynccontextmanager
 async def lines(servers: Sequence[Path], database: str) -> AsyncIterator[tuple[list[Line], str]]:
-    """A line to each of the servers, and an address of the database over all of them."""
+    """A path to each of the servers, and an address of the database over all of them."""
     made, listening = [Line(server) for server in servers], []
     for line in made:
         server = await asyncio.start_server(line.connected, "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""A primary with a synchronous standby, on this machine: killed, promoted and rebuilt as often as a test likes."""
+"""A primary with a synchronous standby on this machine: killed, promoted and rebuilt as often as a test requires."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair:
         self.add_standby()
 
     def dsn(self, database: str) -> str:
-        """Both servers, always in the same order, whichever is the primary."""
+        """Return both servers, always in the same order, whichever is the primary."""
         return f"postgresql://postgres@/{database}?host={self._folder / 'a'},{self._folder / 'b'}"
 
     def add_standby(self) -> None:
@@ -69,7 +69,7 @@ class Pair:
         self.wait_for_standby()
 
     def repair(self) -> None:
-        """A primary with its synchronous standby, whatever a test has left of them."""
+        """Restore a primary with its synchronous standby, whatever state a test has left them in."""
         for server in (self.primary, self.standby):
             if server.runs:
                 server.thaw()
@@ -78,7 +78,7 @@ class Pair:
                 self.standby.start()
             self.promote()
         if self.standby.runs and self.standby.sql("SELECT pg_is_in_recovery()") != [(True,)]:
-            self.standby.crash()  # it was promoted, and a test failed before it took note of that
+            self.standby.crash()  # it was promoted, and a test failed before recording that
         if self.standby.runs:
             self.wait_for_standby()
         else:
@@ -104,7 +104,7 @@ class Pair:
 
     def configure(self, name: str, value: str) -> None:
         """Change a setting of the primary."""
-        with open(self.primary.folder / "data" / "postgresql.conf", "a") as conf:  # what is said last counts
+        with open(self.primary.folder / "data" / "postgresql.conf", "a") as conf:  # the last setting counts
             conf.write(f"{name} = '{value}'\n")
         self.primary._run("pg_ctl", "reload")
 

@@ -1,4 +1,4 @@
-"""Addresses, passwords, schemas: what is wrong is said in one line, and never with the password."""
+"""Addresses, passwords, schemas: errors are one line, and never contain the password."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def canary() -> str:
-    """A password that must turn up nowhere."""
+    """A password that must appear nowhere."""
     return f"canary{secrets.token_hex(8)}"
 
 
@@ -53,7 +53,7 @@ def empty(postgres: Server) -> Iterator[str]:
 
 
 async def refused(dsn: str) -> str:
-    """The one line that an address is refused with, by the library and by the command alike."""
+    """Return the one line with which the library and the command refuse an address."""
     store = PostgresStore(dsn, patience=0.1)
     with pytest.raises(StoreError) as raised:
         await store.sessions("me")
@@ -65,7 +65,7 @@ async def refused(dsn: str) -> str:
     return f"{raised.value} {done.err} {done.out}"
 
 
-async def test_a_server_that_is_not_there_is_one_line_without_the_password(canary):
+async def test_a_missing_server_is_one_line_without_the_password(canary):
     for host in ("127.0.0.1:1", "[::1]:1", "%2Ftmp%2Fnowhere"):
         said = await refused(f"postgresql://anna:{canary}@{host}/db")
         assert canary not in said
@@ -87,7 +87,7 @@ async def test_a_wrong_password_is_one_line_without_it(postgres, database, canar
     postgres.sql(f"DROP ROLE {role}")
 
 
-async def test_a_database_that_does_not_exist_and_a_user_who_may_not_are_one_line(postgres, database, canary):
+async def test_a_missing_database_and_an_unauthorised_user_are_one_line(postgres, database, canary):
     await refused(postgres.dsn("nowhere"))
     role = f"r{secrets.token_hex(4)}"
     postgres.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{canary}'")
@@ -115,19 +115,19 @@ async def test_a_database_that_does_not_exist_and_a_user_who_may_not_are_one_lin
         "POSTGRESQL://me:{}@host:999999/db",
     ],
 )
-async def test_an_address_that_is_none_is_one_line_without_the_password(dsn, canary):
+async def test_an_invalid_address_is_one_line_without_the_password(dsn, canary):
     dsn = dsn.format(canary)
     assert canary not in await refused(dsn)
     assert canary not in f"{DSN(dsn)} {DSN(dsn)!r}"
 
 
-def test_the_password_is_known_in_every_way_it_can_be_written(canary):
+def test_the_password_is_recognised_in_every_notation(canary):
     assert passwords(f"postgresql://me:{canary}%40x@host/db") == [f"{canary}%40x", f"{canary}@x"]
     assert passwords(f"postgresql://me@host/db?user=x&password={canary}") == [canary]
     assert passwords("postgresql://me@host/db") == []
 
 
-async def test_a_server_that_goes_away_is_told_in_the_log_without_the_password(caplog, canary):
+async def test_a_lost_server_is_logged_without_the_password(caplog, canary):
     with own_server() as server, server.database() as dsn:
         server.sql(f"CREATE ROLE anna SUPERUSER LOGIN PASSWORD '{canary}'")
         name = dsn.partition("@/")[2].partition("?")[0]
@@ -158,7 +158,7 @@ async def test_several_processes_may_open_a_new_database_at_once(empty):
         assert (out, err) == (b"0\n", b"")
 
 
-async def test_whoever_comes_while_the_tables_are_made_waits_for_them(empty):
+async def test_a_process_that_comes_while_the_tables_are_created_waits_for_them(empty):
     store = PostgresStore(empty)
     with psycopg.connect(empty) as maker:
         maker.execute("SELECT pg_advisory_xact_lock(%s)", (schema.LOCK,))
@@ -176,7 +176,7 @@ async def test_the_database_of_a_newer_everloop_is_one_line_and_not_touched(post
     assert postgres.sql("SELECT version FROM everloop_schema", database=name) == [(99,)]
 
 
-async def test_tables_are_made_in_a_schema_of_the_address(postgres, empty):
+async def test_tables_are_created_in_the_addresss_schema(postgres, empty):
     name = empty.partition("@/")[2].partition("?")[0]
     postgres.sql("CREATE SCHEMA own", database=name)
     store = PostgresStore(empty + "&options=-csearch_path%3Down")
@@ -215,7 +215,7 @@ async def test_one_address_switches_every_command(database):
         assert len(server.requests[-1].body["messages"]) > 3 if server.requests[-1].body else False
 
 
-async def test_a_store_that_is_closed_and_used_again_keeps_nothing_of_before(database):
+async def test_a_store_that_is_closed_and_reused_keeps_nothing_from_before(database):
     store = PostgresStore(database)
     crews: list[Any] = []
     for _ in range(3):

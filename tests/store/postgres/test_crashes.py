@@ -1,7 +1,7 @@
-"""What a crash of PostgreSQL leaves: everything that was flushed, and of the rest a beginning.
+"""What a crash of PostgreSQL leaves: everything that was flushed, and a prefix of the rest.
 
-The processes of the server are killed at once, so whatever was only in its memory is gone. Its writer of the log is
-stopped where a test must know that nothing is flushed unless a commit waits for it.
+The server's processes are killed at once, so whatever was only in its memory is gone. Its log writer is stopped where a
+test must know that nothing is flushed unless a commit waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
 
 @contextlib.asynccontextmanager
 async def opened(dsn: str, **options: Any) -> AsyncIterator[PostgresStore]:
-    # No other connection, and no heartbeat for a while, whose commits would flush those of the test.
+    # No other connection, and for a while no heartbeat, whose commits would flush those of the test.
     store = PostgresStore(dsn, connections=1, lease_seconds=200, **options)
     try:
         yield store
@@ -64,7 +64,7 @@ def said(text: str = "hi", chat: str = "1", **options: Any) -> InboundMessage:
 
 
 def stop_log_writer(server: Server) -> None:
-    """From now on the log is flushed by commits alone: the heartbeat has done its first ones by then."""
+    """From now on only commits flush the log: the heartbeat has done its first ones by then."""
     beats = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'WITH dead AS%' AND state = 'idle'"
     give_up = time.monotonic() + 20
     while not server.sql(beats):
@@ -217,7 +217,7 @@ async def flushes(database: str, folder: Path, flush: Any) -> int:
 
 
 def model(messages: list[dict[str, Any]], tools: Any) -> Any:
-    """Looks twice, mails, or just answers, by the last message of the person."""
+    """Looks twice, mails, or just answers, depending on the person's last message."""
     mine = [n for n, message in enumerate(messages) if message["role"] == "user"][-1]
     text, rounds = messages[mine]["content"], len(messages) - 1 - mine
     if "look" in text and rounds < 4:
@@ -228,7 +228,7 @@ def model(messages: list[dict[str, Any]], tools: Any) -> Any:
 
 
 async def converse(dsn: str, folder: Path, first: int, chats: int) -> None:
-    """Send messages in several chats until killed, and say what the outside world has seen."""
+    """Send messages in several chats until killed, and report what the outside world has seen."""
     witness = os.open(folder / "witness", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     def saw(what: str) -> None:
@@ -308,7 +308,7 @@ async def test_no_promise_is_broken_by_crashes_of_the_database_while_turns_run(s
                         await asyncio.sleep(0.02)
                 await asyncio.sleep(choice.random() * 0.1)
                 await asyncio.to_thread(server.crash)
-                if number % 3 == 2:  # and the worker with it, as after a loss of power
+                if number % 3 == 2:  # and the worker with it, as after a power loss
                     process.kill()
                     await process.wait()
                 await asyncio.to_thread(server.start)
@@ -333,7 +333,7 @@ def witnessed(folder: Path, what: str) -> list[str]:
 
 
 async def breaches(dsn: str, folder: Path) -> list[str]:
-    """Every promise that was not kept."""
+    """Return every broken promise."""
     found: list[str] = []
     answered: dict[str, list[str]] = {}
     for line in witnessed(folder, "answered"):
@@ -353,7 +353,7 @@ async def breaches(dsn: str, folder: Path) -> list[str]:
 
 
 def invalid(log: list[Entry]) -> list[str]:
-    """What a model would not accept as a conversation, and messages that are out of order."""
+    """Return what a model would not accept as a conversation, and messages that are out of order."""
     found: list[str] = []
     waiting: list[str] = []
     last = -1
@@ -377,7 +377,7 @@ def invalid(log: list[Entry]) -> list[str]:
     return found
 
 
-def test_the_check_finds_what_it_looks_for():
+def test_the_check_finds_broken_promises():
     calls = (Call("a", "look", {}),)
     assert invalid([UserSaid("1.2 x"), UserSaid("1.1 x")])
     assert invalid([ModelAnswered("", calls), TurnEnded("answer", "")])

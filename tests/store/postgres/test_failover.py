@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)])
 _numbers = itertools.count(1)
-CONNECTING = 3.5  # seconds; more than `connect_timeout` to one of several servers
+CONNECTING = 3.5  # seconds; more than `connect_timeout` for one of several servers
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def machines() -> Iterator[Pair]:
 
 @pytest.fixture
 def servers(machines: Pair) -> Pair:
-    """A primary with its synchronous standby, whatever the test before has left of them."""
+    """A primary with its synchronous standby, whatever state the previous test has left."""
     machines.repair()
     return machines
 
@@ -56,7 +56,7 @@ def name(servers: Pair) -> str:
 
 
 async def standbys_told(dsn: str) -> dict[str, Any]:
-    """What `everloop doctor` says of standbys."""
+    """Return what `everloop doctor` says about standbys."""
     done = await everloop("doctor", "--json", EVERLOOP_STORE=dsn)
     return next(check for check in done.json["checks"] if check["name"] == "standbys")
 
@@ -88,8 +88,11 @@ MANY = pytest.param(10, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])
 
 @pytest.mark.parametrize("times", [1, MANY])
 async def test_a_frozen_primary_that_returns_has_lost_and_doubled_nothing(servers, name, times, capsys, monkeypatch):
-    """All of its processes stop, and its connections stay. The standby is promoted; then the old primary goes on, with
-    whatever it had read, and is fenced only after a while."""
+    """All of its processes stop, and its connections stay.
+
+    The standby is promoted; then the old primary continues, with whatever it had read, and is fenced only after a
+    while.
+    """
     if times == 1:
         monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2.0)
     async with load(servers.dsn(name)) as work:
@@ -114,8 +117,11 @@ async def test_a_frozen_primary_that_returns_has_lost_and_doubled_nothing(server
 async def test_a_primary_behind_a_cut_network_is_given_up_and_passed_over_when_it_is_back(
     servers, name, times, capsys, monkeypatch
 ):
-    """Packets between the workers and the primary are lost without a word. The standby is promoted. When the network is
-    mended, the old primary, which comes first in the address, is not used."""
+    """Packets between the workers and the primary are lost silently.
+
+    The standby is promoted. When the network is repaired, the old primary, which comes first in the address, is not
+    used.
+    """
     if times == 1:
         monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 2.0)
     both = (servers.primary.folder, servers.standby.folder)
@@ -128,12 +134,12 @@ async def test_a_primary_behind_a_cut_network_is_given_up_and_passed_over_when_i
             await asyncio.to_thread(servers.promote)
             await work.until(10)
             with monkeypatch.context() as patch:
-                # The old one is not passed over because it was silent.
+                # The old one is not skipped because of its silence.
                 patch.setattr(Primary, "_to_try", lambda primary: list(range(primary._dsn.hosts)))
                 way.mend()
                 await asyncio.sleep(CONNECTING)  # no thread is still about to connect elsewhere
                 for store in work.stores:
-                    store.connections.break_all()  # all connect anew, while there are two primaries
+                    store.connections.break_all()  # all reconnect while there are two primaries
                 await work.until(30)
                 await asyncio.to_thread(old.crash)
             await work.until(10)
@@ -174,7 +180,7 @@ async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_ne
         await store.accept(said("before"))
         await asyncio.to_thread(servers.promote)
         accepting = asyncio.ensure_future(store.accept(said("after")))
-        await asyncio.wait([accepting], timeout=failover_load.UNTIL_SECONDS)  # cancelled, it would wait on
+        await asyncio.wait([accepting], timeout=failover_load.UNTIL_SECONDS)  # if cancelled, it would keep waiting
         assert accepting.done()
         row = await accepting
         found = servers.primary.sql("SELECT id FROM inbox WHERE message_id = 'after'", database=name)
@@ -185,7 +191,7 @@ async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_ne
 
 
 def progress(capsys: pytest.CaptureFixture[str], number: int, times: int) -> None:
-    """Say in the long form of a test how far it is."""
+    """Print the progress in the long form of a test."""
     with capsys.disabled():
         if times > 2:
             print(f"{number + 1} of {times}", end="\n" if number + 1 == times else ", ", flush=True)
@@ -206,7 +212,7 @@ async def test_an_address_of_two_servers_leads_to_the_primary_in_either_order(se
 
 
 @pytest.mark.parametrize("times", [1, MANY])
-async def test_the_same_holds_behind_a_pooler_that_is_led_to_the_standby_before_it_is_promoted(
+async def test_the_same_holds_behind_a_pooler_that_is_directed_to_the_standby_before_its_promotion(
     servers, name, times, capsys
 ):
     here = "SELECT 1 FROM pg_stat_activity WHERE datname = %s"
@@ -228,7 +234,7 @@ async def test_the_same_holds_behind_a_pooler_that_is_led_to_the_standby_before_
     assert work.errors == []
 
 
-async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_is_back(servers, name, caplog):
+async def test_a_lost_standby_is_reported_and_everything_waits_until_it_is_back(servers, name, caplog):
     caplog.set_level(logging.WARNING)
     store, worker = PostgresStore(servers.dsn(name), lease_seconds=1.5), new_worker()  # renewed every half a second
     peer = store.peer(worker, lambda _: None)
@@ -259,7 +265,7 @@ async def test_a_standby_that_is_lost_is_reported_and_everything_waits_until_it_
 async def test_a_lost_standby_is_in_the_log_the_metrics_and_the_doctor_within_five_seconds(
     servers, name, writes, caplog
 ):
-    """Counted from the moment when the primary knows that it has none, with the lease and the intervals as they are."""
+    """Counted from the moment when the primary knows that it has none, with the lease and the intervals unchanged."""
     caplog.set_level(logging.WARNING)
     store, worker = PostgresStore(servers.dsn(name)), new_worker()
     peer = store.peer(worker, lambda _: None)
@@ -267,7 +273,7 @@ async def test_a_lost_standby_is_in_the_log_the_metrics_and_the_doctor_within_fi
     async with closing(store):
         await peer.join()
         await store.accept(said("before"))
-        await until(lambda: store.heartbeat._has_sync_standby)  # it has connected
+        await until(lambda: store.heartbeat.standby.is_needed)  # it has connected
         await asyncio.to_thread(servers.standby.crash)
         while await asyncio.to_thread(servers.primary.sql, "SELECT 1 FROM pg_stat_replication"):
             await asyncio.sleep(0.01)
@@ -316,8 +322,9 @@ async def test_doctor_shows_standbys_and_warns_of_one_that_commits_do_not_wait_f
 
 
 async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(servers: Pair, name: str) -> None:
-    """Its connection is ended while it waits for the standby: PostgreSQL then shows it to others, and would lose it
-    in a failover."""
+    """Its connection is ended while it waits for the standby: PostgreSQL then shows it to others, and would lose it in
+    a failover.
+    """
     store = PostgresStore(servers.dsn(name))
     waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
@@ -334,7 +341,7 @@ async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(s
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(sql, "SELECT pg_terminate_backend(%s)", found[0][0])
             while (await asyncio.to_thread(sql, "SELECT count(*) FROM inbox")) != [(2,)]:
-                await asyncio.sleep(0.01)  # it can be seen
+                await asyncio.sleep(0.01)  # it is visible
             while True:  # the lookup of its outcome waits too
                 again = await asyncio.to_thread(sql, waits)
                 assert not waiting.done()
@@ -351,9 +358,7 @@ async def test_a_commit_that_is_visible_and_not_replicated_is_not_acknowledged(s
         ]  # the message that was lost with the primary was written again
 
 
-async def test_workers_that_could_not_renew_their_leases_while_there_was_no_primary_keep_them(
-    servers, name, caplog, monkeypatch
-):
+async def test_workers_that_could_not_renew_without_a_primary_keep_their_leases(servers, name, caplog, monkeypatch):
     caplog.set_level(logging.WARNING)
     # So that it is not the first to reach the new primary, however long the promotion takes on a busy machine.
     monkeypatch.setattr(heartbeat, "RETRY_SECONDS", 8.0)
@@ -367,7 +372,7 @@ async def test_workers_that_could_not_renew_their_leases_while_there_was_no_prim
     await asyncio.to_thread(servers.primary.crash)
     await asyncio.sleep(lease + 0.5)
     await asyncio.to_thread(servers.promote)
-    assert await stores[0].is_alive(workers[1])  # by a process whose own leases could not be renewed
+    assert await stores[0].is_alive(workers[1])  # by a process that could not renew its own leases
     assert "failed over" not in caplog.text
     await until(lambda: "failed over" in caplog.text)
     assert await stores[1].is_alive(workers[1])
@@ -378,11 +383,12 @@ async def test_workers_that_could_not_renew_their_leases_while_there_was_no_prim
 
 
 @pytest.mark.parametrize("joined", ["before", "after"])
-async def test_a_process_that_has_renewed_nothing_yet_takes_no_work_of_others_after_a_failover(
+async def test_a_process_that_has_renewed_nothing_yet_takes_no_others_work_after_a_failover(
     servers, name, joined, monkeypatch
 ):
-    """It joined just before the primary died, or started after it: it is the first to see the new one, and all leases
-    are older than `lease_seconds` there."""
+    """It joined just before the primary died, or started after it: it is the first to see the new one, where all leases
+    are older than `lease_seconds`.
+    """
     lease, holder, mine = 3.0, "0123456789ab.1.1.1.1", new_worker()  # of another machine
     seen, first, new = new_worker(), PostgresStore(servers.dsn(name), lease_seconds=lease), None
     peer = first.peer(seen, lambda _: None)

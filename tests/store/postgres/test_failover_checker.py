@@ -1,4 +1,4 @@
-"""The failover tests find broken code: with each of these faults planted, the test named beside it fails, and soon."""
+"""The failover tests find broken code: with each of these faults planted, the corresponding test soon fails."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def an_acknowledged_message_is_lost(
         await work.until(20)
         await asyncio.to_thread(servers.standby.crash)
         said = len(work.said)
-        while len(work.said) < said + 10:  # with the code as it is, none is acknowledged
+        while len(work.said) < said + 10:  # with the real code, none is acknowledged
             await asyncio.sleep(0.02)
         await asyncio.to_thread(servers.primary.crash)
         await asyncio.to_thread(servers.standby.start)

@@ -63,7 +63,7 @@ async def whole_turn(store: PostgresStore, worker: str) -> None:
 
 
 def traces(server: Server, dsn: str) -> dict[str, Any]:
-    """What the turn has left in each table."""
+    """Return what the turn has left in each table."""
     database = dsn.partition("@/")[2].partition("?")[0]
     tables = ("session", "entry", "inbox", "outbox")
     counts = {name: server.sql(f"SELECT count(*) FROM {name}", database=database)[0][0] for name in tables}
@@ -76,10 +76,10 @@ ONCE = {"session": 2, "entry": 4, "inbox": 2, "outbox": 2, "spent": [(3, 0.5)]}
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 @pytest.mark.parametrize("write", range(5))
-async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(postgres, database, worker, cut, write):
+async def test_a_commit_whose_response_was_lost_is_looked_up_and_not_repeated(postgres, database, worker, cut, write):
     with tempfile.TemporaryDirectory() as folder:
         async with proxied(database, Path(folder)) as (proxy, dsn), opened(dsn) as store:
-            await store.workers()  # the tables are there
+            await store.workers()  # the tables exist
             number = 0
 
             def cut_one(when: str) -> None:
@@ -89,7 +89,7 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(
                         proxy.cut = cut
                     number += 1
 
-            store.connections.hook = cut_one
+            store.connections.commit_hooks.add(cut_one)
             await whole_turn(store, worker)
             assert proxy.cuts == 1
             assert [row.message.content for row in await store.waiting("me", "test:2")] == ["follows"]
@@ -98,8 +98,8 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up_and_never_done_twice(
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 @pytest.mark.parametrize("write", range(5))
-async def test_a_step_whose_answer_was_lost_is_looked_up_and_never_done_twice(postgres, database, worker, cut, write):
-    """Each of these is one statement that is committed by itself."""
+async def test_a_step_whose_response_was_lost_is_looked_up_and_not_repeated(postgres, database, worker, cut, write):
+    """Each of these is one statement that commits by itself."""
     with tempfile.TemporaryDirectory() as folder:
         async with proxied(database, Path(folder)) as (proxy, dsn), opened(dsn) as store:
             first = await store.begin("me", "test:1", worker, said())
@@ -114,7 +114,7 @@ async def test_a_step_whose_answer_was_lost_is_looked_up_and_never_done_twice(po
                         proxy.cut = cut
                     number += 1
 
-            store.connections.hook = cut_one
+            store.connections.commit_hooks.add(cut_one)
             row = await store.accept(said("two"))
             claim = await store.begin("me", "test:1", worker)
             assert claim is not None
@@ -133,7 +133,7 @@ async def test_a_step_whose_answer_was_lost_is_looked_up_and_never_done_twice(po
 
 
 async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is_refused(postgres, database, worker):
-    """Its answer was lost, and it was still on its way: it must not be done after it was done again."""
+    """Its response was lost, and it was still on its way: it must not be done after it was done again."""
     async with opened(database) as store:
         await store.accept(said())
         row = await store.accept(said("two"))
@@ -151,7 +151,7 @@ async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is
         assert [one.id for one in await store.waiting("me", "test:1")][-1] == row.id
 
 
-async def test_a_backend_that_is_killed_in_the_middle_of_a_write_costs_nothing(postgres, database, worker):
+async def test_killing_a_backend_in_the_middle_of_a_write_costs_nothing(postgres, database, worker):
     name = database.partition("@/")[2].partition("?")[0]
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
     async with opened(database) as store:
@@ -163,13 +163,13 @@ async def test_a_backend_that_is_killed_in_the_middle_of_a_write_costs_nothing(p
                 killed += len(postgres.sql(kill, name))
 
         await store.workers()
-        store.connections.hook = kill_all
+        store.connections.commit_hooks.add(kill_all)
         await whole_turn(store, worker)
         assert killed >= 5
     assert traces(postgres, database) == ONCE
 
 
-async def test_a_server_that_is_restarted_under_load_loses_nothing_and_is_found_again(worker):
+async def test_a_server_restarted_under_load_loses_nothing_and_is_found_again(worker):
     with own_server() as server, server.database() as dsn:
         async with opened(dsn) as store:
             stop, told = asyncio.Event(), 0
@@ -205,7 +205,7 @@ async def test_a_server_that_is_restarted_under_load_loses_nothing_and_is_found_
             assert len(sent) == len(set(sent)) == told
 
 
-async def test_a_server_that_stays_away_is_one_clear_error_and_work_goes_on_when_it_is_back(worker):
+async def test_a_server_that_stays_away_is_one_clear_error_and_work_resumes_when_it_is_back(worker):
     with own_server() as server, server.database() as dsn:
         async with opened(dsn, patience=1.0) as store:
             claim = await store.begin("me", "test:1", worker, said())
@@ -223,7 +223,7 @@ async def test_a_server_that_stays_away_is_one_clear_error_and_work_goes_on_when
             assert len(await store.read_log(claim.session)) == 2
 
 
-async def test_a_write_that_is_refused_takes_none_of_its_neighbours_along(database, worker):
+async def test_a_refused_write_does_not_fail_its_neighbours(database, worker):
     async with opened(database) as store:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
@@ -258,7 +258,7 @@ async def test_nothing_is_left_of_a_write_that_is_refused_among_others(database,
         assert len(await store.read_log(held.session)) == 11
 
 
-async def test_what_postgresql_cannot_hold_is_one_clear_error_and_touches_nothing_else(database, worker):
+async def test_data_that_postgresql_cannot_store_is_one_clear_error_and_touches_nothing_else(database, worker):
     async with opened(database) as store:
         good = store.accept(said("fine"))
         with pytest.raises(StoreError) as raised:
@@ -272,7 +272,7 @@ async def test_what_postgresql_cannot_hold_is_one_clear_error_and_touches_nothin
         ]
 
 
-async def test_a_write_cannot_be_cancelled_half_way(database, worker):
+async def test_a_write_cannot_be_cancelled_halfway(database, worker):
     async with opened(database) as store:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
@@ -282,7 +282,7 @@ async def test_a_write_cannot_be_cancelled_half_way(database, worker):
         assert len(await store.read_log(claim.session)) == 2
 
 
-async def test_a_write_of_many_at_once_is_few_transactions(database, worker):
+async def test_many_concurrent_writes_are_few_transactions(database, worker):
     async with opened(database) as store:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
@@ -292,8 +292,8 @@ async def test_a_write_of_many_at_once_is_few_transactions(database, worker):
         assert time.monotonic() - began < 20
 
 
-async def test_connections_that_the_server_ends_in_the_middle_of_anything_fail_no_call(postgres, database):
-    """Whatever was under way in them is done on another one."""
+async def test_connections_that_the_server_ends_at_any_point_fail_no_call(postgres, database):
+    """Whatever was in progress is done on another connection."""
     name = database.partition("@/")[2].partition("?")[0]
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name = 'everloop'"
     over, done = False, 0
@@ -310,7 +310,7 @@ async def test_connections_that_the_server_ends_in_the_middle_of_anything_fail_n
 
         users = [asyncio.create_task(use(chat)) for chat in range(16)]
         for number in range(80):
-            # What is undone ten times is given up: on a busy machine nothing would be done between two of these.
+            # Ten failures are final: on a busy machine nothing would be done between two of these.
             enough = done + len(users)
             while done < enough and not any(user.done() for user in users):
                 await asyncio.sleep(0.002)

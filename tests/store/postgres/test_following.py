@@ -1,4 +1,4 @@
-"""Real servers and workers over one database: what a turn says reaches its client, wherever the turn runs, once."""
+"""Real servers and workers on one database: a turn's text reaches its client once, wherever the turn runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def back(begun: Begun) -> dict[str, str]:
     return {**ONCE, "Last-Event-ID": begun.ids[-1]}
 
 
-async def test_a_stream_of_a_killed_server_goes_on_at_another_one(fake, http, database, tmp_path):
+async def test_a_stream_of_a_killed_server_continues_at_another_one(fake, http, database, tmp_path):
     fake.hang(60, after_chunks=30, text=TEXT, tokens=WORDS, token_delay=0.01)
-    fake.reply(TEXT, tokens=WORDS, token_delay=0.01)  # the model is asked again, and says the same
+    fake.reply(TEXT, tokens=WORDS, token_delay=0.01)  # the model is asked again, and gives the same answer
     async with server(fake, tmp_path / "b", database) as (_, b):
         async with server(fake, tmp_path / "a", database) as (made, a):
             first = await begin(Client(a, http), "wörd20 ")
@@ -60,7 +60,7 @@ async def test_a_stream_of_a_killed_server_goes_on_at_another_one(fake, http, da
     assert second.finish == "stop"
 
 
-async def test_a_client_hears_when_the_model_that_is_asked_again_says_something_else(fake, http, database, tmp_path):
+async def test_a_client_is_told_when_the_model_gives_another_answer_the_second_time(fake, http, database, tmp_path):
     fake.hang(60, after_chunks=30, text=TEXT, tokens=WORDS, token_delay=0.01)
     fake.reply("quite another answer", token_delay=0.02)
     async with server(fake, tmp_path / "b", database) as (_, b):
@@ -95,7 +95,7 @@ async def test_owners_see_only_their_own_turns(fake, http, database, tmp_path):
     assert "canary" not in tries.text
 
 
-async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http, database, tmp_path):
+async def test_another_servers_turn_is_followed_as_it_is_written(fake, http, database, tmp_path):
     fake.reply(TEXT, tokens=WORDS, token_delay=0.1)
     async with server(fake, tmp_path / "a", database) as (_, a), server(fake, tmp_path / "b", database) as (_, b):
         first = await begin(Client(a, http), "wörd3 ")
@@ -107,7 +107,7 @@ async def test_a_turn_of_another_server_is_followed_as_it_is_written(fake, http,
     assert len(fake.requests) == 1
 
 
-async def test_a_server_without_turns_streams_what_a_worker_says(fake, http, database, tmp_path):
+async def test_a_server_without_turns_streams_a_workers_answer(fake, http, database, tmp_path):
     fake.reply("Let me look. ", token_delay=0.05)
     fake.replies[-1].calls = [call("list_dir", path=".")]
     fake.reply(TEXT, tokens=WORDS, token_delay=0.06)
@@ -155,7 +155,7 @@ async def test_a_very_long_piece_arrives_whole(fake, http, database, tmp_path, l
     assert streamed.text == f"before{long}after"
 
 
-async def test_a_client_that_leaves_ends_its_turn_at_the_worker(fake, http, database, tmp_path):
+async def test_a_client_that_disconnects_ends_its_turn_at_the_worker(fake, http, database, tmp_path):
     fake.hang(60, after_chunks=10, text=TEXT, tokens=WORDS)
     async with (
         worker(fake, tmp_path / "w", database),
@@ -179,7 +179,7 @@ async def test_a_turn_is_not_ended_by_one_client_while_another_waits_elsewhere(f
     assert len(fake.requests) == 1
 
 
-async def test_a_turn_at_a_worker_goes_on_while_one_of_its_clients_is_there(fake, http, database, tmp_path):
+async def test_a_turn_at_a_worker_continues_while_one_of_its_clients_is_there(fake, http, database, tmp_path):
     fake.reply(TEXT, tokens=WORDS, token_delay=0.05)
     async with (
         worker(fake, tmp_path / "w", database),
@@ -194,9 +194,7 @@ async def test_a_turn_at_a_worker_goes_on_while_one_of_its_clients_is_there(fake
     assert len(fake.requests) == 1
 
 
-async def test_a_server_that_is_told_to_stop_hands_its_turn_on_and_its_client_sees_all_of_it(
-    fake, http, database, tmp_path
-):
+async def test_a_stopping_server_hands_off_its_turn_and_its_client_sees_all_of_it(fake, http, database, tmp_path):
     fake.reply("Let me look. ")
     fake.replies[-1].calls = [call("exec", command="sleep 1")]
     fake.reply(TEXT, tokens=WORDS, token_delay=0.01)
@@ -208,7 +206,7 @@ async def test_a_server_that_is_told_to_stop_hands_its_turn_on_and_its_client_se
     assert [comment.count("exec") for comment in streamed.comments if "tool" in comment] == [1, 1]
 
 
-async def test_all_who_ask_for_one_answer_at_different_servers_get_it(fake, http, database, tmp_path):
+async def test_all_clients_that_ask_for_one_answer_at_different_servers_get_it(fake, http, database, tmp_path):
     async with (
         server(fake, tmp_path / "one", database) as (_, here),
         server(fake, tmp_path / "two", database) as (_, there),
@@ -224,10 +222,10 @@ async def test_all_who_ask_for_one_answer_at_different_servers_get_it(fake, http
         assert len(fake.requests) == 1
 
 
-async def test_an_answer_that_is_there_before_its_server_knows_of_its_own_message_is_heard(
+async def test_an_answer_that_exists_before_its_server_knows_of_the_message_is_delivered(
     fake, http, database, tmp_path
 ):
-    """The server writes the message and does not hear that it is written, until a worker has answered it."""
+    """The server writes the message and does not learn that it is written until a worker has answered it."""
     place = tmp_path / "socket"
     place.mkdir()
     async with (
@@ -249,7 +247,7 @@ async def test_an_answer_that_is_there_before_its_server_knows_of_its_own_messag
                     await store.wake()
         finally:
             await store.close()
-        await asyncio.sleep(1.0)  # the answer is on disk, and told
+        await asyncio.sleep(1.0)  # the answer is on disk, and announced
         (place / "away").rename(place / SOCKET)
         async with asyncio.timeout(25):
             assert text_of(await asked) == "heard"

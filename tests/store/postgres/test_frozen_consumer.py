@@ -18,7 +18,7 @@ from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import until
 
 LEASE = 1.0
-# Sends what it is given, and freezes after the first message of those that it has taken together.
+# Sends what it gets, and freezes after the first of the messages that it has taken together.
 CONSUMER = """
 import asyncio, os, signal, sys
 from everloop.runtime.durable_bus import DurableBus
@@ -78,7 +78,7 @@ async def sent_after_its_thaw(process: asyncio.subprocess.Process, store: Store)
     return out.decode().splitlines()
 
 
-async def test_what_another_consumer_has_taken_over_is_not_sent_without_a_mark(database: str):
+async def test_a_message_that_another_consumer_has_taken_over_is_not_sent_without_a_mark(database: str):
     store = PostgresStore(database, lease_seconds=LEASE)
     bus = DurableBus(store)
     try:
@@ -95,13 +95,13 @@ async def test_what_another_consumer_has_taken_over_is_not_sent_without_a_mark(d
         await store.close()
 
 
-async def test_what_no_other_consumer_has_taken_over_is_sent(database: str):
+async def test_a_message_that_no_other_consumer_has_taken_over_is_sent(database: str):
     store = PostgresStore(database, lease_seconds=LEASE)
     try:
         await say(store, "one", "two", "three")
         async with frozen_consumer(database) as frozen:
             async with asyncio.timeout(60):
-                while await store.workers():  # its lease has not ended
+                while await store.workers():  # its lease has not expired
                     await asyncio.sleep(0.05)
             assert await sent_after_its_thaw(frozen, store) == ["two False", "three False", "last False"]
     finally:

@@ -1,4 +1,4 @@
-"""A process that ends hands its turns on at once, also those that did not end in time."""
+"""A process that ends hands off its turns at once, even those that did not end in time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider
 from tests.runtime.chat import Gate
 
-LONG = 600.0  # seconds: nobody takes up a turn because a lease has ended
+LONG = 600.0  # seconds: no turn is taken up because a lease has expired
 
 
-async def test_a_turn_that_is_cut_off_at_the_end_of_its_process_is_taken_up_at_once(tmp_path: Path, database: str):
+async def test_a_turn_interrupted_by_the_end_of_its_process_is_taken_up_at_once(tmp_path: Path, database: str):
     stores = [PostgresStore(database, lease_seconds=LONG) for _ in range(2)]
     gate, later = Gate(), Gate("the answer")
     config = Config(home=tmp_path / "home", workspace=tmp_path)
@@ -32,7 +32,7 @@ async def test_a_turn_that_is_cut_off_at_the_end_of_its_process_is_taken_up_at_o
     other = asyncio.create_task(second.run())
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)  # it has left the others, and still has the turn
-    await asyncio.sleep(0.5)  # by then nobody looks any more because somebody has come, or gone
+    await asyncio.sleep(0.5)  # by then no worker looks because another has joined or left
     await first.close()
     await asyncio.wait_for(later.reached.wait(), 30)
     other.cancel()

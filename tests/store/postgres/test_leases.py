@@ -1,4 +1,4 @@
-"""Leases that end by time: who is alive, who takes over, and what a stale worker can still do, which is nothing."""
+"""Leases that expire: which worker is alive, which takes over, and that a stale worker can do nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.commands import environment, start, until
 
 from .proxy import SOCKET, proxied
 
-ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
+ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which only the row is known here
 LEASE = 3.0  # seconds; a busy machine may let a worker renew it a second late
 
 
@@ -54,7 +54,7 @@ def said(text: str = "hi", chat: str = "1") -> InboundMessage:
 
 
 async def test_a_heartbeat_that_ends_before_it_is_woken_is_no_error(database, monkeypatch):
-    """It sees at its next beat that it is to end, and whoever has said so has not come to waking it yet."""
+    """It sees at its next beat that it is to end, before its caller has come to waking it."""
     write = os.write
 
     def late(*given: Any) -> int:
@@ -68,7 +68,7 @@ async def test_a_heartbeat_that_ends_before_it_is_woken_is_no_error(database, mo
         await store.heartbeat.close()
 
 
-async def test_a_lease_lasts_for_as_long_as_its_worker_is_there(database, worker):
+async def test_a_lease_lasts_as_long_as_its_worker_is_there(database, worker):
     other = new_worker()
     async with opened(database) as store, opened(database) as there:
         claim = await store.begin("me", "test:1", worker, said())
@@ -95,7 +95,7 @@ async def test_a_worker_of_another_machine_is_dead_when_it_has_not_renewed_and_i
             await store.begin("me", "test:1", worker)
         async with asyncio.timeout(30):
             alive = True
-            while alive:  # it is told of other things too; and nobody has looked again and again
+            while alive:  # it gets other notices too; and there was no polling
                 await heard.wait()
                 heard.clear()
                 alive = await store.is_alive(ELSEWHERE)
@@ -122,7 +122,7 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             )
             await ours.join()
             await theirs.join()
-            await until(lambda: heard.is_set() and unheard.is_set())  # that they have come
+            await until(lambda: heard.is_set() and unheard.is_set())  # that they have joined
             await asyncio.sleep(0.3)
             for _ in range(3):
                 heard.clear()
@@ -142,7 +142,7 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
             retire(second)
 
 
-async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres, database, worker):
+async def test_a_worker_that_got_no_notices_for_a_while_looks_for_itself(postgres, database, worker):
     name = database.partition("@/")[2].partition("?")[0]
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query NOT LIKE '%%pid%%'"
     async with opened(database, lease_seconds=60) as store:
@@ -157,8 +157,8 @@ async def test_a_worker_that_did_not_hear_for_a_while_looks_for_itself(postgres,
         await company.leave()
 
 
-async def test_after_an_outage_nobody_is_dead_until_it_had_the_time_to_be_heard_of_again(postgres, database, worker):
-    """Told by the server's own start: a row that is older than it says nothing."""
+async def test_after_an_outage_no_worker_is_dead_until_it_had_time_to_renew(postgres, database, worker):
+    """Recognised by the server's own start: an older row says nothing."""
     async with opened(database, lease_seconds=1e6) as store:
         assert await store.begin("me", "test:1", ELSEWHERE, said()) is not None
         name = database.partition("@/")[2].partition("?")[0]
@@ -181,7 +181,7 @@ async def under_way(database: str, *statements: str) -> AsyncIterator[None]:
         connection.commit()
 
 
-async def test_a_write_that_meets_a_take_over_under_way_waits_for_it_and_is_refused(database, worker):
+async def test_a_write_that_meets_a_takeover_in_progress_waits_for_it_and_is_refused(database, worker):
     async with opened(database) as store:
         claim = await store.begin("me", "test:1", worker, said())
         assert claim is not None
@@ -197,8 +197,8 @@ async def test_a_write_that_meets_a_take_over_under_way_waits_for_it_and_is_refu
         assert len(await store.read_log(claim.session)) == 1
 
 
-async def test_of_two_who_begin_at_once_one_finds_the_session_busy(database, worker):
-    """Whoever brings a message waits until it is known whether it begins the turn; whoever looks for work does not."""
+async def test_of_two_workers_that_begin_at_once_one_finds_the_session_busy(database, worker):
+    """A worker with a message waits until it is known whether it begins the turn; one that looks for work does not."""
     async with opened(database, lease_seconds=60) as store:
         await store.accept(said())
         taken = f"UPDATE session SET fence = fence + 1, worker = '{ELSEWHERE}'"
@@ -210,13 +210,13 @@ async def test_of_two_who_begin_at_once_one_finds_the_session_busy(database, wor
             begin = asyncio.create_task(store.begin("me", "test:1", worker, said("one more")))
             await asyncio.sleep(0.3)
             assert not begin.done()
-            await store.accept(said("more"))  # which waits for nobody
+            await store.accept(said("more"))  # which does not wait
         with pytest.raises(Busy) as busy:
             await begin
         assert (busy.value.worker, busy.value.accepted is not None) == (ELSEWHERE, True)
 
 
-async def test_two_who_send_at_once_never_take_the_same_message(database, worker):
+async def test_two_senders_at_once_never_take_the_same_message(database, worker):
     other = new_worker()
     async with opened(database) as store, opened(database) as there:
         claim = await store.begin("me", "test:1", worker, said())
@@ -260,7 +260,7 @@ async def answered(store: PostgresStore, worker: str) -> str:
     return rows[0].message.content
 
 
-async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing_any_more(database, worker):
+async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing(database, worker):
     async with FakeOpenAI() as server, opened(database) as store, at_work(database, server) as frozen:
         server.reply("of the frozen one", delay=4)
         server.reply("of the other")
@@ -273,7 +273,7 @@ async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing_any_more(d
             await until(lambda: time.time() - server.requests[0].time > 4.2)  # its model has answered
             frozen.send_signal(signal.SIGCONT)
             async with asyncio.timeout(30):
-                line = (await frozen.stderr.readline()).decode()  # it says that it was taken over
+                line = (await frozen.stderr.readline()).decode()  # it reports that it was taken over
             assert "test:1" in line
             info = await store.session("me", "test:1")
             assert info is not None
@@ -283,13 +283,13 @@ async def test_a_worker_that_was_frozen_past_its_lease_writes_nothing_any_more(d
             assert await store.take_outgoing(worker) == []
             other.kill()
             await other.wait()
-            server.reply("of the one that was frozen")  # which works on
+            server.reply("of the one that was frozen")  # which continues
             await store.accept(said("more", "2"))
             await store.wake()
             assert await answered(store, worker) == "of the one that was frozen"
 
 
-async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_another_at_once(database, worker):
+async def test_a_worker_killed_in_the_middle_of_a_turn_is_succeeded_by_another_at_once(database, worker):
     async with (
         FakeOpenAI() as server,
         opened(database) as store,
@@ -307,7 +307,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_an
         assert info.worker is not None
         holder = next(process for process in (one, two) if process.pid == process_of(info.worker))
         holder.kill()
-        async with asyncio.timeout(30):  # its lease of a minute is not waited for: its death is seen
+        async with asyncio.timeout(30):  # without waiting for its lease of a minute: its death is detected
             assert await answered(store, worker) == "of whoever is left"
         log = [one.entry for one in await store.read_log(info.id)]
         assert sum(isinstance(one, CallEnded) for one in log) == 1
@@ -315,7 +315,7 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_turn_is_followed_by_an
         assert len(server.requests) == 3
 
 
-async def test_a_wake_up_that_could_not_be_sent_is_sent_when_the_server_is_there_again(
+async def test_a_wake_up_that_could_not_be_sent_is_sent_when_the_server_is_back(
     database: str, tmp_path: Path, worker: str
 ):
     heard = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Limits that hold over all servers and workers of a store: a day's budget, and one firing for each slot."""
+"""Limits that apply to all servers and workers of a store: a day's budget, and one firing per slot."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def company(tmp_path: Path, database: str, fake: FakeOpenAI) -> AsyncItera
 
 
 async def answered(store: PostgresStore) -> tuple[list[int], list[str]]:
-    """(the tokens of every call of the model, how every turn ended), as the logs have it."""
+    """Return (the tokens of every model call, how every turn ended), as in the logs."""
     tokens: list[int] = []
     ends: list[str] = []
     for info in await store.sessions("me", 1000):
@@ -96,7 +96,7 @@ async def until(condition: Any, seconds: float = 40) -> None:
 
 
 async def used(store: PostgresStore) -> int:
-    """What is counted for the day."""
+    """Return what is counted for the day."""
     sql = "SELECT coalesce(sum(tokens), 0) FROM spent WHERE scope LIKE 'day %%'"
     return int((await store.connections.submit("reads", lambda db: db.execute(sql, ()).fetchone()))[0])
 
@@ -104,7 +104,7 @@ async def used(store: PostgresStore) -> int:
 # ---------------------------------------------------------------------------------------------- budgets
 
 
-async def test_a_days_budget_is_overrun_by_no_more_than_the_calls_under_way_over_all_processes(
+async def test_a_days_budget_is_exceeded_by_no_more_than_the_calls_in_progress_in_all_processes(
     company: Company, store: PostgresStore, fake: FakeOpenAI
 ):
     budget, sessions, each = 60_000, 6, 5
@@ -132,7 +132,7 @@ async def test_a_days_budget_is_overrun_by_no_more_than_the_calls_under_way_over
         tokens, ends = await answered(store)
         at_once = sessions + len(told)  # a session runs one turn at a time, and a client asks one thing at a time
         assert {status for one in told for status in one} == {200, 429}
-        assert await used(store) == sum(tokens)  # whoever has answered has counted
+        assert await used(store) == sum(tokens)  # every answer was counted
         assert set(ends) == {"answer", "budget"}
         assert sum(tokens) > budget - max(tokens)  # it was there to be used
         assert sum(tokens) <= budget + at_once * max(tokens)
@@ -141,7 +141,7 @@ async def test_a_days_budget_is_overrun_by_no_more_than_the_calls_under_way_over
         assert len(fake.requests) == before == len(tokens)
 
 
-async def test_one_after_another_over_several_servers_overrun_a_budget_by_one_answer_at_most(
+async def test_one_after_another_over_several_servers_exceed_a_budget_by_one_answer_at_most(
     company: Company, store: PostgresStore, fake: FakeOpenAI
 ):
     budget = 20_000
@@ -172,7 +172,7 @@ async def _status(client: Client) -> int:
 # ---------------------------------------------------------------------------------------------- scheduled work
 
 
-async def test_four_workers_fire_each_slot_once_though_they_are_killed(
+async def test_four_workers_fire_each_slot_once_despite_being_killed(
     company: Company, store: PostgresStore, fake: FakeOpenAI
 ):
     service, began = CronService(store), int(time.time())
@@ -207,11 +207,11 @@ async def test_four_workers_fire_each_slot_once_though_they_are_killed(
 
     await until(none_open)
     _, ends = await answered(store)
-    assert ends == ["answer"] * len(ids)  # each firing was worked on, once
+    assert ends == ["answer"] * len(ids)  # each firing was handled, once
 
 
 async def _fired(store: PostgresStore, word: str) -> list[str]:
-    """The ids of all messages that were ever fired, with the word in their text."""
+    """Return the ids of all messages that were ever fired, with the word in their text."""
     sql = "SELECT message_id FROM inbox WHERE message_id LIKE 'cron:%%' AND data LIKE %s"
     rows = await store.connections.submit("reads", lambda db: db.execute(sql, (f"%mark:{word}%",)).fetchall())
     return [row[0] for row in rows]

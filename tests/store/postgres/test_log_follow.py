@@ -30,7 +30,7 @@ def said(text: str = "hi") -> InboundMessage:
     return InboundMessage("test", "user", "1", text).addressed()
 
 
-async def test_every_write_to_a_log_is_heard_of_and_nothing_else(database, store):
+async def test_every_write_to_a_log_is_notified_and_nothing_else(database, store):
     other = PostgresStore(database)
     watch = LogWatch(other)
     worker = new_worker()

@@ -39,7 +39,7 @@ def said(text: str, chat: str = "1", **options: Any) -> InboundMessage:
 
 
 async def fill(store: Store, worker: str) -> None:
-    """Something of everything that a store keeps."""
+    """Some of everything that a store keeps."""
     for owner in OWNERS:
         for n in range(3):
             claim = await store.begin(owner, "test:1", worker, said(f"é 😀 \0 {n}", owner=owner, id=f"m{n}"))
@@ -67,7 +67,7 @@ async def fill(store: Store, worker: str) -> None:
 
 
 async def everything(store: Store) -> dict[str, Any]:
-    """All that can be read of it."""
+    """Return everything that can be read of it."""
     seen: dict[str, Any] = {"timers": await store.timers(), "tokens": await store.tokens()}
     for owner in OWNERS:
         for info in await store.sessions(owner):
@@ -91,7 +91,7 @@ async def filled(tmp_path) -> Path:
     return tmp_path / "old.db"
 
 
-async def test_everything_arrives_and_work_goes_on_where_it_stood(filled, database, postgres):
+async def test_everything_arrives_and_work_resumes_where_it_stood(filled, database, postgres):
     done = await everloop("migrate", str(filled), database)
     assert (done.status, done.err) == (0, "")
     assert "6 sessions" in done.out
@@ -109,12 +109,12 @@ async def test_everything_arrives_and_work_goes_on_where_it_stood(filled, databa
         with pytest.raises(Waiting):
             await new.begin("anna", "test:2", worker)
         assert await new.decide("anna", "test:2", True) is not None
-        row = await new.accept(said("newer", "9"))  # numbers go on behind those that were moved
+        row = await new.accept(said("newer", "9"))  # numbers continue after those that were moved
         assert row.id > max(waiting.id for owner in OWNERS for waiting in before[f"{owner} waiting"])
     retire(worker)
 
 
-async def test_a_database_that_holds_something_is_refused_and_not_touched(filled, database, postgres):
+async def test_a_database_with_contents_is_refused_and_not_touched(filled, database, postgres):
     async with opened(PostgresStore(database)) as store:
         await store.set_timer(Timer("me", "precious", 1.0, {}))
         done = await everloop("migrate", str(filled), database)
@@ -141,7 +141,7 @@ async def test_a_file_that_is_in_use_is_refused(filled, database):
 
 
 @pytest.mark.parametrize("where", ["entry", "inbox", "token"])
-async def test_what_breaks_in_the_middle_leaves_nothing_behind(filled, database, where, monkeypatch):
+async def test_a_failure_in_the_middle_leaves_nothing_behind(filled, database, where, monkeypatch):
     columns = {**import_sqlite.TABLES, where: (*import_sqlite.TABLES[where], "missing")}
     monkeypatch.setattr(import_sqlite, "TABLES", columns)
     with pytest.raises(StoreError) as raised:
@@ -152,7 +152,7 @@ async def test_what_breaks_in_the_middle_leaves_nothing_behind(filled, database,
         assert await store.tokens() == []
 
 
-async def test_a_log_that_arrives_changed_is_found_out_and_nothing_is_kept(filled, database, monkeypatch):
+async def test_a_log_that_arrives_changed_is_detected_and_nothing_is_kept(filled, database, monkeypatch):
     real = import_sqlite._fits
 
     def altered(table: str, columns: tuple[str, ...], row: tuple[Any, ...], value: Any, n: int) -> Any:

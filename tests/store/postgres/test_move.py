@@ -1,4 +1,4 @@
-"""`everloop move`: one owner goes to another database with everything, and all others stay."""
+"""`everloop move`: one owner's data goes to another database, and all others stay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def rows(postgres: Server, dsn: str, owner: str) -> dict[str, Any]:
 
 
 async def filled(postgres: Server, dsn: str, worker: str) -> None:
-    """Something of everything, and no worker at work on it."""
+    """Some of everything, and no worker at work on it."""
     async with opened(PostgresStore(dsn)) as store:
         await fill(store, worker)
         await store.release_all(worker)
@@ -103,7 +103,7 @@ async def test_everything_of_one_owner_arrives_and_all_others_stay(postgres, dat
     assert await asyncio.to_thread(copied.read_text) == "likes peas"
     async with opened(PostgresStore(other)) as store:
         ready = await store.ready(worker)
-        assert ("anna", "test:3") in ready  # the turn that was cut off goes on
+        assert ("anna", "test:3") in ready  # the interrupted turn continues
         claim = await store.begin("anna", "test:3", worker)
         assert claim is not None
         assert claim.resumed
@@ -111,7 +111,7 @@ async def test_everything_of_one_owner_arrives_and_all_others_stay(postgres, dat
         assert await store.search("anna", "peas") != []
 
 
-async def test_a_move_that_is_cut_off_between_the_commits_is_completed_by_the_next(postgres, database, other, worker):
+async def test_a_move_interrupted_between_the_commits_is_completed_by_the_next(postgres, database, other, worker):
     await filled(postgres, database, worker)
     mine = rows(postgres, database, "anna")
     name = database.partition("@/")[2].partition("?")[0]
@@ -123,7 +123,7 @@ async def test_a_move_that_is_cut_off_between_the_commits_is_completed_by_the_ne
         await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
     assert rows(postgres, database, "anna") == rows(postgres, other, "anna") == mine
     postgres.sql("DROP TRIGGER no ON session", database=name)
-    async with opened(PostgresStore(other)) as store:  # and the new one has gone on
+    async with opened(PostgresStore(other)) as store:  # and the new one has continued
         await store.note("anna", "test:1", [])
         claim = await store.begin("anna", "test:3", worker)
         assert claim is not None
@@ -133,7 +133,7 @@ async def test_a_move_that_is_cut_off_between_the_commits_is_completed_by_the_ne
     assert len(rows(postgres, other, "anna")["entry"]) == len(mine["entry"]) + 1
 
 
-async def test_work_goes_on_while_the_log_is_copied_and_arrives_too(postgres, database, other, worker):
+async def test_work_continues_while_the_log_is_copied_and_arrives_too(postgres, database, other, worker):
     await filled(postgres, database, worker)
     there = other.partition("@/")[2].partition("?")[0]
     copying = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"

@@ -1,4 +1,4 @@
-"""A worker's place among the others of its store."""
+"""A worker among the other workers of its store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .wrapped import Wrapped
 
 
 def ears_of(store: Any) -> list[object]:
-    """Where this process hears of what happens in the store."""
+    """The notices that this process gets of the store."""
     if isinstance(store, PostgresStore):
         return list(store.heartbeat._listeners)
     return [one for one in os.listdir(_socket_path().parent) if one.startswith(f"{os.getpid()}-")]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_whoever_leaves_before_it_has_joined_leaves_nothing_behind(
+async def test_a_worker_that_leaves_before_it_has_joined_leaves_nothing_behind(
     kind: str, tmp_path: Path, database: str
 ) -> None:
     store = SQLiteStore(tmp_path / "store.db") if kind == "sqlite" else PostgresStore(database)
@@ -47,7 +47,7 @@ async def test_whoever_leaves_before_it_has_joined_leaves_nothing_behind(
 
 
 async def nobody_is_known(store: Any) -> None:
-    """Soon: a beat under way may say for a moment what was true before it. The one after it comes after 5 seconds."""
+    """Soon: a beat in progress may briefly report the earlier state. The one after it comes after 5 seconds."""
     end = time.monotonic() + 4
     while found := await store.workers():
         assert time.monotonic() < end, found
@@ -55,7 +55,7 @@ async def nobody_is_known(store: Any) -> None:
 
 
 class LateStore(PostgresStore):
-    """Writes of nobody that he is there until it is told to."""
+    """Records no worker as alive until told to."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
@@ -67,7 +67,7 @@ class LateStore(PostgresStore):
 
 
 @pytest.mark.parametrize("step", ["join", "rest"])
-async def test_a_word_that_is_written_late_does_not_bring_back_who_has_left(step: str, database: str) -> None:
+async def test_a_late_write_does_not_bring_back_a_worker_that_has_left(step: str, database: str) -> None:
     store = LateStore(database)
     worker = new_worker()
     place = NotifiedPeer(store, worker, lambda _: None, True)
@@ -86,8 +86,8 @@ async def test_a_word_that_is_written_late_does_not_bring_back_who_has_left(step
     await store.close()
 
 
-async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) -> None:
-    """The worker leaves between the beat's look at who is there and its writing that down."""
+async def test_a_beat_in_progress_does_not_bring_back_a_worker_that_has_left(database: str) -> None:
+    """The worker leaves after the beat has looked up the workers and before it has written."""
     store = PostgresStore(database)
     worker, loop = new_worker(), asyncio.get_running_loop()
     connect, beats = store.heartbeat._connect, asyncio.Semaphore(0)
@@ -109,7 +109,7 @@ async def test_a_beat_under_way_does_not_bring_back_who_has_left(database: str) 
     await store.close()
 
 
-async def test_a_folder_whose_name_is_too_long_for_sockets_is_said_to_be_so(tmp_path, monkeypatch) -> None:
+async def test_a_folder_whose_name_is_too_long_for_sockets_is_reported(tmp_path, monkeypatch) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))

@@ -30,7 +30,7 @@ async def run(dsn: str, query: str) -> list[Any]:
         return await done.fetchall() if done.description else []
 
 
-async def test_a_worker_elsewhere_is_silent_for_as_long_as_it_does_not_renew_and_then_dead(database):
+async def test_a_remote_worker_is_silent_while_it_does_not_renew_and_then_dead(database):
     store = PostgresStore(database, lease_seconds=30.0)
     try:
         await store.begin("me", "test:1", ELSEWHERE, said())
@@ -41,7 +41,7 @@ async def test_a_worker_elsewhere_is_silent_for_as_long_as_it_does_not_renew_and
         assert (worker.id, worker.process, worker.held) == (ELSEWHERE, 77, 2)
         assert 20.0 <= worker.silent < 30.0
         assert (seen.held, seen.unheld_count) == (2, 0)
-        # Since the server began no lease has had the time to end, so the test makes the lease shorter instead.
+        # No lease has had time to expire since the server started, so the test shortens the lease instead.
         late = PostgresStore(database, lease_seconds=0.0)
         try:
             seen = await late.overview()
@@ -53,7 +53,7 @@ async def test_a_worker_elsewhere_is_silent_for_as_long_as_it_does_not_renew_and
         await store.close()
 
 
-async def test_work_is_free_since_its_worker_was_last_heard_of(database):
+async def test_work_is_free_since_its_worker_last_renewed(database):
     store = PostgresStore(database, lease_seconds=0.0)
     try:
         await store.begin("me", "test:1", ELSEWHERE, said())
@@ -66,7 +66,7 @@ async def test_work_is_free_since_its_worker_was_last_heard_of(database):
         await store.close()
 
 
-async def test_what_is_finished_costs_nothing(database):
+async def test_finished_work_costs_nothing(database):
     store = PostgresStore(database)
     try:
         await store.accept(said())
@@ -92,7 +92,7 @@ async def test_what_is_finished_costs_nothing(database):
     assert any("outbox_waiting" in line for line in lines)
 
 
-async def test_doctor_sees_a_worker_that_is_frozen_fall_silent_and_its_work_as_stuck(database):
+async def test_doctor_shows_a_frozen_worker_as_silent_and_its_work_as_stuck(database):
     lease = "[worker]\nlease_seconds = 4.0\n"
     async with FakeOpenAI() as fake:
         home = Path(os.environ["EVERLOOP_HOME"])

@@ -1,4 +1,4 @@
-"""The page about PostgreSQL says what is so."""
+"""The page about PostgreSQL is correct."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_the_queries_of_the_page_find_what_is_there(postgres, database):
         assert len(postgres.sql(query, database=name)) == 1
 
 
-def test_the_figures_of_the_page_are_those_of_the_code():
+def test_the_figures_of_the_postgres_page_are_those_of_the_code():
     assert f"{store.PATIENCE:.0f} seconds" in PAGE
     assert f"{store.LEASE_SECONDS:.0f} by default" in PAGE
     assert store.CONNECTIONS == 8

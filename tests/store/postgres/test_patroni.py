@@ -1,6 +1,6 @@
-"""The cluster of deploy/ha, run by its own files: Patroni promotes the standby, and nothing is lost or doubled.
+"""The cluster of deploy/ha, run from its own files: Patroni promotes the standby, and nothing is lost or doubled.
 
-The machines are network namespaces, so that a machine can be lost without a word, and packets between two of them.
+The machines are network namespaces, so that a machine can be lost silently, as can packets between two of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ pytestmark = [
 ]
 TIMES = 3
 LEASE = 25.0  # seconds: more than the `ttl` of patroni.yml
-SLACK = 1.0  # seconds after the promotion until everything goes on
-SILENCE = 15.0  # seconds that Patroni may need to turn from an etcd that does not answer to another one
+SLACK = 1.0  # seconds after the promotion until everything continues
+SILENCE = 15.0  # seconds that Patroni may need to switch from an etcd that does not respond to another one
 DAMAGES: dict[str, tuple[Callable[[Machine], None], Callable[[Machine], None]]] = {
     "killed": (Machine.kill, lambda machine: None),
     "lost": (Machine.lose, Machine.mend),
@@ -55,7 +55,7 @@ def ha(machines_of_ha: Cluster) -> Cluster:
     return machines_of_ha
 
 
-def test_the_health_check_and_what_the_page_says_to_monitor_work_as_they_are_written(ha):
+def test_the_health_check_and_the_pages_monitoring_work_as_written(ha):
     page = (ROOT / "docs" / "failover.md").read_text()
     for name in DATABASES:
         machine, env = ha.net.machines[name], ha.files.environment(name)
@@ -94,7 +94,7 @@ async def test_nothing_is_lost_or_doubled_when_patroni_fails_over(ha, damage, po
             await asyncio.to_thread(mend, primary)
             if not primary.processes():
                 await asyncio.to_thread(ha.start, primary.name)
-            await work.until(30)  # beside a primary that comes back
+            await work.until(30)  # next to a primary that comes back
             await asyncio.to_thread(ha.wait, ha.is_whole, "the old primary to follow the new one")
             with capsys.disabled():
                 print(f"{damage}: promoted after {detection:.1f} s, longest wait {waited:.1f} s", end="; ")
@@ -127,7 +127,7 @@ async def test_a_network_cut_between_primary_and_standby_stops_work_until_patron
 
 
 @pytest.mark.parametrize("damage", ["killed", "lost", "frozen", "cut"])
-async def test_work_goes_on_without_one_of_the_three_etcd_and_a_primary_is_replaced_then(ha, damage, capsys):
+async def test_work_continues_without_one_of_the_three_etcd_and_a_primary_is_replaced_then(ha, damage, capsys):
     """Each of them once: one of them leads the others."""
     fail, mend = DAMAGES[damage]
     async with load(ha.dsn) as work:

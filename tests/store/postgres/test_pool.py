@@ -1,4 +1,6 @@
-"""`store_pool`: reads and writes through a real PgBouncer in transaction mode, and only the heartbeat beside it."""
+"""`store_pool`: reads and writes through a real PgBouncer in transaction mode, with only the heartbeat connected
+directly.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ async def test_turns_through_the_pooler_are_whole_and_a_listener_is_woken(databa
     await store.close()
 
 
-async def test_the_connections_of_many_stores_are_those_of_the_pool_and_one_each(postgres, database, pooler):
+async def test_many_stores_have_the_pools_connections_and_one_each(postgres, database, pooler):
     """Eight processes of nine connections would have 72."""
     name = name_of(database)
     stores = [PostgresStore(database, pool=pooler.dsn(name)) for _ in range(8)]
@@ -103,10 +105,10 @@ async def test_the_connections_of_many_stores_are_those_of_the_pool_and_one_each
         retire(one)
 
 
-async def test_no_statement_is_prepared_in_a_process_that_the_pooler_lends(database, pooler, worker):
-    """The next transaction would look for it in another process."""
+async def test_no_statement_is_prepared_in_a_backend_that_the_pooler_lends(database, pooler, worker):
+    """The next transaction would look for it in another backend."""
     store = PostgresStore(database, pool=pooler.dsn(name_of(database)))
-    for number in range(10):  # psycopg prepares what it has run five times
+    for number in range(10):  # psycopg prepares statements that it has run five times
         await turn(store, worker, "c", str(number))
         await store.sessions("me")
 
@@ -123,7 +125,7 @@ async def test_each_session_of_the_pool_begins_with_the_timeouts(postgres, datab
     await turn(store, worker, "c", "0")
     await store.close()
     shown = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
-    fresh = postgres.sql(f"SELECT {shown}", database=name_of(database))  # a session that nobody has set anything in
+    fresh = postgres.sql(f"SELECT {shown}", database=name_of(database))  # a session in which nothing has been set
     assert fresh == [tuple(SETTINGS.values())]
 
 
@@ -136,7 +138,7 @@ async def test_a_pooler_of_another_database_is_one_line(postgres, database, pool
         await store.close()
 
 
-async def test_a_pooler_that_is_not_there_is_one_line_without_the_password(database):
+async def test_a_missing_pooler_is_one_line_without_the_password(database):
     settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_POOL": "postgresql://anna:canary1@127.0.0.1:1/db"}
     done = await everloop("sessions", **settings)
     assert done.status == 2
@@ -144,7 +146,7 @@ async def test_a_pooler_that_is_not_there_is_one_line_without_the_password(datab
     assert "canary1" not in done.err
 
 
-async def test_a_pooler_that_is_killed_and_comes_back_costs_no_call(postgres, database, worker):
+async def test_a_pooler_that_is_killed_and_comes_back_fails_no_call(postgres, database, worker):
     with pgbouncer(postgres.folder) as pooler:
         store = PostgresStore(database, pool=pooler.dsn(name_of(database)))
         await turn(store, worker, "c0", "first")
@@ -190,7 +192,7 @@ def test_the_pool_of_the_settings_belongs_to_their_store(tmp_path):
     assert other.pool is None
 
 
-def test_a_pool_that_is_no_address_is_one_line_that_does_not_show_it(tmp_path):
+def test_an_invalid_pool_address_is_one_line_that_does_not_show_it(tmp_path):
     (tmp_path / "config.toml").write_text('store_pool = "pgbouncer://anna:canary1@h/d"\n')
     with pytest.raises(ConfigError, match="store_pool must be a `postgresql://` address") as raised:
         Config.load(home=tmp_path, env={})

@@ -1,4 +1,4 @@
-"""Poolers: one that gives each transaction another connection is refused, every other is taken."""
+"""Poolers: one that gives each transaction another connection is refused, every other is accepted."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_the_pooler_of_these_tests_does_lend_each_transaction_another_conn
 
 
 async def test_the_pooler_leaves_nothing_open_whenever_its_last_clients_came(recwarn: pytest.WarningsRecorder):
-    """They are closed while they are accepted, greeted, or led to the server."""
+    """They are closed while they are accepted, greeted, or connected to the server."""
     with tempfile.TemporaryDirectory() as server:
         listening = await asyncio.start_unix_server(lambda reader, writer: writer.close(), Path(server) / SOCKET)
         for rounds in range(10):

@@ -1,4 +1,4 @@
-"""What is said from process to process by NOTIFY: whole, in order, in few notices, and only to those it is for."""
+"""Events sent from process to process by NOTIFY: complete, in order, in few notices, and only to subscribers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .proxy import proxied
 
 
 def nobody(*_: object) -> None:
-    """For what is not looked at."""
+    """A callback that ignores its arguments."""
 
 
 async def until(true: Any, seconds: float = 30) -> None:
@@ -51,13 +51,13 @@ async def relays(*addresses: str) -> AsyncIterator[list[NotifyRelay]]:
             store.heartbeat.subscribe(partial(_then, hear, partial(loop.call_soon_threadsafe, listens.set)))
             store.heartbeat.start()
             async with asyncio.timeout(30):
-                await listens.wait()  # and its relay has heard that it does
+                await listens.wait()  # and its relay has been notified of it
             store.heartbeat.subscribe(hear)
         yield [store.relay for store in stores]
 
 
 async def followed(here: NotifyRelay, there: NotifyRelay, key: str = "k", owner: str = "ada") -> tuple[Any, list[Any]]:
-    """A session that is served at one place and followed at another, and what is heard there."""
+    """A session that is served at one place and followed at another, and the events received there."""
     heard: list[Any] = []
     served = here.publish(owner, key, nobody, nobody)
     there.subscribe(owner, key, lambda data: heard.append(msgspec.json.decode(data)))
@@ -65,7 +65,7 @@ async def followed(here: NotifyRelay, there: NotifyRelay, key: str = "k", owner:
     return served, heard
 
 
-async def test_what_is_said_of_a_session_is_heard_where_it_is_followed_in_order(database):
+async def test_events_of_a_session_arrive_where_it_is_followed_in_order(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         for number in range(300):
@@ -76,7 +76,7 @@ async def test_what_is_said_of_a_session_is_heard_where_it_is_followed_in_order(
         assert heard == list(range(300))
 
 
-async def test_what_is_said_in_a_row_is_few_notices(database):
+async def test_many_events_in_a_row_are_few_notices(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as listening:
@@ -87,11 +87,11 @@ async def test_what_is_said_in_a_row_is_few_notices(database):
                     await asyncio.sleep(0.001)
             await until(lambda: len(heard) == 100)
             notices = [notice async for notice in listening.notifies(timeout=0.3)]
-    assert len(notices) < 50  # a batch for each pause at most, and not one for each word
+    assert len(notices) < 50  # at most one batch per pause, not one per word
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀", "\n", "\x00", "\u2028"])
-async def test_a_long_text_arrives_whole_whatever_its_letters_are(database, letter):
+async def test_a_long_text_arrives_complete_whatever_its_characters(database, letter):
     text = letter * (100_000 // len(msgspec.json.encode(letter)))
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
@@ -101,7 +101,7 @@ async def test_a_long_text_arrives_whole_whatever_its_letters_are(database, lett
         assert heard == [text, "after"]
 
 
-def test_pieces_are_cut_between_letters_and_never_too_long():
+def test_pieces_are_cut_between_characters_and_never_too_long():
     text = "a😀é" * 1000
     for size in (4, 5, 6, 7, 100):
         found = list(pieces(text.encode(), size))
@@ -109,7 +109,7 @@ def test_pieces_are_cut_between_letters_and_never_too_long():
         assert max(len(piece.encode()) for piece in found) <= size
 
 
-async def test_sessions_and_owners_hear_only_their_own(database):
+async def test_sessions_and_owners_get_only_their_own_events(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         _, of_another_key = await followed(here, there, key="other")
@@ -122,7 +122,7 @@ async def test_sessions_and_owners_hear_only_their_own(database):
         assert of_another_key == of_another_owner == of_a_cunning_owner == []
 
 
-async def test_nothing_is_said_to_one_who_follows_no_more(database):
+async def test_nothing_is_sent_to_a_subscriber_that_has_left(database):
     async with relays(database, database) as (here, there):
         served = here.publish("ada", "k", nobody, nobody)
         following = there.subscribe("ada", "k", nobody)
@@ -131,7 +131,7 @@ async def test_nothing_is_said_to_one_who_follows_no_more(database):
         await until(lambda: not served.has_subscribers)
 
 
-async def test_one_who_is_not_heard_of_for_a_while_is_forgotten(database, monkeypatch):
+async def test_a_subscriber_that_does_not_renew_is_forgotten(database, monkeypatch):
     monkeypatch.setattr(event_relay, "FORGET_SECONDS", 2.0)
     async with relays(database, database) as (here, there):
         served, _ = await followed(here, there)
@@ -139,7 +139,7 @@ async def test_one_who_is_not_heard_of_for_a_while_is_forgotten(database, monkey
         assert not here._subscribers
 
 
-async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
+async def test_a_subscriber_that_renews_is_not_forgotten(database, monkeypatch):
     monkeypatch.setattr(event_relay, "FORGET_SECONDS", 3.0)
     monkeypatch.setattr(event_relay, "RENEW_SECONDS", 0.3)
     async with relays(database, database) as (here, there):
@@ -149,7 +149,7 @@ async def test_one_who_says_so_again_is_not_forgotten(database, monkeypatch):
             assert served.has_subscribers
 
 
-async def test_a_newcomer_is_told_of_once_and_whenever_it_asks(database, monkeypatch):
+async def test_a_new_subscriber_is_announced_once_and_whenever_it_asks(database, monkeypatch):
     monkeypatch.setattr(event_relay, "RENEW_SECONDS", 0.1)
     asked: list[str] = []
     async with relays(database, database) as (here, there):
@@ -162,7 +162,7 @@ async def test_a_newcomer_is_told_of_once_and_whenever_it_asks(database, monkeyp
         await until(lambda: len(asked) == 2)
 
 
-async def test_whoever_works_on_a_session_hears_what_is_told_to_it_and_others_do_not(database):
+async def test_the_worker_of_a_session_gets_requests_for_it_and_others_do_not(database):
     told: list[bytes] = []
     others: list[bytes] = []
     async with relays(database, database) as (here, there):
@@ -175,7 +175,7 @@ async def test_whoever_works_on_a_session_hears_what_is_told_to_it_and_others_do
         assert others == []
 
 
-async def test_after_a_lost_connection_it_asks_again_and_hears_again(database, tmp_path):
+async def test_after_a_lost_connection_it_asks_again_and_gets_events_again(database, tmp_path):
     asked: list[str] = []
     heard: list[bytes] = []
     async with proxied(database, tmp_path) as (proxy, through), relays(database, through) as (here, there):
@@ -190,7 +190,7 @@ async def test_after_a_lost_connection_it_asks_again_and_hears_again(database, t
         assert heard == [b'"again"']
 
 
-async def test_what_waits_for_a_server_that_is_away_is_bounded_and_the_newest_is_kept(database, monkeypatch):
+async def test_the_queue_for_an_unavailable_server_is_bounded_and_the_newest_is_kept(database, monkeypatch):
     monkeypatch.setattr(event_relay, "WAITING_LIMIT", 10_000)
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
@@ -202,7 +202,7 @@ async def test_what_waits_for_a_server_that_is_away_is_bounded_and_the_newest_is
         assert len(heard) < 100
 
 
-def test_one_batch_is_under_way_at_a_time_and_all_that_comes_meanwhile_is_the_next():
+def test_one_batch_is_in_progress_at_a_time_and_everything_meanwhile_is_the_next():
     sent: list[list[str]] = []
     done: list[Callable[[], None]] = []
 
@@ -221,7 +221,7 @@ def test_one_batch_is_under_way_at_a_time_and_all_that_comes_meanwhile_is_the_ne
     assert not post.send()
 
 
-async def test_of_what_was_lost_in_part_nothing_is_heard(database):
+async def test_an_event_that_was_lost_in_part_is_not_delivered(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         line = f'{served.topic} "canary"'
@@ -233,7 +233,7 @@ async def test_of_what_was_lost_in_part_nothing_is_heard(database):
         assert heard == ["whole"]
 
 
-async def test_something_that_is_not_understood_is_left_aside(database):
+async def test_an_unknown_notice_is_ignored(database):
     async with relays(database, database) as (here, there):
         served, heard = await followed(here, there)
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as stranger:
@@ -246,7 +246,7 @@ async def test_something_that_is_not_understood_is_left_aside(database):
         assert heard == ["still here"]
 
 
-async def test_of_sessions_that_nobody_follows_any_more_nothing_is_kept(database):
+async def test_nothing_is_kept_of_sessions_without_subscribers(database):
     async with relays(database, database) as (here, there):
         for number in range(50):
             there.subscribe("ada", f"k{number}", nobody).close()
@@ -254,7 +254,7 @@ async def test_of_sessions_that_nobody_follows_any_more_nothing_is_kept(database
         assert list(here._subscribers) == [served.topic]
 
 
-async def test_one_turn_that_cannot_be_told_of_silences_no_other(database):
+async def test_one_turn_that_cannot_be_announced_silences_no_other(database):
     def broken() -> None:
         raise ValueError("no words for it")
 
@@ -287,7 +287,7 @@ async def test_a_process_with_more_than_a_thousand_open_files_listens_again_afte
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
-async def test_what_waits_behind_a_batch_under_way_is_not_said_after_the_end(database):
+async def test_what_waits_behind_a_batch_in_progress_is_not_sent_after_the_end(database):
     store, go = PostgresStore(database), threading.Event()
     relay = store.relay
     store.connections.submit("reads", lambda _: go.wait(20), ("relay", "everloop_there"))
@@ -299,10 +299,10 @@ async def test_what_waits_behind_a_batch_under_way_is_not_said_after_the_end(dat
     go.set()
     await closing
     assert relay.batches == 1
-    assert store.connections._threads is None  # nobody would end its threads and close their connections
+    assert store.connections._threads is None  # nothing would end its threads and close their connections
 
 
-async def test_a_process_that_begins_to_listen_learns_who_has_subscribed_before(database: str) -> None:
+async def test_a_process_that_begins_to_listen_learns_of_earlier_subscribers(database: str) -> None:
     early, late = PostgresStore(database), PostgresStore(database)
     try:
         early.relay.subscribe("ada", "k", lambda data: None)

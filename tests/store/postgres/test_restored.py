@@ -1,4 +1,4 @@
-"""`everloop restore --in-place`: a database that pg_restore has restored goes on without doing anything twice."""
+"""`everloop restore --in-place`: a database restored by pg_restore continues without doing anything twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(program: str, *arguments: str) -> None:
 
 
 async def test_a_restored_database_repeats_no_call_and_marks_what_may_have_been_sent(database, empty, tmp_path: Path):
-    """As `everloop restore` does for a file. The text holds what PostgreSQL's own JSON type refuses."""
+    """As `everloop restore` does for a file. The text contains characters that PostgreSQL's own JSON type refuses."""
     mails: list[str] = []
 
     @tool
@@ -91,7 +91,7 @@ async def test_a_restored_database_repeats_no_call_and_marks_what_may_have_been_
     retire(worker)
 
 
-async def test_a_database_that_a_worker_uses_is_not_marked_and_one_that_it_left_is(database, tmp_path: Path):
+async def test_a_database_in_use_by_a_worker_is_not_marked_and_one_that_it_left_is(database, tmp_path: Path):
     store, worker = PostgresStore(database, lease_seconds=3.0), new_worker()
     peer = store.peer(worker, lambda _: None)
     await peer.join()

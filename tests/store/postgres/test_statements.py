@@ -1,4 +1,4 @@
-"""What a turn costs the database: its statements, as the server's own log has them."""
+"""The database's cost of a turn: its statements, from the server's own log."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_m
     async def turn(id: str) -> None:
         await bus.publish_inbound(InboundMessage("chat", "ada", "1", "hi", id=id))
         assert await delivered.get() == id
-        await asyncio.sleep(0.1)  # as messages come: what a turn leaves to do is done
+        await asyncio.sleep(0.1)  # as messages arrive: the work that a turn leaves is done
 
     delivering = asyncio.create_task(deliver())
     try:
@@ -103,7 +103,7 @@ async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_m
     assert (
         0 < sum(any(word in one for word in NOTICES) for one in found) <= 2 * TURNS + 1
     )  # of the message, and of the answer
-    # On the way to the answer there are three that wait for the disk, and two more for its delivery.
+    # On the way to the answer three wait for the disk, and two more for its delivery.
     writes = [one for one in found if any(word in one for word in WRITES)]
     assert len(writes) == 3 * TURNS, "\n".join(writes)
     assert sum("UPDATE outbox SET sent_at" in one for one in found) == TURNS
@@ -153,7 +153,7 @@ async def test_a_session_is_found_by_its_indexes_while_the_tables_are_small(data
         await store.close()
 
 
-async def test_a_turn_begins_with_what_is_there_even_if_it_has_changed_since_the_look(database: str):
+async def test_a_turn_begins_with_the_current_state_even_if_it_has_changed_since_the_look(database: str):
     stores = [PostgresStore(database) for _ in range(2)]
     workers = [new_worker() for _ in stores]
     one, other = stores

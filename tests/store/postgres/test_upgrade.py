@@ -1,7 +1,7 @@
-"""An upgrade of one process after another: the release before and this one side by side on one store.
+"""An upgrade of one process after another: the previous release and this one side by side on one store.
 
-The release before is its frozen store (`previous.py`) with a worker's loop around it. So what it writes, locks, reads,
-notifies and is refused is shown; and its choice of a turn's next step, on logs that this release wrote.
+The previous release is its frozen store (`previous.py`) with a worker's loop around it. This tests what it writes,
+locks, reads, notifies and is refused; and its choice of a turn's next step, on logs that this release wrote.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.places import ROOT
 from . import previous
 from .server import Server
 
-# What would disturb a program that knows the tables as they were.
+# What would disturb a program that knows the old tables.
 DISTURBING = re.compile(r"\b(DROP|RENAME|TRUNCATE|DELETE FROM|SET NOT NULL|ALTER COLUMN)\b|NOT NULL(?! DEFAULT)", re.I)
 
 
@@ -57,7 +57,7 @@ def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Old:
-    """A worker of the release before, and what it has said."""
+    """A worker of the previous release, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -94,10 +94,13 @@ async def old_worker(code: Path, dsn: str) -> AsyncIterator[Old]:
         await reading
 
 
-async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres, empty, release_before, tmp_path):
-    """The old one makes the tables, this one upgrades them under it; then a new server, a new worker and the old one
-    share the work. Neither takes a turn of the other that lasts longer than a lease, and what the old one has not ended
-    is ended by the new one."""
+async def test_the_previous_release_and_this_one_take_turns_on_one_store(postgres, empty, release_before, tmp_path):
+    """The old one creates the tables, this one upgrades them under it; then a new server, a new worker and the old one
+    share the work.
+
+    Neither takes a turn of the other that lasts longer than a lease, and turns that the old one has not ended are ended
+    by the new one.
+    """
     name = empty.partition("@/")[2].partition("?")[0]
     settings = {"EVERLOOP_STORE": empty, "EVERLOOP_MODEL": "tools-0x1"}
     (tmp_path / "config.toml").write_text(f"[server]\nturns = false\n[worker]\nlease_seconds = {previous.LEASE}\n")
@@ -136,7 +139,7 @@ async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres,
                         break
                     fake.replies.remove(slow)
                 assert answer == "slowly"
-                # A turn that the old one has begun goes on in the new one, when the old one is dead.
+                # A turn that the old one has begun continues in the new one when the old one is dead.
                 stalled = asyncio.create_task(client.ask(previous.STALL, {"X-Session": "stalled"}))
                 while "stalls" not in old.said:
                     await asyncio.sleep(0.02)
@@ -155,7 +158,7 @@ async def test_the_release_before_and_this_one_take_turns_on_one_store(postgres,
     assert sorted(marks) == sorted(f"mark:{n + 1}" for n in range(number))  # none lost, none doubled
 
 
-async def test_a_store_of_a_newer_release_is_used_if_it_says_so_and_refused_in_one_line_if_not(
+async def test_a_newer_releases_store_is_used_if_it_allows_that_and_refused_in_one_line_if_not(
     postgres, database, caplog
 ):
     name = database.partition("@/")[2].partition("?")[0]
@@ -198,7 +201,7 @@ ASKS = Plan(
 
 
 def decided(code: Path, logs: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """What a release does next after each entry of these logs, and the logs as it writes them."""
+    """Return what a release does next after each entry of these logs, and the logs as it writes them."""
     start = f"import sys; sys.path.insert(0, {str(code)!r})\n{DECIDE}"
     lines = "".join(json.dumps(log) + "\n" for log in logs)
     done = subprocess.run([sys.executable, "-I", "-c", start], input=lines, capture_output=True, text=True)
@@ -208,8 +211,8 @@ def decided(code: Path, logs: list[list[str]]) -> tuple[list[list[str]], list[li
 
 
 @pytest.mark.may_block
-def test_each_release_goes_on_with_a_log_of_the_other_as_it_would_itself(release_before):
-    """Wherever a turn is cut off: in a round, in parallel calls, while a question is open, or after steering."""
+def test_each_release_continues_a_log_of_the_other_as_it_would_itself(release_before):
+    """Wherever a turn is interrupted: in a round, in parallel calls, while a question is open, or after steering."""
     logs: list[list[str]] = []
 
     @settings(max_examples=30, database=None, deadline=None, derandomize=True)
@@ -229,14 +232,14 @@ def test_each_release_goes_on_with_a_log_of_the_other_as_it_would_itself(release
     assert decided(ROOT / "src", rewritten)[0] == before
 
 
-def test_what_was_added_since_the_release_before_takes_nothing_away():
-    """A new column has a default or may be empty, since the release before does not write it."""
+def test_additions_since_the_previous_release_remove_nothing():
+    """A new column has a default or may be empty, since the previous release does not write it."""
     for step in schema.MIGRATIONS[schema.NEEDED :]:
         changed = re.sub(r"CREATE (OR REPLACE )?FUNCTION.*?\$\$;|CREATE TABLE.*?;\n", "", step, flags=re.S)
         assert DISTURBING.search(changed) is None, changed
 
 
-def test_the_frozen_store_is_that_of_the_release_before(release_before):
+def test_the_frozen_store_is_that_of_the_previous_release(release_before):
     text = (release_before / "everloop" / "store" / "postgres" / "schema.py").read_text()
     listed = text.partition("MIGRATIONS: tuple[str, ...] = (")[2].partition(")")[0]
     assert listed.count(",") == schema.NEEDED

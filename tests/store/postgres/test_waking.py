@@ -1,4 +1,4 @@
-"""Who is woken by what: a message costs the same, however many workers there are."""
+"""Which workers a notice wakes: a message costs the same, however many workers there are."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from everloop.store.postgres.store import PostgresStore
 from .proxy import SOCKET, proxied
 from .wrapped import Wrapped
 
-ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which nothing can be known from here but its row
+ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which only the row is known here
 
 
 class Worker:
-    """A process's place among the others, and what it has heard."""
+    """A process among the others, and the notices it has received."""
 
     def __init__(self, store: PostgresStore, takes: bool) -> None:
         self.name = new_worker()
@@ -44,14 +44,14 @@ class Worker:
 
     @property
     def looks_around(self) -> bool:
-        """As it does when another one comes, and then it says so."""
+        """As it does when another one joins, followed by its notice."""
         place: Any = self.place
         return bool(place._tasks)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for work that another one was told of: however busy the machine is, the test is over before."""
+    """No worker looks for work that another one was told of: the test ends sooner, however busy the machine is."""
     monkeypatch.setattr(notify, "LATE_SECONDS", 60.0)
 
 
@@ -77,8 +77,8 @@ async def company(store: PostgresStore, *takes: bool) -> AsyncIterator[list[Work
 
 
 async def quiet(store: PostgresStore, workers: list[Worker]) -> None:
-    """Wait until the words of their coming are heard: what was said before another word is heard before it."""
-    for number in range(20):  # the first may be said before they listen
+    """Wait until the notices of their joining have arrived: earlier notices arrive before later ones."""
+    for number in range(20):  # the first may be sent before they listen
         word = Notice(ENDED, "", (number,))
         await store.wake(ENDED, [number])
         with contextlib.suppress(TimeoutError):
@@ -103,7 +103,7 @@ async def until(condition: object, seconds: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(store, patient):
+async def test_a_message_wakes_one_of_the_workers_and_each_gets_some(store, patient):
     async with company(store, True, True, True, False) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(60)]
         for session in sessions:
@@ -113,7 +113,7 @@ async def test_a_message_wakes_one_of_those_who_take_work_and_each_gets_some(sto
         assert [len(worker.heard) > 5 for worker in workers] == [True, True, True, False]
 
 
-async def test_many_messages_at_once_are_one_notice_a_worker(store, patient):
+async def test_many_messages_at_once_are_one_notice_per_worker(store, patient):
     async with company(store, True, True) as workers:
         sessions = [(await store.accept(said(str(chat)))).session for chat in range(700)]
         await asyncio.gather(*(store.wake(WORK, [session]) for session in sessions))
@@ -121,7 +121,7 @@ async def test_many_messages_at_once_are_one_notice_a_worker(store, patient):
         assert sum(len(worker.heard) for worker in workers) < 20
 
 
-async def test_a_message_for_a_session_that_is_held_wakes_its_holder_even_one_that_takes_no_other_work(store):
+async def test_a_message_for_a_held_session_wakes_its_holder_even_one_that_takes_no_other_work(store):
     async with company(store, True, True, True, False) as workers:
         for number in range(8):
             holder = workers[number % 4]
@@ -134,7 +134,7 @@ async def test_a_message_for_a_session_that_is_held_wakes_its_holder_even_one_th
             holder.heard.clear()
 
 
-async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_while(store):
+async def test_work_that_the_notified_worker_does_not_take_is_announced_to_others_later(store):
     async with company(store, True, True, True, False) as workers:
         row = await store.accept(said())
         began = time.monotonic()
@@ -145,7 +145,7 @@ async def test_what_one_was_told_of_and_does_not_take_others_hear_of_after_a_whi
         assert workers[3].heard == []
 
 
-async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store, patient):
+async def test_a_worker_that_rests_has_left_or_died_gets_no_notice_of_work(store, patient):
     async with company(store, True, True, True) as (one, two, three):
         await three.place.drain()
         await store.leave(two.name)
@@ -157,12 +157,12 @@ async def test_a_worker_that_rests_has_left_or_died_is_told_of_no_work(store, pa
         await until(lambda: three.heard)
 
 
-async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_path):
-    """As when the server takes no more connections for a while."""
+async def test_a_notice_that_could_not_be_sent_delays_no_other(database, tmp_path):
+    """As when the server accepts no more connections for a while."""
     async with proxied(database, tmp_path) as (_, address):
         made = PostgresStore(address, lease_seconds=30, patience=0.2)
         row = await made.accept(said())
-        await made.connections.close()  # what comes next needs a new connection
+        await made.connections.close()  # the next one needs a new connection
         (tmp_path / SOCKET).rename(tmp_path / "away")
         for _ in range(2):
             with pytest.raises(StoreError):
@@ -174,11 +174,9 @@ async def test_a_notice_that_could_not_be_sent_holds_up_no_other(database, tmp_p
         await made.close()
 
 
-async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_becomes_of_who_did_so(
-    database, store, monkeypatch
-):
-    """The connection breaks when that is done, and before anybody knows of it."""
-    monkeypatch.setattr(heartbeat, "RENEWALS", 100)  # those who live do so for one with a shorter lease too
+async def test_a_dead_worker_that_was_removed_is_announced_even_if_its_remover_fails(database, store, monkeypatch):
+    """The connection breaks after the removal, before it is announced."""
+    monkeypatch.setattr(heartbeat, "RENEWALS", 100)  # workers that live do so for one with a shorter lease too
     made = PostgresStore(database, lease_seconds=3)
     connect = made.heartbeat._connect
     loop, broken = asyncio.get_running_loop(), asyncio.Event()
@@ -201,7 +199,7 @@ async def test_a_dead_worker_that_was_taken_off_the_list_is_told_of_whatever_bec
     await made.close()
 
 
-async def test_all_hear_what_concerns_all(store):
+async def test_all_get_notices_that_concern_all(store):
     async with company(store, True, False) as workers:
         await store.wake(ENDED, [5, 7])
         await store.wake(SENDING)
@@ -214,7 +212,7 @@ async def test_all_hear_what_concerns_all(store):
         assert sorted(sends.heard) == sorted([*for_all, Notice(SENDING)])
 
 
-async def test_where_nobody_takes_work_a_message_wakes_all(store):
+async def test_if_no_worker_takes_work_a_message_wakes_all(store):
     async with company(store, False) as (only,):
         row = await store.accept(said())
         await store.wake(WORK, [row.session])
@@ -223,12 +221,12 @@ async def test_where_nobody_takes_work_a_message_wakes_all(store):
 
 
 @pytest.mark.parametrize("word", ["", "x", "w x 1,b", "{}", "a", "z 1 2 3", "w  1 2"])
-def test_a_word_that_is_not_understood_may_be_anything(word: str):
+def test_an_unknown_notice_may_mean_anything(word: str):
     assert decode_notice(word) == Notice(ANY)
 
 
 @pytest.mark.parametrize(
     "news", [Notice(WORK, "w.1.2.3.4", (1, 2**60)), Notice(ENDED, "", (3,)), Notice(TIMERS), Notice(WORK)]
 )
-def test_news_come_as_they_were_said(news: Notice):
+def test_notices_arrive_as_they_were_sent(news: Notice):
     assert decode_notice(encode_notice(*news)) == news

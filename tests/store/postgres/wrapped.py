@@ -1,4 +1,4 @@
-"""A real connection to PostgreSQL whose statements a test sees, and may come before or after."""
+"""A real connection to PostgreSQL whose statements a test sees, and may precede or follow with others."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...config.sources import DSN
 from ...errors import EverloopError, OwnerMoved, StoreError
-from ..jobs import Job, Wakers, Write, settle
+from ..jobs import CommitHooks, Job, Wakers, Write, settle
 from . import prepared
 from .prepared import LoneWrite, MustTransact
 from .replication import TIMELINE
@@ -389,7 +389,7 @@ class Connections:
     """Runs jobs on up to `size` connections, in order per key (a session, for example).
 
     A write is on disk when its future is done. A job may run more than once; writes of an earlier attempt are rolled
-    back. `hook`, for tests, is called with "before" and "after" around every commit.
+    back.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class Connections:
         size: int,
         patience: float,
     ) -> None:
-        self.hook: Callable[[str], None] | None = None
+        self.commit_hooks = CommitHooks()
         self.commits = 0
         self._connect = connect
         self._explain = explain
@@ -590,7 +590,7 @@ class Connections:
         assert connection is not None
         self._insert_mark(state)
         state.number += 1
-        self._tell("before")
+        self.commit_hooks.call("before")
         try:
             rows = prepared.run(connection, query, (state.name, state.number, *values))
         except psycopg.Error as error:
@@ -605,7 +605,7 @@ class Connections:
                 raise _Again from error
             rows = [kept]
         self.commits += 1
-        self._tell("after")
+        self.commit_hooks.call("after")
         return rows
 
     def _insert_mark(self, state: ThreadState) -> None:
@@ -639,7 +639,7 @@ class Connections:
                 if not state.has_row or all(job.error is not None for job in jobs):
                     connection.execute("ROLLBACK")
                     return state.has_row
-                self._tell("before")
+                self.commit_hooks.call("before")
                 ending = connection.execute("COMMIT")  # sent and answered when this block ends
             kept = ending.statusmessage == "COMMIT"
         except psycopg.Error as error:
@@ -649,7 +649,7 @@ class Connections:
             kept = self._kept(state, give_up) is not None
         if kept:
             self.commits += 1
-            self._tell("after")
+            self.commit_hooks.call("after")
         return kept
 
     def _attempt_all(self, connection: Connection, jobs: list[Job]) -> None:
@@ -717,10 +717,6 @@ class Connections:
         if fatal or demoted or (not connection.closed and connection.pgconn.pipeline_status):
             connection.close()
         return connection.closed
-
-    def _tell(self, when: str) -> None:
-        if self.hook is not None:
-            self.hook(when)
 
 
 def _attempt(job: Job) -> None:

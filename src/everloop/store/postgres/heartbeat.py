@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
-from . import replication
 from .connections import Unreachable, break_off
+from .replication import StandbyWatch
 from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ RENEWALS = 3  # renewals per lease duration
 RETRY_SECONDS = 0.5
 WATCH_SECONDS = 0.5  # polling interval for a silent server
 SILENT_SECONDS = 5.0  # without an answer to the heartbeat for this long, a server is given up
-STANDBY_SECONDS = 1.5  # interval of looks for the synchronous standby, on a server with one
-STANDBY_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
 
 RENEW = f"""INSERT INTO worker (id, address, at)
     SELECT w.id, w.address, {NOW} FROM unnest(%s::text[], %s::text[]) AS w (id, address)
@@ -76,11 +74,7 @@ class Heartbeat:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
-        # Seconds without a synchronous standby, or that a commit had been waiting for one, at the last check.
-        self.standby_wait = 0.0
-        self._missing_since = math.inf  # time of the check that first found no synchronous standby
-        self._has_sync_standby = False  # the server is configured to wait for one
-        self._look_at = 0.0  # time of the next check for such waits
+        self.standby = StandbyWatch()
         self._timeline = ""  # of the most recently connected primary
         self._renewed_at = -math.inf  # time of the last renewal, by `_clock`
         self._term = 0
@@ -219,8 +213,8 @@ class Heartbeat:
                     if not is_reported:
                         log.warning("no heartbeat: %s", self._explain(error))
                     is_reported = True
-                    self.standby_wait = self._asked_at = 0.0
-                    self._missing_since = math.inf
+                    self._asked_at = 0.0
+                    self.standby.forget()
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -231,7 +225,7 @@ class Heartbeat:
 
     def _renew_and_remove(self, connection: Connection) -> None:
         """Renew this process's leases, and remove dead workers."""
-        self._has_sync_standby = connection.execute(replication.NAMES).fetchone() not in (None, ("",))
+        self.standby.read_setting(connection)
         connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
         if self.owes:
             self.owes = False  # before sending: it may be set again in the meantime
@@ -269,33 +263,18 @@ class Heartbeat:
         self._timeline = timeline
 
     def _look_for_standby(self, connection: Connection) -> None:
-        """Report that there is no synchronous standby, or that it confirms nothing, once; and when that is over."""
-        now = self._asked_at = time.monotonic()
-        missing = connection.execute(replication.MISSING).fetchone() == (True,)
-        row = connection.execute(replication.WAITING).fetchone()
+        """Look whether commits wait for a standby; raise `Unreachable` if that is because another server took over."""
+        self._asked_at = time.monotonic()
+        self.standby.look(connection)
         self._asked_at = 0.0
-        count, seconds = row if row is not None else (0, 0.0)
-        self._missing_since = min(self._missing_since, now) if missing else math.inf
-        longest = max(seconds, now - self._missing_since)
-        waited, self.standby_wait = self.standby_wait, longest if longest > STANDBY_WAIT else 0.0
-        if self.standby_wait and not waited:
-            waiting = f"{count} writes wait for one, the first for {seconds:.0f} s" if count else "writes will wait"
-            log.warning(
-                "the store has no synchronous standby: %s; start the standby again, or remove it from "
-                "synchronous_standby_names",
-                waiting,
-            )
-        if self.standby_wait and self._primary is not None and self._primary.has_changed():
+        if self.standby.wait and self._primary is not None and self._primary.has_changed():
             raise Unreachable("this server was the primary before a failover")
-        if waited and not self.standby_wait:
-            log.warning("the store's writes no longer wait for a synchronous standby")
 
     def _receive(self, connection: Connection, stop: Stop, until: float) -> None:
         """Deliver notifications until the next renewal is due."""
         while not stop.is_set:
-            if self._has_sync_standby and time.monotonic() >= self._look_at:
+            if self.standby.due_in() <= 0:
                 self._look_for_standby(connection)
-                self._look_at = time.monotonic() + STANDBY_SECONDS
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
             if any(channel == LOG_CHANNEL for channel, _ in notices):
                 notices = [notice for notice in notices if notice[0] != LOG_CHANNEL]
@@ -307,9 +286,7 @@ class Heartbeat:
                 self._deliver(payload)
             if (left := until - time.monotonic()) <= 0:
                 break
-            if self._has_sync_standby:
-                left = min(left, max(0.0, self._look_at - time.monotonic()))
-            wait_for(left, connection.fileno(), stop.fileno())
+            wait_for(min(left, max(0.0, self.standby.due_in())), connection.fileno(), stop.fileno())
 
     def _wake_log_listener(self) -> None:
         if self._log_listener is not None:

@@ -585,7 +585,7 @@ class PostgresStore:
 
     @property
     def standby_wait(self) -> float:
-        return self.heartbeat.standby_wait
+        return self.heartbeat.standby.wait
 
     async def is_alive(self, worker: str) -> bool:
         return await self._in_reader(lambda db: tx.is_alive(db, worker, self._lease))

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from ...errors import StoreError
 from ...log import CallsBegun, decode_entry, encode_entry, kind_of
 from ..claims import Restored, may_have_run
-from . import commit_mark
 from .schema import MIGRATIONS, migrate
+from .writer import CommitMark
 
 PAGES_AT_ONCE = 4096
 IN_USE_SECONDS = 2.0  # how long a restore waits for a process that is about to exit
@@ -160,7 +160,7 @@ def _contents(db: sqlite3.Connection, unsent: int, cut_off: int = 0) -> Contents
 def _set_aside(store: Path) -> Path | None:
     """Rename a store and its accompanying files, once no process uses it."""
     if not store.exists():
-        commit_mark.forget(store)
+        CommitMark.forget(store)
         return None
     db = sqlite3.connect(store, timeout=IN_USE_SECONDS, isolation_level=None)
     try:

@@ -1,12 +1,8 @@
-"""The reads of the SQLite store: its SQL."""
+"""The SQL of single statements; that of a transaction is next to its code."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-
-from ...log import Logged
-from ..claims import INBOX_COLUMNS, logged
+from ..claims import INBOX_COLUMNS
 from ..tokens import COLUMNS
 from .transactions import INBOX_ROW
 
@@ -67,7 +63,3 @@ DEAD_LETTERS = """SELECT id, at, channel, chat_id, failed, CAST(data AS BLOB) FR
 CHANNEL_STATE = "SELECT key, value FROM channel_state WHERE channel = ?"
 SET_CHANNEL_STATE = "INSERT OR REPLACE INTO channel_state (channel, key, value) VALUES (?, ?, ?)"
 GRANTS = "SELECT name FROM session_grant WHERE owner = ? AND key = ?"
-
-
-def read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> Iterator[Logged]:
-    return logged(session, db.execute(LOG, (session, after, until if until is not None else 2**62)))

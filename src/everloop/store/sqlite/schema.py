@@ -133,7 +133,7 @@ def m008_trust(db: sqlite3.Connection) -> None:
 
 def m009_outbox_by_channel(db: sqlite3.Connection) -> None:
     """The channel and chat of an outgoing message, so that each channel reads its own; why a row was set aside; and the
-    number of commits, which reveals whether any were lost (see `commit_mark.CommitMark`)."""
+    number of commits, which reveals whether any were lost (see `writer.CommitMark`)."""
     # NULL until a row written by an older version is first read
     db.execute("ALTER TABLE outbox ADD COLUMN channel TEXT")
     db.execute("ALTER TABLE outbox ADD COLUMN chat_id TEXT")

@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -46,12 +46,11 @@ from ..base import (
 )
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import commit_mark, deleting, queries
+from . import deleting, queries
 from . import transactions as tx
-from .commit_mark import CommitMark
 from .peers import Announcements, SocketPeer, send
 from .schema import NewerSchema, migrate
-from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, Writer
+from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
 from .writer import Kind as WriteKind
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class SQLiteStore:
     ) -> None:
         self._path = path
         self._lock_seconds = lock_seconds
-        self.writer = Writer(self._connect, self._explain, lambda: CommitMark(self.path), flush_always, lock_seconds)
+        self.writer = Writer(self._connect_writer, self._explain, flush_always, lock_seconds)
         self.relay: EventRelay = NoRelay()
         self._announcements = Announcements()
         self._readers: _Readers | None = None
@@ -322,11 +321,11 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ reading
 
     async def read_log(self, session: int, after: int = 0, until: int | None = None) -> list[Logged]:
-        return await self._in_reader(lambda db: list(queries.read_log(db, session, after, until)))
+        return await self._in_reader(lambda db: list(_read_log(db, session, after, until)))
 
     async def read_turn(self, session: int, first_seq: int) -> list[Logged]:
         def work(db: sqlite3.Connection) -> list[Logged]:
-            log = queries.read_log(db, session, first_seq - 1, None)
+            log = _read_log(db, session, first_seq - 1, None)
             first = next(log, None)
             return [] if first is None else [first, *itertools.takewhile(lambda one: one.turn == first.turn, log)]
 
@@ -514,7 +513,7 @@ class SQLiteStore:
         def work(db: sqlite3.Connection) -> list[Logged]:
             sql = "SELECT id, history_from FROM session WHERE owner = ? AND key = ?"
             row = db.execute(sql, (owner, key)).fetchone()
-            return [] if row is None else list(queries.read_log(db, row[0], row[1], None))
+            return [] if row is None else list(_read_log(db, row[0], row[1], None))
 
         return self.writer.call(work)
 
@@ -570,12 +569,15 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
+    def _connect_writer(self) -> tuple[sqlite3.Connection, CommitMark]:
+        return self._connect(), CommitMark(self.path)
+
     def _connect(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with contextlib.suppress(FileExistsError):  # private from the first byte on
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-                commit_mark.forget(self.path)
+                CommitMark.forget(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=self._lock_seconds, isolation_level=None, check_same_thread=False
             )
@@ -590,7 +592,7 @@ class SQLiteStore:
             connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS[True]}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             migrate(connection)
-            commit_mark.verify(connection, self.path)
+            CommitMark.verify(connection, self.path)
         except NewerSchema:
             connection.close()
             raise StoreError(
@@ -619,6 +621,10 @@ class SQLiteStore:
         else:
             what = f"{self.path}: {error}"
         return StoreError(f"{what}. What was on disk before is safe.")
+
+
+def _read_log(db: sqlite3.Connection, session: int, after: int, until: int | None) -> Iterator[Logged]:
+    return claims.logged(session, db.execute(queries.LOG, (session, after, until if until is not None else 2**62)))
 
 
 def _cause(path: Path) -> int:

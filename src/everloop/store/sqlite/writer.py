@@ -1,10 +1,11 @@
-"""The SQLite writer: one thread with group commit, so that many coroutines share one flush."""
+"""The SQLite writer: one thread with group commit, so that many coroutines share one flush. It marks its commits."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
 import queue
 import sqlite3
@@ -12,13 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from ...errors import StoreError
-from ..jobs import Job, Wakers, Write, settle
-from .commit_mark import CommitMark
+from ..jobs import CommitHooks, Job, Wakers, Write, settle
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -35,13 +38,18 @@ SHORT = 32 * 1024  # maximum bytes of a short statement
 SLOW_SECONDS = 0.05  # a short statement that takes longer indicates a slow disk
 AFTER_SLOW_SECONDS = 10.0  # how long short statements are queued for the writer's thread after that
 
+DIGITS = 20  # of the number in the file of a commit mark
+ADVANCE = "UPDATE commit_mark SET number = number + 1 RETURNING number"
+NUMBER = "SELECT number FROM commit_mark"
+# Counting continues from the known number, so that the loss is recorded once.
+NOTE_LOSS = "UPDATE commit_mark SET lost = ?1 - number, lost_at = ?2, number = ?1 WHERE number < ?1"
+
 
 class Writer:
     """Runs jobs on one connection in one thread.
 
     Queued jobs are committed together, with one flush if any of them needs it; a job that fails is rolled back to its
-    own savepoint without affecting the others. `flush_always` flushes every commit. `hook`, for tests, is called with
-    "before" and "after" around every commit.
+    own savepoint without affecting the others. `flush_always` flushes every commit.
 
     A short statement that needs no flush only copies a few pages to the kernel's cache, which takes a fraction of the
     time of waking a thread and being woken by it. It runs where it is submitted, on the same connection, if the thread
@@ -50,18 +58,16 @@ class Writer:
 
     def __init__(
         self,
-        connect: Callable[[], sqlite3.Connection],
+        connect: Callable[[], tuple[sqlite3.Connection, CommitMark]],
         explain: Callable[[sqlite3.Error], Exception],
-        mark: Callable[[], CommitMark],
         flush_always: bool = False,
         lock_seconds: float = 30.0,
     ) -> None:
-        self.hook: Callable[[str], None] | None = None
+        self.commit_hooks = CommitHooks()
         self.commits = 0
         self.flushes = 0
         self._connect = connect
         self._explain = explain
-        self._new_mark = mark
         self._flush_always = flush_always
         self._lock_seconds = lock_seconds
         self._connection: _Connection | None = None
@@ -121,7 +127,7 @@ class Writer:
             if connection is None or not connection.is_at_hand():
                 return None
             connection.use(HERE)
-            self._tell("before")
+            self.commit_hooks.call("before")
             result = work(connection.db)
             self._committed(False)
         except Exception as failed:
@@ -145,7 +151,7 @@ class Writer:
             batch, last = _waiting(jobs, first)
             try:
                 if connection is None:
-                    connection = _Connection(self._connect(), self._new_mark(), self._lock_seconds)
+                    connection = _Connection(*self._connect(), self._lock_seconds)
                     self._connection = connection
                 connection.check()
             except Exception as error:
@@ -174,7 +180,7 @@ class Writer:
         try:
             connection.use(FLUSHED if flush else WRITTEN)
             if len(batch) == 1 and batch[0].kind in ("statement", "short") and not flush:
-                self._tell("before")
+                self.commit_hooks.call("before")
                 batch[0].result = batch[0].work(db)
                 self._committed(flush)
                 return batch
@@ -232,7 +238,7 @@ class Writer:
                 db.execute("ROLLBACK")  # nothing was written
                 return
             number = connection.mark.advance(db) if flush else 0
-            self._tell("before")
+            self.commit_hooks.call("before")
             db.execute("COMMIT")
             self._committed(flush)
             if flush:
@@ -246,14 +252,10 @@ class Writer:
     def _committed(self, flush: bool) -> None:
         self.commits += 1
         self.flushes += flush
-        self._tell("after")
+        self.commit_hooks.call("after")
 
     def _explained(self, error: Exception) -> Exception:
         return self._explain(error) if isinstance(error, sqlite3.Error) else error
-
-    def _tell(self, when: str) -> None:
-        if self.hook is not None:
-            self.hook(when)
 
 
 class _Mode(msgspec.Struct, frozen=True):
@@ -339,3 +341,72 @@ def _attempt_reading(db: sqlite3.Connection, job: Job) -> None:
         job.result = job.work(db)
     except Exception as error:
         job.error = error
+
+
+# ---------------------------------------------------------------------------------------------- lost commits
+
+
+class CommitMark:
+    """Detects that a store has lost commits: a small file next to it holds the number of its last flushed commit.
+
+    SQLite reads a write-ahead log up to the first incomplete frame, so a log that was truncated, or left behind when
+    the database was copied, silently loses its last commits. Every flushed commit (the others may be lost without harm)
+    therefore increments a counter in the database, and writes it to the file afterwards, without a flush. If the file
+    has a higher number than the database, commits are missing. After a power loss the file may lag behind, which can
+    hide a loss but never invents one.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._file = -1
+        with contextlib.suppress(OSError):  # without the file no loss is detected, but everything works
+            self._file = os.open(mark_file(database), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    @staticmethod
+    def forget(database: Path) -> None:
+        """Discard the mark of an earlier database: this one is new."""
+        mark_file(database).unlink(missing_ok=True)
+
+    @staticmethod
+    def verify(db: sqlite3.Connection, database: Path) -> None:
+        """Warn, and record in the store, if previously known commits are missing."""
+        known = _known(database)  # read first: a commit in between can only make the database newer
+        (number,) = db.execute(NUMBER).fetchone()
+        if known <= number:
+            return
+        try:
+            if db.execute(NOTE_LOSS, (known, time.time())).rowcount == 0:
+                return  # another process has recorded it
+        except sqlite3.OperationalError:  # the database is read-only
+            pass
+        log.warning(
+            "%s: the last %d commits are missing. Its -wal file was lost or truncated, or an older copy was put in its "
+            "place; later writes are lost, and calls with side effects may run again",
+            database,
+            known - number,
+        )
+
+    def advance(self, db: sqlite3.Connection) -> int:
+        """Count a commit, inside its transaction."""
+        return int(db.execute(ADVANCE).fetchone()[0])
+
+    def note(self, number: int) -> None:
+        """Record the number of a commit that is on disk."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, b"%0*d\n" % (DIGITS, number), 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def mark_file(database: Path) -> Path:
+    return database.with_name(f"{database.name}-commits")
+
+
+def _known(database: Path) -> int:
+    try:
+        return int(mark_file(database).read_bytes()[:DIGITS])
+    except (OSError, ValueError):
+        return 0

@@ -369,13 +369,14 @@ async def test_a_message_that_comes_in_during_the_pause_is_moved_or_refused(post
 
 
 async def test_a_move_that_is_cut_off_holds_requests_back_until_it_is_completed(postgres, database, other):
-    """Between the two commits, the owner is in both databases, and neither may continue alone."""
+    """At the commit of the old database, the directory does not know which of the two has the owner."""
     await add_token(database, "anna")
     name, where = name_of(database), DSN(database)
     postgres.sql(
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'cut off'; END$$", database=name
     )
-    postgres.sql("CREATE TRIGGER no BEFORE DELETE ON token EXECUTE FUNCTION no()", database=name)
+    at_commit = "AFTER DELETE ON token DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()"
+    postgres.sql(f"CREATE CONSTRAINT TRIGGER no {at_commit}", database=name)
     with pytest.raises(StoreError, match="cut off"):
         await asyncio.to_thread(move_owner, "anna", where, DSN(other), directory=where)
     directory = Directory(where)

@@ -28,7 +28,8 @@ from ..log import (
 )
 
 # The tables and columns are the same in both stores.
-SESSIONS = "SELECT id, owner, key FROM session ORDER BY id"
+# Without those that `everloop move` has copied here while another database still works on them.
+SESSIONS = "SELECT id, owner, key FROM session WHERE substr(owner, 1, 9) <> 'arriving:' ORDER BY id"
 LOG = "SELECT seq, turn, data FROM entry WHERE session = {session} ORDER BY seq"
 MESSAGES = """SELECT id, state, turn, first_seq, ended_at, opened FROM inbox
     WHERE session = {session} AND damaged IS NULL ORDER BY id"""

@@ -235,7 +235,11 @@ class Entry:
     def keep_held(self) -> None:
         """Hold them until the move is complete, possibly by another run, because the owner may now be in both
         databases."""
-        if self._db.execute(KEEP_HELD, (self._owner,)).fetchone() is None:
+        try:
+            held = self._db.execute(KEEP_HELD, (self._owner,)).fetchone()
+        except Exception as error:
+            raise explain(self._dsn, error) from error
+        if held is None:
             raise StoreError("the move took so long that requests are no longer held back: try again")
 
     def unhold(self) -> None:
@@ -246,9 +250,12 @@ class Entry:
         self._change(PUT, self._owner, target.without_password)
 
     def _change(self, query: str, *values: object) -> None:
-        with self._db.transaction():
-            self._db.execute(query, values)
-            self._db.execute(NOTIFY, (self._owner,))
+        try:
+            with self._db.transaction():
+                self._db.execute(query, values)
+                self._db.execute(NOTIFY, (self._owner,))
+        except Exception as error:
+            raise explain(self._dsn, error) from error
 
 
 @contextlib.contextmanager

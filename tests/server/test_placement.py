@@ -541,3 +541,21 @@ async def test_a_pooler_that_leads_elsewhere_or_is_the_stores_own_is_refused_in_
             assert done.status == 2, arguments
             assert why in done.err
             assert len(done.err.splitlines()) == 1
+
+
+async def test_an_address_that_leads_nowhere_is_not_put_into_the_directory(postgres, database, other):
+    """It would be known by its requests alone, which could not be answered."""
+    settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database}
+    cases = {
+        ("anna", postgres.dsn("nowhere")): "does not exist",
+        ("anna", "postgresql://u:canary@h:port:5/x"): "is not the address of a PostgreSQL database",
+        ("anna", "postgresql://u:canary@h/x y"): "is not the address of a PostgreSQL database",
+        ("--pool", other, "postgresql://u:canary@h/x y"): "is not the address of a PostgreSQL database",
+        ("--no-pool", "postgresql://u:canary@h:port:5/x"): "is not the address of a PostgreSQL database",
+    }
+    for arguments, why in cases.items():
+        done = await everloop("directory", *arguments, **settings)
+        assert (done.status, len(done.err.splitlines())) == (2, 1), done
+        assert why in done.err
+        assert "canary" not in done.err
+    assert (await everloop("directory", "--json", **settings)).out == ""

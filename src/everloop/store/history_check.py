@@ -26,6 +26,7 @@ from ..log import (
     UserSaid,
     decode_entry,
 )
+from ..text import counted
 
 # The tables and columns are the same in both stores.
 # Without those that `everloop move` has copied here while another database still works on them.
@@ -58,7 +59,8 @@ def check_history(rows: Rows, progress: Callable[[int], None] = lambda sessions:
         progress(found.sessions)
     for table in ("inbox", "outbox"):
         if damaged := next(iter(rows(DAMAGED.format(table=table))))[0]:
-            found.violations.append(f"{damaged} rows of the {table} are damaged and set aside: `everloop doctor`")
+            rows_are = f"{counted(damaged, 'row')} of the {table} {'is' if damaged == 1 else 'are'}"
+            found.violations.append(f"{rows_are} damaged and set aside: `everloop doctor`")
     return found
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from .connections import Connections, connect, explain
+from .connections import Connections, connect, explain, parts_of
 from .heartbeat import RETRY_SECONDS, Stop, wait_for
 from .schema import Migration, migrate
 from .transactions import NOW
@@ -291,10 +291,8 @@ def put_pool(store: DSN, pool: DSN | None, dsn: DSN) -> None:
 
 def check_password(target: DSN, directory: DSN) -> None:
     """Refuse an address whose user or password servers cannot know: the directory stores no passwords."""
-    from psycopg.conninfo import conninfo_to_dict
-
-    known = conninfo_to_dict(DSN(target.without_password).with_password_of(directory).secret)
-    if any(known.get(name) != value for name, value in conninfo_to_dict(target.secret).items()):
+    given, known = parts_of(target), parts_of(DSN(target.without_password).with_password_of(directory))
+    if any(known.get(name) != value for name, value in given.items()):
         raise StoreError(
             f"servers connect to {target} with the user and the password of the directory, but these differ: use "
             "the same ones in both"

@@ -182,7 +182,7 @@ def migrate(options: argparse.Namespace) -> int:
     moved = import_sqlite.move(source, target, lambda table, rows: print(f"{table:<8} {rows:>9}"))
     logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
     print(f"All rows have arrived, and {logs} the same in both, entry by entry.")
-    print(f"EVERLOOP_STORE={target} (with its password) uses it from now on. The file is still there.")
+    print(f"EVERLOOP_STORE={target.without_password} (with its password) uses it from now on. The file is still there.")
     return 0
 
 

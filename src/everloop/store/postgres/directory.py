@@ -50,7 +50,7 @@ PUT_POOL = """INSERT INTO database_pool (store, pool) VALUES (%s, %s)
     ON CONFLICT (store) DO UPDATE SET pool = excluded.pool"""
 DELETE_POOL = "DELETE FROM database_pool WHERE store = %s"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
-# An interrupted move may have left the owner in both databases: only completing it lifts its hold.
+# After an interrupted move, the directory does not know which database has the owner: completing it lifts the hold.
 HOLD = f"""INSERT INTO owner_place AS p (owner, store, held_until, changed_at) VALUES (%s, %s, {NOW} + %s, {NOW})
     ON CONFLICT (owner) DO UPDATE SET held_until = greatest(excluded.held_until, p.held_until),
         changed_at = excluded.changed_at"""
@@ -233,8 +233,7 @@ class Entry:
         self._change(HOLD, self._owner, source.without_password, seconds)
 
     def keep_held(self) -> None:
-        """Hold them until the move is complete, possibly by another run, because the owner may now be in both
-        databases."""
+        """Hold them until the move is complete, possibly by another run: the owner is about to leave the database."""
         try:
             held = self._db.execute(KEEP_HELD, (self._owner,)).fetchone()
         except Exception as error:

@@ -192,7 +192,7 @@ class _Move:
         if staged and come is not None and come[0] != self._source.without_password:
             raise StoreError(
                 f"{self._owner} is on the way to {self._target} from {come[0]}: complete that move first, with "
-                f"`everloop move {self._owner} {come[0]} {self._target}`"
+                f"`everloop move {self._owner} {come[0]} {self._target.without_password}`"
             )
         if staged and gone is not None and come is not None and gone[1] == come[1]:
             began = time.monotonic()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -20,7 +18,6 @@ from everloop.channels.links import Links, LinkStore
 from everloop.config import Rule
 from everloop.log import UserSaid
 from everloop.store.base import Store
-from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import Forker, config_of, running
 
@@ -29,6 +26,7 @@ from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
 from .mail import MailNetwork
 from .says import Says, until
+from .scene import Scene
 
 CODE = re.compile(r"\b[A-HJKMNP-Z2-9]{8}\b")
 ANNA, BERT, CARL, DORA, EVE = "anna", "bert", "carl", "dora", "eve"
@@ -456,49 +454,18 @@ async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(
     assert len(network.heard(CARL)) == 2
 
 
-class LinkScene:
-    """Two accounts link their chats, talk and part, while the process is killed at one of its writes."""
+class LinkScene(Scene):
+    """Two accounts link their chats, talk and part."""
 
-    def __init__(self, forker: Forker, folder: Path) -> None:
-        self._forker = forker
-        self._folder = folder
-        self.commits = 0
+    settings: ClassVar = {"allow": [ANNA, BERT]}
 
-    async def run(self, die_at: tuple[int, str] | None) -> int:
-        """Return how often the process was killed."""
-        folder = self._folder / ("whole" if die_at is None else f"{die_at[1]}-{die_at[0]}")
-        await asyncio.to_thread(folder.mkdir, parents=True)
-        kills = 0
-        async with HookNetwork(rough=True).running() as network:
-            network.settings["allow"] = [ANNA, BERT]
-            talk = asyncio.create_task(self._talk(network))
-            try:
-                while not talk.done():
-                    child = await asyncio.to_thread(self._forker.start, network.settings, folder, die_at)
-                    while not talk.done() and not child.ended.is_set():
-                        await asyncio.sleep(0.01)
-                    kills += child.ended.is_set()
-                    die_at = None
-                talk.result()
-                await child.stop()
-                self.commits = await asyncio.to_thread(child.read_commits)
-            finally:
-                talk.cancel()
-                child.kill()
-                await asyncio.gather(talk, return_exceptions=True)
-            self._check(network)
-        store = SQLiteStore(folder / "store.db")
-        try:
-            assert await said_in(store, "hook:anna") == ["one", "two", "three"], folder.name
-            assert await said_in(store, "hook:bert") == ["alone"], folder.name
-            kept = await LinkStore(store, "me").read()
-            assert (kept.codes, kept.guesses, await shared(store)) == ((), (), []), folder.name
-        finally:
-            await store.close()
-        await asyncio.to_thread(shutil.rmtree, folder)
-        return kills
+    async def check_store(self, store: Store, what: str) -> None:
+        assert await said_in(store, "hook:anna") == ["one", "two", "three"], what
+        assert await said_in(store, "hook:bert") == ["alone"], what
+        kept = await LinkStore(store, "me").read()
+        assert (kept.codes, kept.guesses, await shared(store)) == ((), (), []), what
 
-    async def _talk(self, network: HookNetwork) -> None:
+    async def talk(self, network: HookNetwork) -> None:
         await tells(network, ANNA, "one")
         code = await code_of(network, ANNA)
         await tells(network, BERT, f"/link {code}")
@@ -508,7 +475,7 @@ class LinkScene:
         await tells(network, BERT, "/unlink")
         await tells(network, BERT, "alone")
 
-    def _check(self, network: HookNetwork) -> None:
+    def check(self, network: HookNetwork) -> None:
         """Each was told once what a run without a kill tells."""
         one, code, *told = network.heard(ANNA)
         assert (one, CODE.sub("CODE", code)[:22]) == ("re: one", "Your link code is CODE")
@@ -526,11 +493,7 @@ class LinkScene:
 
 @pytest.mark.timeout(300)
 async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last(step: int, tmp_path: Path) -> None:
-    """The network sends each message twice, and again until it is acknowledged."""
     async with Forker() as forker:
-        scene = LinkScene(forker, tmp_path)
-        await scene.run(None)
-        places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
-        kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
+        kills = await LinkScene(forker, tmp_path).kill_at_writes(1 if step == 1 else 8)
     # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
     assert sum(kills) >= 0.8 * len(kills)

@@ -51,6 +51,7 @@ class Pending(msgspec.Struct, frozen=True):
     name: str
     at: float
 
+    message: str = ""  # the id of the message that was answered with it
     @property
     def is_valid(self) -> bool:
         return 0 <= time.time() - self.at < CODE_SECONDS
@@ -64,6 +65,8 @@ class PairedPeer(msgspec.Struct, frozen=True):
     at: float
     admin: bool = False  # may confirm the codes of others
 
+    code: str = ""
+    message: str = ""  # the id of the message that confirmed it, if one did
 
 class Pairings:
     """The codes and paired people of a channel, as the store keeps them."""
@@ -87,27 +90,42 @@ class Pairings:
         return sorted((one for one in found if one.is_valid), key=lambda one: one.at)
 
     async def new_code(self, message: Received, chat_id: str) -> str | None:
-        """Make a code for a stranger; None if they already have one, or if too many strangers do."""
+        """Make a code for a stranger; None if they already have one, or if too many strangers do.
+
+        A message that is repeated after a crash gets the same code.
+        """
         pending = await self.pending()
-        if len(pending) >= MOST_PENDING or any(one.sender == message.sender for one in pending):
+        for one in pending:
+            if one.sender == message.sender:
+                return one.code if message.id and one.message == message.id else None
+        if len(pending) >= MOST_PENDING:
             return None
         code = new_code()
-        made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time())
+        made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time(), message.id or "")
         await self._store.set_channel_state(self._channel, _CODE + code, msgspec.json.encode(made).decode())
         return code
 
-    async def confirm(self, code: str, owner: str, admin: bool = False) -> PairedPeer | None:
-        """Pair the person who was given this code, and tell them; None if no valid code matches."""
+    async def confirm(self, code: str, owner: str, admin: bool = False, message: str = "") -> PairedPeer | None:
+        """Pair the person who was given this code, and tell them; None if no valid code matches.
+
+        `message` is the id of the message that has the code: when it is repeated after a crash, it finds what it did.
+        """
         for one in await self.pending():
             if is_code(code, one.code):
-                peer = PairedPeer(one.sender, one.name, time.time(), admin)
-                await self._store.set_channel_state(
-                    self._channel, _PEER + one.sender, msgspec.json.encode(peer).decode()
-                )
-                await self._store.set_channel_state(self._channel, _CODE + one.code, None)
                 await tell(self._store, self._channel, owner, one.chat, PAIRED, f"pair:{one.code}")
-                return peer
-        return None
+                peer = PairedPeer(one.sender, one.name, time.time(), admin, one.code, message)
+                return peer if await self._replace(one, peer) else None
+        peers = (await self.peers()).values() if message else ()
+        return next((one for one in peers if one.message == message and is_code(code, one.code)), None)
+
+    async def _replace(self, pending: Pending, peer: PairedPeer) -> bool:
+        """Replace a code by the person who had it, unless another process has done so."""
+        key = _CODE + pending.code
+        made = (self._channel, _PEER + peer.sender, msgspec.json.encode(peer).decode())
+        found = (await self._store.channel_state(self._channel)).get(key)
+        if found is None:
+            return False
+        return await self._store.write_channel_state([made, (self._channel, key, None)], (self._channel, key, found))
 
     async def remove(self, sender: str) -> bool:
         known = sender in await self.peers()
@@ -125,10 +143,15 @@ async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, 
     await store.wake(SENDING)
 
 
-async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool) -> str:
-    """Confirm a code of any channel and return the text for the owner; raises `EverloopError` if no code matches."""
+async def confirm_anywhere(
+    store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool, message: str = ""
+) -> str:
+    """Confirm a code of any of these channels and return the text for the owner.
+
+    Raises `EverloopError` if no code matches. `message` is the id of the message that has the code, if one does.
+    """
     for name, config in channels.items():
-        if (peer := await Pairings(store, name).confirm(code, config.owner, admin)) is not None:
+        if (peer := await Pairings(store, name).confirm(code, config.owner, admin, message)) is not None:
             return f"Paired {peer.name or peer.sender} ({name}:{peer.sender})."
     raise EverloopError(f"no valid code is {one_line(code, 20)}: a code is valid for an hour; ask for a new one")
 

@@ -315,7 +315,7 @@ class ChannelInbox:
         self._channel = channel
         self._previews = previews
         self._can = channel.can
-        self._configs = configs
+        self._configs = {name: one for name, one in configs.items() if one.owner == config.owner}
         self._save = save
         self._transcribes = transcribes
         self._reporter = reporter
@@ -509,7 +509,7 @@ class ChannelInbox:
             said = "Write /pair and the code that the other person got."
         else:
             try:
-                said = await confirm_anywhere(self._store, self._configs, code, False)
+                said = await confirm_anywhere(self._store, self._configs, code, False, message.id or "")
             except EverloopError as error:
                 said = str(error)
         await self._say(message, said, "pair")

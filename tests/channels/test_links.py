@@ -16,6 +16,7 @@ from everloop.channels.access import PairedPeer
 from everloop.channels.base import Can
 from everloop.channels.links import Links, LinkStore
 from everloop.config import Rule
+from everloop.cron.service import CronService
 from everloop.log import UserSaid
 from everloop.store.base import Store
 from everloop.testing import ScriptedProvider, call
@@ -25,7 +26,7 @@ from .fake_slack import FakeSlack
 from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
 from .mail import MailNetwork
-from .says import Says, until
+from .says import Recalls, Says, until
 from .scene import Scene
 
 CODE = re.compile(r"\b[A-HJKMNP-Z2-9]{8}\b")
@@ -351,6 +352,22 @@ async def test_a_group_gives_no_code_and_takes_none_and_a_code_that_was_shown_th
     assert says.asked == [f"eve: /link {code}".replace("eve", "Eve")]
 
 
+async def test_a_code_that_was_shown_in_a_group_is_void_though_the_agent_was_not_meant(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        await network.say("team", f"/link {code}", sender=EVE, group=True)  # of a stranger, whose words count nothing
+        await network.say("team", "/link AAAAAAAA", sender=BERT, group=True)
+        assert len((await LinkStore(store, "me").read()).codes) == 1
+        await network.say("team", f"/link {code}", sender=BERT, group=True)
+        assert await tells(network, CARL, f"/link {code}") == links.NO_CODE
+        assert await shared(store) == []
+        assert [one.account for one in (await LinkStore(store, "me").read()).guesses] == ["hook:carl"]
+    assert network.heard("team") == says.asked == []
+
+
 async def test_a_code_is_used_once_and_a_new_one_replaces_it(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         old, new = await code_of(network, ANNA), await code_of(network, ANNA)
@@ -428,6 +445,45 @@ async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNe
         await tells(network, BERT, "and now?")
         assert await said_in(store, "hook:bert") == ["and now?"]
         assert await said_in(store, "hook:anna") == []
+
+
+async def test_a_person_whom_the_settings_no_longer_name_shares_nothing_though_everyone_is_answered(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")):
+        await linked(network, ANNA, BERT)
+    network.settings["allow"] = [ANNA, "*"]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await tells(network, BERT, "am I in?")
+        assert await said_in(store, "hook:anna") == []
+        assert await said_in(store, "hook:bert") == ["am I in?"]
+
+
+async def test_a_job_of_a_person_who_left_a_session_tells_nothing_of_it(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        await linked(network, ANNA, BERT)
+        await tells(network, BERT, "schedule")
+        await tells(network, ANNA, "schedule")
+        assert [job.session_key for job in await CronService(store).list()] == ["hook:anna", "hook:anna"]
+        await tells(network, ANNA, "/unlink")
+        await tells(network, ANNA, "a secret")
+        told = len(network.heard(BERT)), len(network.heard(ANNA))
+        for job in await CronService(store).list():
+            await CronService(store).run(job.id)
+        await until(lambda: len(network.heard(BERT)) > told[0] and len(network.heard(ANNA)) > told[1])
+    assert "a secret" in network.heard(ANNA)[-1]
+    assert network.heard(BERT)[-1].startswith("recall\n\n[This is scheduled work")
+
+
+async def test_jobs_of_a_person_who_is_no_longer_answered_do_not_run(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["allow"] = [ANNA]
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        peer = msgspec.json.encode(PairedPeer(BERT, "Bert", time.time())).decode()
+        await store.set_channel_state("hook", "peer:bert", peer)
+        await tells(network, BERT, "schedule")
+        await tells(network, ANNA, "schedule")
+        assert await links.unpair(store, config_of(network.settings), Can(), BERT)
+        assert {job.chat_id: job.paused for job in await CronService(store).list()} == {ANNA: False, BERT: True}
 
 
 # ---------------------------------------------------------------------------------------------- crashes

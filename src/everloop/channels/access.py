@@ -25,6 +25,7 @@ LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that is taken for another
 CODE_LENGTH = 8
 CODE_SECONDS = 3600.0
 MOST_PENDING = 3  # codes of one channel at a time: more strangers get nothing
+FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # that the files of one sender may take, in so many seconds
 MOST_SENDERS = 10_000  # whose rates are remembered
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
 EVERYONE = "*"  # in the allow list: all people, in chats of their own
@@ -50,8 +51,8 @@ class Pending(msgspec.Struct, frozen=True):
     chat: str
     name: str
     at: float
-
     message: str = ""  # the id of the message that was answered with it
+
     @property
     def is_valid(self) -> bool:
         return 0 <= time.time() - self.at < CODE_SECONDS
@@ -64,9 +65,9 @@ class PairedPeer(msgspec.Struct, frozen=True):
     name: str
     at: float
     admin: bool = False  # may confirm the codes of others
-
     code: str = ""
     message: str = ""  # the id of the message that confirmed it, if one did
+
 
 class Pairings:
     """The codes and paired people of a channel, as the store keeps them."""
@@ -204,3 +205,23 @@ class RateLimit:
         while len(self._windows) > MOST_SENDERS:
             self._windows.popitem(last=False)
         return max(number + 1 - self._most, 0) if self._most else 0
+
+
+class FetchTime:
+    """Counts how long fetching the files of each sender has taken in the current ten minutes."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def left(self, sender: str, now: float) -> float:
+        """Return how many seconds the sender has left in this window."""
+        began, taken = self._windows.get(sender, (now, 0.0))
+        return FETCH_SECONDS - (taken if now - began < FETCH_WINDOW else 0.0)
+
+    def count(self, sender: str, seconds: float, now: float) -> None:
+        began, taken = self._windows.pop(sender, (now, 0.0))
+        if now - began >= FETCH_WINDOW:
+            began, taken = now, 0.0
+        self._windows[sender] = (began, taken + seconds)
+        while len(self._windows) > MOST_SENDERS:
+            self._windows.popitem(last=False)

@@ -63,7 +63,7 @@ def parse(text: str) -> Line:
 class Irc:
     """An account at an IRC network."""
 
-    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False, case=False)
+    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False, case=False, nicks=True)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+from base64 import b64encode
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from everloop.channels.access import tell
 from everloop.channels.base import SHIPPED
+from everloop.store.base import Store
 from everloop.testing.channels import Forker, Report, running, take_over
 
 from .flood import check_flood
+from .ircd import IrcNetwork
 from .networks import NETWORKS
-from .says import Says, until
+from .says import Says, found, until
 
 # The chats of two people, and how they write there, where the network's own person is always the same one.
 CHATS = {
@@ -91,6 +99,42 @@ async def test_a_stranger_gets_nothing_in_any_network(tmp_path: Path) -> None:
                 assert len(await store.sessions("me")) == 1, kind
         assert says.asked == ["hello"], kind
         assert network.heard(chat) == [], kind
+
+
+SECRETS = ("token", "secret", "password", "bot_token", "app_token", "signing_secret")
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+async def test_no_secret_is_in_a_log_of_any_library_or_in_the_store(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """While the network answers, and when it no longer does, with everything that can be logged."""
+    caplog.set_level(logging.DEBUG)
+    asyncio.get_running_loop().set_debug(True)
+    chat, network = CHATS[kind][0], IrcNetwork(password="never-shown-here") if kind == "irc" else NETWORKS[kind]()
+    async with network.running():
+        if kind == "irc":
+            network.settings["password"] = "never-shown-here"
+        async with running(network.settings, tmp_path, Says("ok")):
+            await network.say(chat, "hello", **WHO.get(kind, _oneself)(chat))
+            await until(lambda: network.heard(chat))
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        if kind != "webhook":  # which waits for requests
+            await found(partial(_fails, store, network.settings["name"]))
+        await tell(store, network.settings["name"], "me", chat, "hello?", "1")
+        await asyncio.sleep(0.5)
+    held = b"".join(path.read_bytes() for path in tmp_path.glob("store.db*"))
+    told = f"{caplog.text}{''.join(capfd.readouterr())}{held!r}"
+    secrets = [network.settings[key] for key in SECRETS if key in network.settings]
+    assert secrets
+    for secret in secrets:
+        forms = {secret, quote(secret, safe=""), b64encode(secret.encode()).decode().rstrip("=")[:-1]}
+        assert [form for form in forms if form in told] == []
+
+
+async def _fails(store: Store, name: str) -> bool:
+    status = (await store.channel_state(name)).get("status", "")
+    return bool(status) and '"error":""' not in status
 
 
 def test_the_documented_class_of_repeats_of_each_network_is_its_own() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -445,6 +447,27 @@ async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNe
         await tells(network, BERT, "and now?")
         assert await said_in(store, "hook:bert") == ["and now?"]
         assert await said_in(store, "hook:anna") == []
+
+
+async def test_a_person_is_unpaired_before_their_link_is_ended(network: HookNetwork, tmp_path: Path) -> None:
+    """A message between the two could link them again."""
+    network.settings["allow"] = [ANNA]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await store.set_channel_state("hook", "peer:bert", msgspec.json.encode(PairedPeer(BERT, "", 0.0)).decode())
+        await linked(network, ANNA, BERT)
+        left: list[list[str]] = []
+
+        def look(what: str) -> None:
+            if what == "after":
+                with closing(sqlite3.connect(tmp_path / "store.db")) as db:
+                    rows = db.execute("SELECT key FROM channel_state WHERE key LIKE 'peer:%'").fetchall()
+                left.append([key for (key,) in rows])
+
+        store.writer.hook = look
+        assert await links.unpair(store, config_of(network.settings), Can(), BERT)
+        store.writer.hook = None
+        assert await shared(store) == []
+    assert left[0] == []
 
 
 async def test_a_person_whom_the_settings_no_longer_name_shares_nothing_though_everyone_is_answered(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from everloop.store.base import Store
 from everloop.store.sqlite import SQLiteStore
@@ -17,7 +17,7 @@ from .hooks import HookNetwork
 class Scene:
     """The network sends each message twice, and again until it is acknowledged."""
 
-    settings: dict[str, Any]
+    settings: ClassVar[dict[str, Any]]
 
     def __init__(self, forker: Forker, folder: Path) -> None:
         self._forker = forker

@@ -110,6 +110,22 @@ async def test_a_person_who_takes_a_nick_gets_nothing_of_what_was_said_under_it(
     assert irc.heard("eve") == ["what did I tell you?"]
 
 
+async def test_a_person_who_changes_their_nick_has_the_same_limit(irc: IrcNetwork, tmp_path: Path) -> None:
+    irc.settings["per_minute"] = 2
+    says = Says("ok")
+    async with running(irc.settings, tmp_path, says):
+        eve = await irc.person("eve")
+        for number, answers in enumerate((2, 3, 3)):
+            eve.write(f"NICK eve{number}")
+            for text in ("one", "two"):
+                await eve.tell("everbot", f"{text} of {number}")
+            await until(lambda answers=answers: len(irc.heard("eve")) >= answers)  # type: ignore[misc]
+    assert says.asked == ["one of 0", "two of 0"]
+    assert [text for text in irc.heard("eve") if text != "ok"] == [
+        "That was too fast: I take 2 messages a minute. Send it again later."
+    ]
+
+
 class SaslServer:
     """As much of a server as SASL takes: the login, and an account on each message."""
 

@@ -474,7 +474,7 @@ class ChannelInbox:
             if self._save is None or not limit or number >= MOST_FILES:
                 notes.append(f"[{one_line(clean(file.name), 80)} was attached, and not taken.]")
                 continue
-            data = await self._fetched(message.sender, file, limit)
+            data = await self._fetched(self._limited(message), file, limit)
             if isinstance(data, str):
                 notes.append(data)
                 continue
@@ -572,7 +572,7 @@ class ChannelInbox:
 
     async def _is_over_limit(self, message: Received) -> bool:
         """Whether the sender has exceeded the rate limit. They are told once a minute."""
-        over = self._rates.count(message.sender, time.monotonic())
+        over = self._rates.count(self._limited(message), time.monotonic())
         known = f"{self._config.name}:{message.id}"
         if over and message.id is not None and await self._store.find(self._config.owner, known) is not None:
             return False  # it was taken before
@@ -582,6 +582,10 @@ class ChannelInbox:
                 message, f"That was too fast: I take {most} messages a minute. Send it again later.", "rate"
             )
         return over > 0
+
+    def _limited(self, message: Received) -> str:
+        """Return whom limits count for: another nick does not make another person."""
+        return message.sender.rpartition("!")[2] if self._can.nicks else message.sender
 
 
 def _cannot_listen(recordings: Sequence[str]) -> str:

@@ -354,6 +354,27 @@ async def test_a_group_gives_no_code_and_takes_none_and_a_code_that_was_shown_th
     assert says.asked == [f"eve: /link {code}".replace("eve", "Eve")]
 
 
+async def test_a_name_that_looks_like_a_link_is_shown_as_it_is(network: HookNetwork, tmp_path: Path) -> None:
+    name = "[*Your* bank](https://evil.example)"
+    async with (
+        FakeTelegram().running() as phone,
+        running([network.settings, phone.settings | {"pairing": True}], tmp_path, Says("ok")),
+    ):
+        await phone.say("7", "/link")
+        await until(lambda: phone.heard("7"))
+        code = CODE.search(phone.heard("7")[0])
+        assert code is not None
+        await network.say(BERT, f"/link {code[0]}", sender=BERT, name=name)
+        await until(lambda: len(phone.heard("7")) == 2)
+        assert phone.heard("7")[1].startswith(f"{name} (hook:bert) shares this session now.")
+        eve = {"id": 66, "is_bot": False, "first_name": name}
+        await phone.say("66", "hello", **{"from": eve})
+        await until(lambda: phone.heard("66"))
+        await phone.say("7", f"/pair {phone.heard('66')[0].split()[4][:8]}")
+        await until(lambda: len(phone.heard("7")) == 3)
+        assert phone.heard("7")[2] == f"Paired {name} (telegram:66)."
+
+
 async def test_a_code_that_was_shown_in_a_group_is_void_though_the_agent_was_not_meant(
     network: HookNetwork, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from ..text import one_line
 from ..threads import in_thread
 from .access import CODE_SECONDS, Access, Pairings, is_code, new_code, same_id
 from .base import Can, Received, fold_case
+from .text import literal
 
 T = TypeVar("T")
 MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
@@ -353,6 +354,7 @@ class ChatLinks:
             return Reply(found)
         code = found.code
         here, there = _shown(sender.name, account), _shown(code.name, code.account)
+        home = _shown("", found.home)
         # An account of the settings, and the one whose session it was, can make all others leave.
         ends = found.home == code.account or (
             code.session.startswith(f"{LINK}:") and not code.session.startswith(APART)
@@ -360,7 +362,7 @@ class ChatLinks:
         return Reply(
             f"This chat shares the session of {there} now. /unlink ends that.",
             code,
-            f"{here} shares this session now. If that is not you, send /unlink{'' if ends else f' from {found.home}'}.",
+            f"{here} shares this session now. If that is not you, send /unlink{'' if ends else f' from {home}'}.",
         )
 
     async def _is_busy(self, session: str) -> bool:
@@ -438,4 +440,4 @@ async def pause_jobs(store: Store, owner: str, account: str) -> None:
 
 
 def _shown(name: str, account: str) -> str:
-    return f"{name} ({account})" if name else account
+    return literal(f"{name} ({account})" if name else account)

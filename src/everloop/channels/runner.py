@@ -55,7 +55,7 @@ from .base import (
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
 from .links import ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
-from .text import MARK, render, split
+from .text import MARK, literal, render, split
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -549,9 +549,9 @@ class ChannelInbox:
             said = "Write /pair and the code that the other person got."
         else:
             try:
-                said = await confirm_anywhere(self._store, self._configs, code, False, message.id or "")
+                said = literal(await confirm_anywhere(self._store, self._configs, code, False, message.id or ""))
             except EverloopError as error:
-                said = str(error)
+                said = literal(str(error))
         await self._say(message, said, "pair")
 
     async def _link(self, message: Received, command: LinkCommand) -> None:

@@ -132,6 +132,11 @@ def render(text: str, form: Form) -> str:
             return _blocks(text, _Slack())
 
 
+def literal(text: str) -> str:
+    """Markdown that shows this text as it is: a person's name must not become a link to somewhere else."""
+    return re.sub(r"[\\`*_~\[\]]", r"\\\g<0>", text)
+
+
 class _Plain:
     """Text without markup. An address is shown behind the words that link to it."""
 

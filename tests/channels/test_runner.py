@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from everloop.channels.access import PairedPeer
 from everloop.channels.base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
 from everloop.channels.links import LinkStore, unlink, unpair
 from everloop.channels.runner import ChannelRunner
-from everloop.config import Config, Rule
+from everloop.config import ChannelConfig, Config, Rule
 from everloop.observability.metrics import Meters
 from everloop.store.base import Store
 from everloop.store.sqlite import SQLiteStore
@@ -75,8 +76,10 @@ CONFIG = config_of({"name": "line", "allow": ["anna"]})
 
 
 @asynccontextmanager
-async def at_work(store: Store, line: Line, meters: Meters | None = None, **more: Any) -> AsyncIterator[ChannelRunner]:
-    runner = ChannelRunner(store, [(CONFIG, line, Options("line", {}))], None, meters, **more)
+async def at_work(
+    store: Store, line: Line, meters: Meters | None = None, config: ChannelConfig = CONFIG, **more: Any
+) -> AsyncIterator[ChannelRunner]:
+    runner = ChannelRunner(store, [(config, line, Options("line", {}))], None, meters, **more)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
@@ -209,6 +212,30 @@ async def test_files_that_never_come_delay_others_for_a_short_time_only(
     taken, note = await store.waiting("me", "line:eve"), "[a.txt took too long to fetch, and was not taken.]"
     assert [row.message.content.count(note) for row in taken] == [3, 3, 3]
     assert [row.message.media != [] for row in await store.waiting("me", "line:anna")] == [False, True]
+    await store.close()
+
+
+async def test_a_person_cannot_fill_the_disk(tmp_path: Path) -> None:
+    """They have ten times the size of the largest file in ten minutes."""
+    store, line, kept = SQLiteStore(tmp_path / "store.db"), Line(), dict[str, int]()
+
+    async def save(owner: str, name: str, data: bytes) -> str:
+        kept[name] = len(data)
+        return name
+
+    async def read(limit: int) -> bytes:
+        return bytes(min(limit + 1, 900_000))
+
+    config = replace(CONFIG, media_mb=1)
+    async with at_work(store, line, save=save, config=config):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        files = tuple(Attachment(f"{number}.bin", read) for number in range(4))
+        for number in range(5):
+            await line.inbox.accept(Received(id=f"m{number}", chat="1", sender="anna", text="", files=files))
+    assert 9_000_000 < sum(kept.values()) <= 10_000_000
+    last = (await store.waiting("me", "line:1"))[-1].message
+    assert (last.media, last.content.count("came after too many others, and was not taken.]")) == ([], 4)
     await store.close()
 
 

@@ -207,21 +207,28 @@ class RateLimit:
         return max(number + 1 - self._most, 0) if self._most else 0
 
 
-class FetchTime:
-    """Counts how long fetching the files of each sender has taken in the current ten minutes."""
+class FetchLimit:
+    """Limits the files of each sender in ten minutes: how long fetching them takes, and how large they are together.
 
-    def __init__(self) -> None:
-        self._windows: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    The messages of all others wait while a file is fetched, and the disk is everyone's.
+    """
 
-    def left(self, sender: str, now: float) -> float:
-        """Return how many seconds the sender has left in this window."""
-        began, taken = self._windows.get(sender, (now, 0.0))
-        return FETCH_SECONDS - (taken if now - began < FETCH_WINDOW else 0.0)
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._windows: OrderedDict[str, tuple[float, float, int]] = OrderedDict()
 
-    def count(self, sender: str, seconds: float, now: float) -> None:
-        began, taken = self._windows.pop(sender, (now, 0.0))
-        if now - began >= FETCH_WINDOW:
-            began, taken = now, 0.0
-        self._windows[sender] = (began, taken + seconds)
+    def left(self, sender: str, now: float) -> tuple[float, int]:
+        """Return how many seconds and bytes the sender has left in this window."""
+        _, seconds, size = self._window(sender, now)
+        return FETCH_SECONDS - seconds, self._most_bytes - size
+
+    def count(self, sender: str, seconds: float, size: int, now: float) -> None:
+        began, before, already = self._window(sender, now)
+        self._windows.pop(sender, None)
+        self._windows[sender] = (began, before + seconds, already + size)
         while len(self._windows) > MOST_SENDERS:
             self._windows.popitem(last=False)
+
+    def _window(self, sender: str, now: float) -> tuple[float, float, int]:
+        found = self._windows.get(sender)
+        return found if found is not None and now - found[0] < FETCH_WINDOW else (now, 0.0, 0)

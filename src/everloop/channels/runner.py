@@ -36,7 +36,7 @@ from ..text import clean, one_line
 from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.message import OutgoingFiles
-from .access import Access, FetchTime, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
+from .access import Access, FetchLimit, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
 from .base import (
     Attachment,
     Button,
@@ -338,7 +338,7 @@ class ChannelInbox:
         self._access = Access(config, channel.can, self._pairings)
         self._links = ChatLinks(store, config, channel.can, self._access, links)
         self._rates = RateLimit(config.per_minute)
-        self._fetching = FetchTime()
+        self._fetching = FetchLimit(MOST_FILES * MEGABYTE * config.media_mb)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
         self.accepted = 0  # messages that came in
@@ -487,17 +487,23 @@ class ChannelInbox:
         incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
 
     async def _fetched(self, sender: str, file: Attachment, limit: int) -> bytes | str:
-        """Fetch a file, if the sender has time left for it: the messages of all others wait meanwhile."""
-        began = time.monotonic()
-        if (left := self._fetching.left(sender, began)) > 0:
-            try:
-                async with asyncio.timeout(left):
-                    return await fetched(file, limit)
-            except TimeoutError:
-                pass
-            finally:
-                self._fetching.count(sender, time.monotonic() - began, began)
-        return f"[{one_line(clean(file.name), 80)} took too long to fetch, and was not taken.]"
+        """Fetch a file, as far as the sender's limit allows."""
+        began, data = time.monotonic(), b""
+        seconds, size = self._fetching.left(sender, began)
+        why = "took too long to fetch" if seconds <= 0 else "came after too many others"
+        try:
+            if seconds > 0 and size > 0:
+                async with asyncio.timeout(seconds):
+                    found = await fetched(file, min(limit, size))
+                if isinstance(found, bytes):
+                    data = found
+                if isinstance(found, bytes) or size >= limit:
+                    return found
+        except TimeoutError:
+            why = "took too long to fetch"
+        finally:
+            self._fetching.count(sender, time.monotonic() - began, len(data), began)
+        return f"[{one_line(clean(file.name), 80)} {why}, and was not taken.]"
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)

@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 import pytest
 
+from everloop import LLMProvider, LLMResponse
 from everloop.channels.access import tell
 from everloop.channels.base import SHIPPED
 from everloop.store.base import Store
+from everloop.testing import call
 from everloop.testing.channels import Forker, Report, running, take_over
 
 from .flood import check_flood
@@ -69,6 +71,48 @@ async def test_a_flood_of_one_person_delays_no_other_and_is_answered_in_its_orde
         if kind in ALLOWED:
             network.settings["allow"] = ALLOWED[kind]
         await check_flood(network, tmp_path, loud, quiet, WHO.get(kind, _oneself))
+
+
+class Works(LLMProvider):
+    """Looks into the workspace until it is told something else, and then says what it was told."""
+
+    default_model = "works"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+        self.asked += 1
+        told = [str(one["content"]) for one in messages if one["role"] == "user"]
+        if len(told) == 1:
+            await asyncio.sleep(0.1)
+            return LLMResponse(None, [call("list_dir")])
+        return LLMResponse(" and ".join(told))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+async def test_a_running_turn_is_steered_and_stopped_from_its_chat(kind: str, tmp_path: Path) -> None:
+    chat, works = CHATS[kind][0], Works()
+
+    async def heard(number: int) -> list[str]:
+        texts: list[str] = await asyncio.to_thread(network.heard, chat)
+        return texts if len(texts) >= number else []
+
+    async with NETWORKS[kind]().running() as network:
+        network.settings["stream"] = False
+        say = partial(network.say, chat, **WHO.get(kind, _oneself)(chat))
+        async with running(network.settings, tmp_path, works, busy="steer"):
+            await say("dig")
+            await until(lambda: works.asked)
+            await say("here")
+            assert await found(lambda: heard(1)) == ["dig and here"]
+            await say(" /new")
+            await found(lambda: heard(2))
+            asked = works.asked
+            await say("dig again")
+            await until(lambda: works.asked > asked)
+            await say(" /stop")
+            assert "Stopped. The work so far is kept." in await found(lambda: heard(3))
 
 
 FRIENDS = {**ALLOWED, "irc": ["anna!~anna@127.0.0.1"]}
@@ -137,12 +181,14 @@ async def _fails(store: Store, name: str) -> bool:
     return bool(status) and '"error":""' not in status
 
 
-def test_the_documented_class_of_repeats_of_each_network_is_its_own() -> None:
+def test_the_documented_promises_of_each_network_are_its_own() -> None:
+    """Its class of repeats, and whether it has ids by which a message is taken once."""
     words = {"marked": "none", "marked; invisible for": "window", "invisible": "key", "marked, with the same": "none"}
     page = (Path(__file__).parents[2] / "docs" / "channels.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M)
-    assert {network for network, _ in rows} == set(SHIPPED)
-    for network, told in rows:
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| ([^|]+) \|$", page, re.M)
+    assert {network for network, _, _ in rows} == set(SHIPPED)
+    for network, told, taken in rows:
         module, _, name = SHIPPED[network].partition(":")
         can = getattr(import_module(f"everloop.channels.{module}"), name).can
         assert can.repeats == words[max((start for start in words if told.startswith(start)), key=len)], network
+        assert can.ids == taken.startswith("once"), network

@@ -1,4 +1,4 @@
-"""Who a channel answers: the allow list of the settings, people who were paired by a code, and open groups.
+"""Decides whom a channel answers: people on the allow list or paired by a code, and members of open groups.
 
 Strangers get nothing. With `pairing = true`, a stranger who writes in a chat of their own gets a code, once; the owner
 confirms it with `/pair CODE` or `everloop channels pair CODE`.
@@ -21,14 +21,14 @@ from ..store.peers import SENDING
 from ..text import one_line
 from .base import Can, Received, fold_case
 
-LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that is taken for another
+LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that looks like another
 CODE_LENGTH = 8
 CODE_SECONDS = 3600.0
-MOST_PENDING = 3  # codes of one channel at a time: more strangers get nothing
+MOST_PENDING = 3  # valid codes of a channel; further strangers get nothing
 FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # that the files of one sender may take, in so many seconds
-MOST_SENDERS = 10_000  # whose rates are remembered
+MOST_SENDERS = 10_000  # whose limits are remembered
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
-EVERYONE = "*"  # in the allow list: all people, in chats of their own
+EVERYONE = "*"  # in the allow list: all people, in direct chats
 _CODE, _PEER = "code:", "peer:"
 
 Standing = Literal["owner", "peer", "member", "stranger"]
@@ -39,12 +39,12 @@ def new_code() -> str:
 
 
 def is_code(typed: str, code: str) -> bool:
-    """Whether a person typed this code, in whatever case; the time it takes says nothing about the code."""
+    """Return whether a person typed this code, in any case. The comparison takes constant time."""
     return secrets.compare_digest(typed.strip().upper().replace("-", "").encode("utf-8", "replace"), code.encode())
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A stranger who was given a pairing code and is not confirmed yet."""
+    """A stranger with a pairing code that is not confirmed yet."""
 
     code: str
     sender: str
@@ -70,7 +70,7 @@ class PairedPeer(msgspec.Struct, frozen=True):
 
 
 class Pairings:
-    """The codes and paired people of a channel, as the store keeps them."""
+    """The codes and paired people of a channel, in the store."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class Pairings:
         return sorted((one for one in found if one.is_valid), key=lambda one: one.at)
 
     async def new_code(self, message: Received, chat_id: str) -> str | None:
-        """Make a code for a stranger; None if they already have one, or if too many strangers do.
+        """Return a new code for a stranger; None if they already have one, or if too many strangers do.
 
         A message that is repeated after a crash gets the same code.
         """
@@ -136,7 +136,7 @@ class Pairings:
 
 async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, id: str) -> None:
     """Send a text to a chat outside of any turn, once per id."""
-    # In a session of its own: what strangers and commands cause stays out of the conversation.
+    # In a separate session: what strangers and commands cause stays out of the conversation.
     about = InboundMessage(
         channel, "channel", chat_id, "", id=f"{channel}:{id}", owner=owner, session=f"{channel}:access"
     )

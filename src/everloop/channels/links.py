@@ -26,9 +26,9 @@ from .base import Can, Received, fold_case
 from .text import literal
 
 T = TypeVar("T")
-MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
-MOST_SESSIONS = 20  # that an account has shared, and which are remembered
-APART = f"{LINK}:apart:"  # begins the session of those to whom that of their chat is closed
+MOST_WRONG = 10  # per account and hour; after that even a right code is refused
+MOST_SESSIONS = 20  # sessions that an account has ever shared
+APART = f"{LINK}:apart:"  # prefix of the session of people who may not see that of their chat
 LinkCommand = Literal["link", "unlink"]
 
 DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
@@ -74,7 +74,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class SharedSession(msgspec.Struct, frozen=True):
-    """A session of several accounts. The first is the one whose session it was; alone, it shares it no longer.
+    """A session of several accounts. The first one owned it before; if only that one is left, it is shared no longer.
 
     It is remembered then, too: what others said in it must not reach a group, or another person, in that chat.
     """
@@ -104,7 +104,7 @@ class Guesses(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a command, and from where."""
+    """The sender of a command, and their chat."""
 
     account: str
     name: str
@@ -115,7 +115,7 @@ class Sender:
 
 
 class Left(NamedTuple):
-    """An account, and the session that it shares no more."""
+    """An account, and the session that it no longer shares."""
 
     account: str
     session: str
@@ -141,7 +141,7 @@ class Links(msgspec.Struct, frozen=True):
         return next((one for one in self.shared if one.is_shared and one.find(account) is not None), None)
 
     def session_of(self, account: str, own: str, *, direct: bool) -> str:
-        """Return the session of an account's message in a chat, whose `own` it is unless links say otherwise.
+        """Return the session of an account's message in a chat; `own` is that of the chat, without links.
 
         A session that direct chats share, or have shared, is closed to everyone else who writes in its chat: a group
         that the chat has become, or another person who has its name now.
@@ -175,7 +175,7 @@ def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> 
     shared = links.of(joins.account)
     member = shared.find(joins.account) if shared is not None else None
     if shared is not None and member is not None and member.code is not None and member.message == joins.message:
-        return links, Joined(member.code, shared.home)  # this very message did it
+        return links, Joined(member.code, shared.home)  # by this very message
     links, code = guess(links, typed, joins.account, now)
     if not isinstance(code, LinkCode):
         return links, code
@@ -211,7 +211,7 @@ def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, Li
 
 
 def revoke(links: Links, typed: str) -> tuple[Links, None]:
-    """Make a code void that was written where others could read it."""
+    """Void a code that was written where others could read it."""
     return msgspec.structs.replace(links, codes=tuple(one for one in links.codes if not is_code(typed, one.code))), None
 
 
@@ -235,7 +235,7 @@ def leave(links: Links, account: str, session: str = "") -> tuple[Links, frozens
 
 
 class LinkStore:
-    """The codes and links of an owner, as the store keeps them."""
+    """Reads and changes the codes and links of an owner in the store."""
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
@@ -245,7 +245,7 @@ class LinkStore:
         return _decoded(await self._kept())
 
     async def change(self, change: Callable[[Links], tuple[Links, T]]) -> T:
-        """Change the value, unless another process changes it meanwhile: then start again."""
+        """Change the value, and start again if another process has changed it meanwhile."""
         while True:
             kept = await self._kept()
             links = _decoded(kept)
@@ -278,7 +278,7 @@ def _decoded(kept: str | None) -> Links:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command is answered, and what the chat is told whose code was used."""
+    """The reply to a command, and the notice for the chat whose code was used."""
 
     text: str
     code: LinkCode | None = None
@@ -291,14 +291,14 @@ class ChatLinks:
     def __init__(
         self, store: Store, config: ChannelConfig, can: Can, access: Access, settings: Mapping[str, Sequence[str]]
     ) -> None:
-        """`settings` has people with their accounts."""
+        """`settings` maps people to their accounts."""
         self._store = store
         self._name = config.name
         self._owner = config.owner
         self._can = can
         self._access = access
         self._links = LinkStore(store, config.owner)
-        # A person by their id in this network.
+        # People by their id in this network.
         self._people = {
             same_id(sender, can): person
             for person, accounts in settings.items()
@@ -314,12 +314,12 @@ class ChatLinks:
         links = await self._links.read()
         if not links.shared:
             return own
-        # Whoever is answered only because everyone is shares nothing, even if the settings have named them before.
+        # A person who is answered only because everyone is shares nothing, even if the settings once named them.
         direct = direct and await self._access.known_as(message.sender) is not None
         return links.session_of(self._account_of(message), own, direct=direct)
 
     async def revoke_shown(self, message: Received) -> None:
-        """Make a code void that a person has written in a group, though not to the agent."""
+        """Void a code that an admitted person has written in a group without mentioning the agent."""
         words = message.text.split()
         has_code = command_in(message.text) == "link" and len(words) == 2
         if has_code and await self._access.known_as(message.sender) is not None:
@@ -384,7 +384,7 @@ class ChatLinks:
 
 
 def command_in(text: str) -> LinkCommand | None:
-    """Return the command that a text is, with a code or without."""
+    """Return the command in a text, with a code or without; None if there is none."""
     words = text.split()
     if not 1 <= len(words) <= 2:
         return None
@@ -411,7 +411,7 @@ async def unlink(store: Store, config: ChannelConfig, can: Can, sender: str) -> 
 
 
 async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
-    """Answer a person no longer whose code was confirmed, and pause their jobs. Return whether there was one."""
+    """Revoke the pairing of a person, and pause their jobs. Return whether they were paired."""
     removed = await Pairings(store, config.name).remove(sender)
     await unlink(store, config, can, sender)  # last: a message that comes meanwhile must not link them again
     await pause_jobs(store, config.owner, account_of(config.name, sender, can))
@@ -419,8 +419,10 @@ async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> 
 
 
 async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
-    """Let the jobs of people who left a session run in the session of their own chat: a job answers in the chat that it
-    comes from, which must not get what is said in that session from now on."""
+    """Move the jobs of people who left a session to the session of their own chat.
+
+    A job answers in that chat, which must not get what is said in the shared session from now on.
+    """
     gone = {(fold_case(one.account), one.session) for one in left}
     for timer in await store.timers(owner) if gone else ():
         account = fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}")
@@ -429,7 +431,7 @@ async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
 
 
 async def pause_jobs(store: Store, owner: str, account: str) -> None:
-    """Pause the jobs that a person has asked for."""
+    """Pause the jobs that a person asked for."""
     for timer in await store.timers(owner):
         if fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}") == fold_case(account):
             try:

@@ -9,10 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small import conversation, decide, examples, grammar, prompt, shaping
-from everloop.providers.local.small.conversation import Turn, meant, text_of, turn_of
+from everloop.providers.local.small import conversation, examples, grammar, prompt, routing, shaping
+from everloop.providers.local.small.conversation import Turn, current_turn, referenced_file, text_of
 from everloop.providers.local.small.examples import names_of, needs_tool
-from everloop.providers.local.small.words import paths_in
+from everloop.providers.local.small.language import paths_in
+from everloop.providers.local.small.shaping import Step
 from everloop.tools.seen import Seen
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
@@ -24,18 +25,18 @@ def _always(result: Any) -> Callable[..., Any]:
 
 def _by_examples(turn: Turn, offered: Sequence[Any]) -> Turn | None:
     """The route by the examples nearest to the request alone."""
-    return turn if needs_tool(turn.said, names_of(offered)) else None
+    return turn if needs_tool(turn.text, names_of(offered)) else None
 
 
 def _on_no_file(turn: Turn) -> Turn:
-    return replace(turn, file="", corrects=False, goes_on=False)
+    return replace(turn, file="", corrects=False, continues=False)
 
 
 def _every_line(request: str, lines: Iterable[str]) -> list[str]:
     return [line for line in dict.fromkeys(lines) if line.strip()]
 
 
-def _every_tool(offered: Sequence[Any], request: str, used: Any = ()) -> list[Any]:
+def _every_tool(offered: Sequence[Any], request: str, called: Any = ()) -> list[Any]:
     return list(offered)
 
 
@@ -57,17 +58,17 @@ class _AsksForTheRoute(shaping.SmallShaping):
     """Lets the model itself say whether a request is talk or work: one constrained word, after a few examples."""
 
     def prepare(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> dict[str, Any] | LLMResponse:
-        turn = turn_of(messages)
+        turn = current_turn(messages)
         if not tools or turn.calls:
             return super().prepare(messages, tools)
         shown = [{"role": "system", "content": "Say work if it needs files, reminders, memory or commands, else talk."}]
         for request, answer in _ROUTES:
             shown += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
-        files = ", ".join(turn.before.files)
-        said = turn.conversation[max(0, turn.start - 2) : turn.start]
+        files = ", ".join(turn.seen_before.files)
+        said = turn.messages[max(0, turn.start - 2) : turn.start]
         before = " / ".join(text_of(one)[:200] for one in said)
         facts = f"(Files: {files or 'none'}. Before: {before or 'nothing'})"
-        shown.append({"role": "user", "content": f"{facts}\n{turn.said}"})
+        shown.append({"role": "user", "content": f"{facts}\n{turn.text}"})
         return {
             "messages": shown,
             "stable": len(shown) - 1,
@@ -75,6 +76,7 @@ class _AsksForTheRoute(shaping.SmallShaping):
             "temperature": 0,
             "max_tokens": 4,
             "cache_prompt": True,
+            "_step": Step(turn),
             "_asked": (messages, tools),
         }
 
@@ -84,39 +86,39 @@ class _AsksForTheRoute(shaping.SmallShaping):
         talk = "talk" in str(answer["choices"][0]["message"]["content"])
 
         def chosen(turn: Turn, offered: Sequence[Any]) -> Turn | None:
-            file = "" if paths_in(turn.said) else meant(turn.said, turn.before)
-            return None if talk else decide.decide(turn, offered) or replace(turn, file=file)
+            file = "" if paths_in(turn.text) else referenced_file(turn.text, turn.seen_before)
+            return None if talk else routing.route(turn, offered) or replace(turn, file=file)
 
-        with patch.object(shaping, "decide", chosen):
+        with patch.object(shaping, "route", chosen):
             return super().prepare(*request["_asked"])
 
 
 # By name, what stands in the place of what.
 HELPS: Mapping[str, Sequence[Replaced]] = {
-    "route words": [(shaping, "decide", _by_examples)],
+    "route words": [(shaping, "route", _by_examples)],
     "route words, by the model": [(shaping, "SmallShaping", _AsksForTheRoute)],
-    "meant file": [(shaping, "resolved", _on_no_file)],
-    "leak check": [(shaping, "leak", _always("")), (shaping, "invented", _always(False))],
-    "leaked text": [(shaping, "leak", _always(""))],
-    "invented names": [(shaping, "invented", _always(False))],
+    "meant file": [(shaping, "with_listed_file", _on_no_file)],
+    "leak check": [(shaping, "leaked_text", _always("")), (shaping, "uses_unknown_file", _always(False))],
+    "leaked text": [(shaping, "leaked_text", _always(""))],
+    "unknown files": [(shaping, "uses_unknown_file", _always(False))],
     "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
-    "claims": [(shaping, "claims_work", _always(False))],
-    "certain calls": [(shaping, "first_call", _always(None))],
-    "sentences": [(shaping, "report", _always(""))],
+    "claims": [(shaping, "claims_change", _always(False))],
+    "certain calls": [(shaping, "certain_call", _always(None))],
+    "sentences": [(shaping, "final_sentence", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
-    "known values": [(shaping, "values_for", _always({}))],
-    "swaps": [(grammar, "swaps", _always({})), (grammar, "names_both", _always(False))],
-    "named lines": [(grammar, "names_key", _always(False)), (grammar, "alike", _every_line)],
-    "kept beginnings": [(grammar, "kept", _always(""))],
-    "clock": [(grammar, "clock", _always(("", ""))), (grammar, "weekday", _always(""))],
-    "only tool": [(decide, "only", _always(frozenset()))],
-    "fitting tools": [(decide, "fits", _always(True))],
-    "call or words": [(decide, "wanted_next", _always("either"))],
-    "chosen tools": [(shaping, "choose", _every_tool)],
-    "next step": [(decide, "goes_on", _always("either"))],
-    "code files": [(shaping, "writes_code", _always(""))],
-    "language of examples": [(examples, "tongue", _always("§latin"))],
-    "files in the prompt": [(shaping, "notes", lambda system, _: prompt.notes(system, Seen()))],
+    "known values": [(shaping, "argument_values", _always({}))],
+    "replacements": [(grammar, "replacement_places", _always({})), (grammar, "new_phrases", _always([]))],
+    "named lines": [(grammar, "names_key", _always(False)), (grammar, "most_similar", _every_line)],
+    "kept beginnings": [(grammar, "kept_beginning", _always(""))],
+    "times": [(grammar, "cron_time", _always(("", ""))), (grammar, "cron_weekday", _always(""))],
+    "only tool": [(routing, "only_tool", _always(""))],
+    "fitting tools": [(routing, "is_possible", _always(True))],
+    "call or words": [(routing, "expected_next", _always("either"))],
+    "chosen tools": [(shaping, "select_tools", _every_tool)],
+    "next step": [(routing, "may_continue", _always(True))],
+    "code files": [(shaping, "code_file", _always(""))],
+    "language of examples": [(examples, "language_of", _always("english"))],
+    "files in the prompt": [(shaping, "context_messages", lambda system, _: prompt.context_messages(system, Seen()))],
 }
 
 

@@ -19,7 +19,7 @@ from everloop.config import Config
 from everloop.errors import EverloopError
 from everloop.log import CallEnded, Logged, ModelAnswered
 from everloop.providers.base import LLMProvider
-from everloop.providers.local.small.answers import leak
+from everloop.providers.local.small.answers import leaked_text
 from everloop.threads import in_thread
 
 from .cases import HERE, Case, problem_of_judging
@@ -163,7 +163,7 @@ async def _take(
     leaked = (
         ""
         if turn.talk and not calls
-        else leak([answer, *(json.dumps(dict(made.arguments), ensure_ascii=False) for made in calls)], seen)
+        else leaked_text([answer, *(json.dumps(dict(made.arguments), ensure_ascii=False) for made in calls)], seen)
     )
     problems = [*verdict.problems]
     if turn.talk and calls:

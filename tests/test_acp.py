@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -441,15 +443,29 @@ async def test_an_editor_that_only_reads_gets_nothing_to_write(server, folder):
         assert (editor.writes, plan.read_bytes()) == ([], b"on disk\n")  # without the user's unsaved changes
 
 
-async def test_a_line_that_is_not_json_is_one_line_on_standard_error_and_the_next_one_is_answered(server):
+@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[]", b"null", b'"hello"', b"5", b"{}", b"[" * 100_000])
+async def test_a_line_that_is_no_message_is_one_line_on_standard_error_and_the_next_one_is_answered(server, line):
     process = await start("acp", env=environment(server))
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": PROTOCOL_VERSION}}
-    process.stdin.write(b"garbage\n" + json.dumps(hello).encode() + b"\n")
+    process.stdin.write(line + b"\n\n" + json.dumps(hello).encode() + b"\n")
     async with asyncio.timeout(SECONDS):
         answer = json.loads(await process.stdout.readline())
     done = await finished(process)
     assert (answer["id"], answer["result"]["protocolVersion"]) == (1, PROTOCOL_VERSION)
-    assert re.fullmatch(r"everloop: [^\n]*JSONDecodeError[^\n]*\n", done.err), done.err
+    assert re.fullmatch(r"everloop: the editor sent [^\n]* not [^\n]*\n", done.err), done.err
+
+
+@pytest.mark.parametrize("streams", ["</dev/null | cat", "</dev/zero | cat", "<file | cat", "<&- | cat", ">file"])
+async def test_a_file_or_a_device_in_the_place_of_the_editor_is_a_clear_error(server, tmp_path, streams):
+    (tmp_path / "file").write_text("")
+    line = f"set -o pipefail; sleep 0 | {shlex.join(COMMAND)} acp {streams}"
+    done = await asyncio.to_thread(
+        subprocess.run, ["bash", "-c", line], cwd=tmp_path, env=environment(server), capture_output=True, text=True
+    )
+    stream = "output" if streams.startswith(">") else "input"
+    assert done.returncode == 2
+    told = f"everloop acp speaks to an editor, so its standard {stream} must be a pipe: let the editor start it"
+    assert done.stderr == f"everloop: {told}\n"
 
 
 async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_session_is_loaded(server, folder):

@@ -11,8 +11,8 @@ from evaluation.runner import Desk
 from everloop.config import Config
 from everloop.errors import EverloopError
 from everloop.providers.base import LLMProvider, LLMResponse
+from everloop.providers.local.small.language import paths_in
 from everloop.providers.local.small.shaping import SmallShaping
-from everloop.providers.local.small.words import paths_in
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from everloop.tools.narrow import narrowed
@@ -132,12 +132,12 @@ class IdealSmallModel(LLMProvider):
             if request.tool_calls and self._left and self._left[0]["tool"] == request.tool_calls[0].name:
                 self._left.pop(0)
             return request
-        if not self._left or ("_talk" in request and "_code" not in request):
-            needs_a_look = request["_wanted"] == "call" and messages[-1]["role"] == "user"
+        if not self._left or (request["_step"].is_talk and not request["_step"].code_file):
+            needs_a_look = request["_step"].expected == "call" and messages[-1]["role"] == "user"
             named = paths_in(self._turn.request)
             return self._call("read_file", path=named[0]) if needs_a_look and named else LLMResponse(self._turn.answer)
         step = self._left.pop(0)
-        if "_code" not in request:
+        if not request["_step"].code_file:
             self._check(request, *narrowed(step["tool"], arguments_of(step)))
         return self._call(step["tool"], **arguments_of(step))
 
@@ -145,10 +145,10 @@ class IdealSmallModel(LLMProvider):
         return LLMResponse(None, [call(name, **arguments)], finish_reason="tool_calls")
 
     def _check(self, request: dict[str, Any], tool: str, arguments: dict[str, Any]) -> None:
-        allowed = request["_values"].get(tool, {}).get("path")
-        offered = {one["name"] for one in request["_tools"]}
+        allowed = request["_step"].values.get(tool, {}).get("path")
+        offered = {one["name"] for one in request["_step"].tools}
         fits = tool in offered and (not allowed or arguments.get("path", "") in allowed)
-        if not fits or request["_wanted"] == "words":
+        if not fits or request["_step"].expected == "words":
             self.hindered.append(f"{self._turn.request!r}: {tool}({arguments}) cannot be written")
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from everloop import LLMProvider, LLMResponse
+from everloop import LLMProvider, LLMResponse, ToolCallRequest
 
 T = TypeVar("T")
 
@@ -36,3 +36,15 @@ class Says(LLMProvider):
     async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
         self.asked.append(next(one["content"] for one in reversed(messages) if one["role"] == "user"))
         return LLMResponse(self.text)
+
+
+class Recalls(LLMProvider):
+    """Answers with everything that was said in its session. The text `schedule` adds a job that does the same."""
+
+    default_model = "recalls"
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+        if messages[-1]["role"] == "user" and str(messages[-1]["content"]) == "schedule":
+            arguments = {"action": "add", "every": "1h", "message": "recall"}
+            return LLMResponse(None, [ToolCallRequest("call-1", "cron", arguments)])
+        return LLMResponse(" | ".join(str(one["content"]) for one in messages if one["role"] == "user"))

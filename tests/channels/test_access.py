@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -17,12 +17,14 @@ import pytest
 from everloop.channels import access
 from everloop.channels.base import Can, Received
 from everloop.config import Rule
+from everloop.store.base import Store
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
-from everloop.testing.channels import config_of, running
+from everloop.testing.channels import Forker, config_of, running
 
 from .hooks import HookNetwork
 from .says import Says, found, until
+from .scene import Scene
 
 
 @pytest.fixture
@@ -256,6 +258,21 @@ async def test_a_guessed_or_reused_code_pairs_no_account(network: HookNetwork, t
         assert await pairings.peers() == {}
 
 
+async def test_nobody_confirms_a_code_of_another_owner(network: HookNetwork, tmp_path: Path) -> None:
+    async with HookNetwork().running() as other:
+        other.settings |= {"name": "hers", "owner": "ada", "path": "/hook", "pairing": True, "allow": ["ada"]}
+        async with running([network.settings, other.settings], tmp_path, Says("hi")) as store:
+            await other.say("e", "may I?", sender="eve")
+            pairings = access.Pairings(store, "hers")
+            (pending,) = await found(pairings.pending)
+            await network.say("1", f"/pair {pending.code}")
+            await until(lambda: network.heard("1"))
+            assert await pairings.peers() == {}
+            await other.say("a", f"/pair {pending.code}", sender="ada")
+            await until(lambda: other.heard("a") == ["Paired eve (hers:eve)."])
+    assert network.heard("1")[0].startswith("no valid code is")
+
+
 async def test_in_a_group_a_question_is_answered_by_its_author_or_an_owner(
     network: HookNetwork, tmp_path: Path
 ) -> None:
@@ -281,3 +298,33 @@ async def test_in_a_group_a_question_is_answered_by_its_author_or_an_owner(
         await until(lambda: len(network.heard("team")) >= 2)
         await network.say("team", "/approve", **group)  # of the owner
         await until(lambda: (tmp_path / "b.txt").exists())
+
+
+class PairScene(Scene):
+    """A stranger gets a code, and the owner confirms it."""
+
+    settings: ClassVar = {"allow": ["anna"], "pairing": True}
+
+    async def talk(self, network: HookNetwork) -> None:
+        await network.say("2", "may I?", sender="bob", name="Bob")
+        await until(lambda: network.heard("2"))
+        await network.say("1", f"/pair {network.heard('2')[0].split()[4][:8]}")
+        await until(lambda: network.heard("1") and len(network.heard("2")) == 2)
+        await network.say("2", "hello", sender="bob", name="Bob")
+        await until(lambda: len(network.heard("2")) == 3)
+
+    def check(self, network: HookNetwork) -> None:
+        assert network.heard("1") == ["Paired Bob (hook:bob)."]
+        assert network.heard("2")[1:] == [access.PAIRED, "re: hello"]
+
+    async def check_store(self, store: Store, what: str) -> None:
+        pairings = access.Pairings(store, "hook")
+        assert (set(await pairings.peers()), await pairings.pending()) == ({"bob"}, []), what
+
+
+@pytest.mark.timeout(300)
+async def test_a_person_is_paired_and_told_once_whichever_write_is_the_last(step: int, tmp_path: Path) -> None:
+    async with Forker() as forker:
+        kills = await PairScene(forker, tmp_path).kill_at_writes(1 if step == 1 else 3)
+    # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
+    assert sum(kills) >= 0.8 * len(kills)

@@ -94,6 +94,17 @@ async def test_automatic_forged_and_malformed_mails_are_not_answered(mail: MailN
     assert [one["To"] for one in mail.mails] == [BERT]
 
 
+async def test_a_mail_under_the_id_of_another_persons_mail_does_not_keep_that_from_being_answered(
+    mail: MailNetwork, tmp_path: Path
+) -> None:
+    async with running(mail.settings, tmp_path, Says("hello")):
+        for who in (BERT, ANNA, ANNA):
+            await mail.say(who, f"of {who}", Message_ID="<known@example.org>")
+        await mail.say(BERT, "last")
+        await until(lambda: len(mail.heard(BERT)) == 2)
+    assert (len(mail.heard(ANNA)), len(mail.heard(BERT))) == (1, 2)
+
+
 async def test_a_mail_that_may_have_been_sent_is_repeated_with_its_id_and_a_mark(
     mail: MailNetwork, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from everloop.channels.irc import Irc, parse
 from everloop.testing.channels import conform, running
 
 from .ircd import IrcNetwork
-from .says import Says, found, until
+from .says import Recalls, Says, found, until
 
 
 @pytest.fixture
@@ -91,6 +91,39 @@ async def test_it_uses_tls_and_checks_the_certificate_and_the_password(tmp_path:
             state = await found(lambda: store.channel_state("irc"))
             assert "certificate verify failed" in state["status"]
             assert "let-me-in" not in state["status"]
+
+
+async def test_a_person_who_takes_a_nick_gets_nothing_of_what_was_said_under_it(
+    irc: IrcNetwork, tmp_path: Path
+) -> None:
+    async with running(irc.settings, tmp_path, Recalls()) as store:
+        await irc.say("anna", "a secret")
+        await until(lambda: irc.heard("anna") == ["a secret"])
+        eve = await irc.person("eve")
+        await (await irc.person("anna")).close()
+        while not any(line.command == "NICK" and line.params == ["anna"] for line in eve.lines):
+            eve.write("NICK anna")
+            await asyncio.sleep(0.05)
+        await eve.tell("everbot", "what did I tell you?")
+        await until(lambda: irc.heard("eve"))
+        assert len(await store.sessions("me")) == 2
+    assert irc.heard("eve") == ["what did I tell you?"]
+
+
+async def test_a_person_who_changes_their_nick_has_the_same_limit(irc: IrcNetwork, tmp_path: Path) -> None:
+    irc.settings["per_minute"] = 2
+    says = Says("ok")
+    async with running(irc.settings, tmp_path, says):
+        eve = await irc.person("eve")
+        for number, answers in enumerate((2, 3, 3)):
+            eve.write(f"NICK eve{number}")
+            for text in ("one", "two"):
+                await eve.tell("everbot", f"{text} of {number}")
+            await until(lambda answers=answers: len(irc.heard("eve")) >= answers)  # type: ignore[misc]
+    assert says.asked == ["one of 0", "two of 0"]
+    assert [text for text in irc.heard("eve") if text != "ok"] == [
+        "That was too fast: I take 2 messages a minute. Send it again later."
+    ]
 
 
 class SaslServer:

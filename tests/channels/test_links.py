@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
+import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -18,9 +18,9 @@ from everloop.channels.access import PairedPeer
 from everloop.channels.base import Can
 from everloop.channels.links import Links, LinkStore
 from everloop.config import Rule
+from everloop.cron.service import CronService
 from everloop.log import UserSaid
 from everloop.store.base import Store
-from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import Forker, config_of, running
 
@@ -28,7 +28,8 @@ from .fake_slack import FakeSlack
 from .fake_telegram import FakeTelegram
 from .hooks import HookNetwork
 from .mail import MailNetwork
-from .says import Says, until
+from .says import Recalls, Says, until
+from .scene import Scene
 
 CODE = re.compile(r"\b[A-HJKMNP-Z2-9]{8}\b")
 ANNA, BERT, CARL, DORA, EVE = "anna", "bert", "carl", "dora", "eve"
@@ -349,6 +350,43 @@ async def test_a_group_gives_and_accepts_no_code_and_a_code_shown_there_is_void(
     assert says.asked == [f"eve: /link {code}".replace("eve", "Eve")]
 
 
+async def test_a_name_that_looks_like_a_link_is_shown_as_it_is(network: HookNetwork, tmp_path: Path) -> None:
+    name = "[*Your* bank](https://evil.example)"
+    async with (
+        FakeTelegram().running() as phone,
+        running([network.settings, phone.settings | {"pairing": True}], tmp_path, Says("ok")),
+    ):
+        await phone.say("7", "/link")
+        await until(lambda: phone.heard("7"))
+        code = CODE.search(phone.heard("7")[0])
+        assert code is not None
+        await network.say(BERT, f"/link {code[0]}", sender=BERT, name=name)
+        await until(lambda: len(phone.heard("7")) == 2)
+        assert phone.heard("7")[1].startswith(f"{name} (hook:bert) shares this session now.")
+        eve = {"id": 66, "is_bot": False, "first_name": name}
+        await phone.say("66", "hello", **{"from": eve})
+        await until(lambda: phone.heard("66"))
+        await phone.say("7", f"/pair {phone.heard('66')[0].split()[4][:8]}")
+        await until(lambda: len(phone.heard("7")) == 3)
+        assert phone.heard("7")[2] == f"Paired {name} (telegram:66)."
+
+
+async def test_a_code_that_was_shown_in_a_group_is_void_though_the_agent_was_not_meant(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        await network.say("team", f"/link {code}", sender=EVE, group=True)  # of a stranger, whose words count nothing
+        await network.say("team", "/link AAAAAAAA", sender=BERT, group=True)
+        assert len((await LinkStore(store, "me").read()).codes) == 1
+        await network.say("team", f"/link {code}", sender=BERT, group=True)
+        assert await tells(network, CARL, f"/link {code}") == links.NO_CODE
+        assert await shared(store) == []
+        assert [one.account for one in (await LinkStore(store, "me").read()).guesses] == ["hook:carl"]
+    assert network.heard("team") == says.asked == []
+
+
 async def test_a_code_works_once_and_a_new_one_replaces_it(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
         old, new = await code_of(network, ANNA), await code_of(network, ANNA)
@@ -428,6 +466,66 @@ async def test_a_person_who_is_no_longer_answered_shares_nothing(network: HookNe
         assert await said_in(store, "hook:anna") == []
 
 
+async def test_a_person_is_unpaired_before_their_link_is_ended(network: HookNetwork, tmp_path: Path) -> None:
+    """A message between the two could link them again."""
+    network.settings["allow"] = [ANNA]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await store.set_channel_state("hook", "peer:bert", msgspec.json.encode(PairedPeer(BERT, "", 0.0)).decode())
+        await linked(network, ANNA, BERT)
+        left: list[list[str]] = []
+
+        def look(what: str) -> None:
+            if what == "after":
+                with closing(sqlite3.connect(tmp_path / "store.db")) as db:
+                    rows = db.execute("SELECT key FROM channel_state WHERE key LIKE 'peer:%'").fetchall()
+                left.append([key for (key,) in rows])
+
+        store.writer.hook = look
+        assert await links.unpair(store, config_of(network.settings), Can(), BERT)
+        store.writer.hook = None
+        assert await shared(store) == []
+    assert left[0] == []
+
+
+async def test_a_person_whom_the_settings_no_longer_name_shares_nothing_though_everyone_is_answered(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Says("ok")):
+        await linked(network, ANNA, BERT)
+    network.settings["allow"] = [ANNA, "*"]
+    async with running(network.settings, tmp_path, Says("ok")) as store:
+        await tells(network, BERT, "am I in?")
+        assert await said_in(store, "hook:anna") == []
+        assert await said_in(store, "hook:bert") == ["am I in?"]
+
+
+async def test_a_job_of_a_person_who_left_a_session_tells_nothing_of_it(network: HookNetwork, tmp_path: Path) -> None:
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        await linked(network, ANNA, BERT)
+        await tells(network, BERT, "schedule")
+        await tells(network, ANNA, "schedule")
+        assert [job.session_key for job in await CronService(store).list()] == ["hook:anna", "hook:anna"]
+        await tells(network, ANNA, "/unlink")
+        await tells(network, ANNA, "a secret")
+        told = len(network.heard(BERT)), len(network.heard(ANNA))
+        for job in await CronService(store).list():
+            await CronService(store).run(job.id)
+        await until(lambda: len(network.heard(BERT)) > told[0] and len(network.heard(ANNA)) > told[1])
+    assert "a secret" in network.heard(ANNA)[-1]
+    assert network.heard(BERT)[-1].startswith("recall\n\n[This is scheduled work")
+
+
+async def test_jobs_of_a_person_who_is_no_longer_answered_do_not_run(network: HookNetwork, tmp_path: Path) -> None:
+    network.settings["allow"] = [ANNA]
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        peer = msgspec.json.encode(PairedPeer(BERT, "Bert", time.time())).decode()
+        await store.set_channel_state("hook", "peer:bert", peer)
+        await tells(network, BERT, "schedule")
+        await tells(network, ANNA, "schedule")
+        assert await links.unpair(store, config_of(network.settings), Can(), BERT)
+        assert {job.chat_id: job.paused for job in await CronService(store).list()} == {ANNA: False, BERT: True}
+
+
 # ---------------------------------------------------------------------------------------------- crashes
 
 
@@ -450,49 +548,18 @@ async def test_a_command_repeated_after_a_restart_is_not_run_again(network: Hook
     assert len(network.heard(CARL)) == 2
 
 
-class LinkScene:
-    """Two accounts link their chats, talk and unlink them, while the process is killed at one of its writes."""
+class LinkScene(Scene):
+    """Two accounts link their chats, talk and part."""
 
-    def __init__(self, forker: Forker, folder: Path) -> None:
-        self._forker = forker
-        self._folder = folder
-        self.commits = 0
+    settings: ClassVar = {"allow": [ANNA, BERT]}
 
-    async def run(self, die_at: tuple[int, str] | None) -> int:
-        """Return how often the process was killed."""
-        folder = self._folder / ("whole" if die_at is None else f"{die_at[1]}-{die_at[0]}")
-        await asyncio.to_thread(folder.mkdir, parents=True)
-        kills = 0
-        async with HookNetwork(rough=True).running() as network:
-            network.settings["allow"] = [ANNA, BERT]
-            talk = asyncio.create_task(self._talk(network))
-            try:
-                while not talk.done():
-                    child = await asyncio.to_thread(self._forker.start, network.settings, folder, die_at)
-                    while not talk.done() and not child.ended.is_set():
-                        await asyncio.sleep(0.01)
-                    kills += child.ended.is_set()
-                    die_at = None
-                talk.result()
-                await child.stop()
-                self.commits = await asyncio.to_thread(child.read_commits)
-            finally:
-                talk.cancel()
-                child.kill()
-                await asyncio.gather(talk, return_exceptions=True)
-            self._check(network)
-        store = SQLiteStore(folder / "store.db")
-        try:
-            assert await said_in(store, "hook:anna") == ["one", "two", "three"], folder.name
-            assert await said_in(store, "hook:bert") == ["alone"], folder.name
-            kept = await LinkStore(store, "me").read()
-            assert (kept.codes, kept.guesses, await shared(store)) == ((), (), []), folder.name
-        finally:
-            await store.close()
-        await asyncio.to_thread(shutil.rmtree, folder)
-        return kills
+    async def check_store(self, store: Store, what: str) -> None:
+        assert await said_in(store, "hook:anna") == ["one", "two", "three"], what
+        assert await said_in(store, "hook:bert") == ["alone"], what
+        kept = await LinkStore(store, "me").read()
+        assert (kept.codes, kept.guesses, await shared(store)) == ((), (), []), what
 
-    async def _talk(self, network: HookNetwork) -> None:
+    async def talk(self, network: HookNetwork) -> None:
         await tells(network, ANNA, "one")
         code = await code_of(network, ANNA)
         await tells(network, BERT, f"/link {code}")
@@ -502,8 +569,8 @@ class LinkScene:
         await tells(network, BERT, "/unlink")
         await tells(network, BERT, "alone")
 
-    def _check(self, network: HookNetwork) -> None:
-        """Each was told once what a run without a kill says."""
+    def check(self, network: HookNetwork) -> None:
+        """Each was told once what a run without a kill tells."""
         one, code, *told = network.heard(ANNA)
         assert (one, CODE.sub("CODE", code)[:22]) == ("re: one", "Your link code is CODE")
         assert sorted(told) == [
@@ -520,11 +587,7 @@ class LinkScene:
 
 @pytest.mark.timeout(300)
 async def test_chats_are_linked_once_and_parted_once_whichever_write_is_the_last(step: int, tmp_path: Path) -> None:
-    """The network sends each message twice, and again until it is acknowledged."""
     async with Forker() as forker:
-        scene = LinkScene(forker, tmp_path)
-        await scene.run(None)
-        places = [(number, when) for number in range(1, scene.commits + 1) for when in ("before", "after")]
-        kills = [await scene.run(place) for place in places[:: 1 if step == 1 else 8]]
-    # Writes on a busy machine share commits, so that a run may end before the last ones are reached.
+        kills = await LinkScene(forker, tmp_path).kill_at_writes(1 if step == 1 else 8)
+    # The writes of a busy machine share commits, so that a run may end before the last ones are reached.
     assert sum(kills) >= 0.8 * len(kills)

@@ -7,16 +7,20 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, OutboundMessage
-from everloop.channels import runner
+from everloop.channels import access, runner
+from everloop.channels.access import PairedPeer
 from everloop.channels.base import Attachment, Can, Inbox, Later, Never, Options, Part, Received
+from everloop.channels.links import LinkStore, unlink, unpair
 from everloop.channels.runner import ChannelRunner
-from everloop.config import Config, Rule
+from everloop.config import ChannelConfig, Config, Rule
 from everloop.observability.metrics import Meters
 from everloop.store.base import Store
 from everloop.store.sqlite import SQLiteStore
@@ -63,10 +67,19 @@ class Line:
     async def show(self, chat: str, key: str, text: str) -> None: ...
 
 
+async def keep(owner: str, name: str, data: bytes) -> str:
+    """Keep no file."""
+    return name
+
+
+CONFIG = config_of({"name": "line", "allow": ["anna"]})
+
+
 @asynccontextmanager
-async def at_work(store: Store, line: Line, meters: Meters | None = None) -> AsyncIterator[ChannelRunner]:
-    config = config_of({"name": "line", "allow": ["anna"]})
-    runner = ChannelRunner(store, [(config, line, Options("line", {}))], None, meters)
+async def at_work(
+    store: Store, line: Line, meters: Meters | None = None, config: ChannelConfig = CONFIG, **more: Any
+) -> AsyncIterator[ChannelRunner]:
+    runner = ChannelRunner(store, [(config, line, Options("line", {}))], None, meters, **more)
     task = asyncio.create_task(runner.run())
     try:
         yield runner
@@ -160,6 +173,103 @@ async def test_a_message_with_very_many_files_describes_them_briefly(tmp_path: P
     (taken,) = await store.waiting("me", "line:1")
     assert "[49980 more files were attached, and not taken.]" in taken.message.content
     assert len(taken.message.content) < 5_000
+    await store.close()
+
+
+class SlowFile:
+    """A file whose network delivers nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.may_come = asyncio.Event()
+
+    async def read(self, limit: int) -> bytes:
+        self.asked += 1
+        await self.may_come.wait()
+        return b"x"
+
+    def of(self, sender: str, id: str, number: int = 1) -> Received:
+        files = number * (Attachment("a.txt", self.read),)
+        return Received(id=id, chat=sender, sender=sender, text="here", files=files)
+
+
+async def test_files_that_never_come_delay_others_for_a_short_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "FETCH_SECONDS", 0.3)
+    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
+    await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
+    async with at_work(store, line, save=keep):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        async with asyncio.timeout(20):
+            for number in range(3):
+                await line.inbox.accept(file.of("eve", f"e{number}", 3))
+            await line.inbox.accept(Received(id="a", chat="anna", sender="anna", text="hello"))
+        assert file.asked == 1
+        file.may_come.set()
+        await line.inbox.accept(file.of("anna", "b"))  # whose own files still come
+    taken, note = await store.waiting("me", "line:eve"), "[a.txt took too long to fetch, and was not taken.]"
+    assert [row.message.content.count(note) for row in taken] == [3, 3, 3]
+    assert [row.message.media != [] for row in await store.waiting("me", "line:anna")] == [False, True]
+    await store.close()
+
+
+async def test_a_person_cannot_fill_the_disk(tmp_path: Path) -> None:
+    """They have ten times the size of the largest file in ten minutes."""
+    store, line, kept = SQLiteStore(tmp_path / "store.db"), Line(), dict[str, int]()
+
+    async def save(owner: str, name: str, data: bytes) -> str:
+        kept[name] = len(data)
+        return name
+
+    async def read(limit: int) -> bytes:
+        return bytes(min(limit + 1, 900_000))
+
+    config = replace(CONFIG, media_mb=1)
+    async with at_work(store, line, save=save, config=config):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        files = tuple(Attachment(f"{number}.bin", read) for number in range(4))
+        for number in range(5):
+            await line.inbox.accept(Received(id=f"m{number}", chat="1", sender="anna", text="", files=files))
+    assert 9_000_000 < sum(kept.values()) <= 10_000_000
+    last = (await store.waiting("me", "line:1"))[-1].message
+    assert (last.media, last.content.count("came after too many others, and was not taken.]")) == ([], 4)
+    await store.close()
+
+
+async def test_a_person_who_is_unpaired_while_their_files_come_gets_no_answer(tmp_path: Path) -> None:
+    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
+    await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
+    async with at_work(store, line, save=keep):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        coming = asyncio.create_task(line.inbox.accept(file.of("eve", "m1")))
+        await until(lambda: file.asked)
+        assert await unpair(store, CONFIG, line.can, "eve")
+        file.may_come.set()
+        assert not await coming
+    assert await store.waiting("me", "line:eve") == []
+    await store.close()
+
+
+async def test_a_message_whose_files_come_after_its_link_was_ended_is_of_its_own_session(tmp_path: Path) -> None:
+    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
+    await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
+    async with at_work(store, line, save=keep):
+        await until(lambda: line.inbox)
+        assert line.inbox is not None
+        await line.inbox.accept(Received(id="m1", chat="anna", sender="anna", text="/link"))
+        (code,) = (await LinkStore(store, "me").read()).codes
+        await line.inbox.accept(Received(id="m2", chat="eve", sender="eve", text=f"/link {code.code}"))
+        coming = asyncio.create_task(line.inbox.accept(file.of("eve", "m3")))
+        await until(lambda: file.asked)
+        assert await unlink(store, CONFIG, line.can, "eve")
+        file.may_come.set()
+        assert await coming
+    assert await store.waiting("me", "line:anna") == []
+    assert len(await store.waiting("me", "line:eve")) == 1
     await store.close()
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from everloop.channels.links import LinkStore, Sender, join, offer
+from everloop.channels.runner import STATUS, Status
+from everloop.messages import encode_json
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, everloop, start
@@ -175,3 +177,20 @@ async def test_invalid_settings_stop_the_start_in_one_line_without_the_secret(
     run = settings(tmp_path / "own", telegram) | {"EVERLOOP_CHANNEL_TELEGRAM_TOKEN": f"{TOKEN} x"}
     done = await everloop("worker", server=model, **run)
     assert (done.status, TOKEN in done.err) == (2, False)
+
+
+async def test_doctor_names_a_channel_that_does_not_work_and_how_to_look_into_it(
+    telegram: FakeTelegram, tmp_path: Path
+) -> None:
+    run = settings(tmp_path / "own", telegram)
+    store = SQLiteStore(tmp_path / "own" / "everloop.db")
+    status = encode_json(Status(time.time(), "401 Unauthorized")).decode()
+    await store.set_channel_state("telegram", STATUS, status)
+    await store.close()
+    wrong = {"EVERLOOP_CHANNEL_TELEGRAM_TOKEN": f"{TOKEN} x"}
+    for more, found in (({}, "401 Unauthorized"), (wrong, "[channels.telegram] token has characters")):
+        done = await everloop("doctor", "--json", **run | more)
+        check = next(one for one in done.json["checks"] if one["name"] == "channel telegram")
+        assert (check["ok"], check["found"][: len(found)]) == (False, found)
+        assert "everloop channels test telegram" in check["fix"]
+        assert TOKEN not in done.out

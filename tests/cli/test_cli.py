@@ -441,11 +441,22 @@ async def test_a_reader_that_closes_the_pipe_early_causes_no_error(server):
 async def test_a_closed_or_full_output_causes_no_crash(server, home, shell, status):
     server.reply("yes")
     command = f"{shlex.quote(sys.executable)} -m everloop run hi {shell}"
-    done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, env=environment(server))
+    env = environment(server, PYTHONUNBUFFERED="")
+    done = await asyncio.to_thread(subprocess.run, command, shell=True, capture_output=True, env=env)
     assert done.returncode == status
     assert b"Traceback" not in done.stderr
-    assert done.stderr == (b"everloop: No space left on device\n" if status else b"")
+    full = b"everloop: standard output cannot be written: No space left on device\n"
+    assert done.stderr == (full if status else b"")
     assert (home / "everloop.db").read_bytes().startswith(b"SQLite format 3")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "--version"])
+def test_help_that_cannot_be_written_is_an_error(arguments):
+    command = f"{shlex.quote(sys.executable)} -m everloop {arguments} >/dev/full"
+    env = environment(PYTHONUNBUFFERED="")
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=env)
+    told = "everloop: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 async def test_a_terminal_that_lacks_the_characters_causes_no_crash(server):

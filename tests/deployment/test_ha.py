@@ -114,6 +114,26 @@ def test_only_this_machine_reaches_the_server_and_none_reaches_the_databases():
     assert published == {"serve": ["127.0.0.1:8002:8002"]}
 
 
+def test_what_the_page_says_to_change_on_machines_of_their_own_is_in_the_files():
+    page = (ROOT / "docs" / "failover.md").read_text()
+    section = page.partition("On machines of their own")[2].partition("Everloop needs two addresses")[0]
+    for name, texts in {
+        "haproxy.cfg": ("resolvers docker init-addr last,libc,none", "resolvers docker", "bind"),
+        "pgbouncer.ini": ("host=haproxy", "listen_addr"),
+        "patroni.yml": ("bin_dir", "data_dir"),
+    }.items():
+        assert f"`{name}`" in section
+        for text in texts:
+            assert f"`{text}`" in section
+            assert text in (HA / name).read_text()
+    services = COMPOSE["services"]
+    assert set(re.findall(r"`((?:db|etcd)\d)`", section)) == {
+        name for name in services if re.fullmatch(r"(db|etcd)\d", name)
+    }
+    (folder,) = re.findall(r"`create.sh` in `([^`]+)`", section)
+    assert f"post_init: sh {folder}/create.sh" in (HA / "patroni.yml").read_text()
+
+
 def test_scripts_are_valid_shell():
     for script in HA.glob("*.sh"):
         subprocess.run([str(shutil.which("sh")), "-n", str(script)], check=True)

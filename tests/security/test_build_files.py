@@ -26,9 +26,25 @@ PATHS = [
     "build.gradle", "build.gradle.kts", "gradlew", "CMakeLists.txt", "justfile", "Taskfile.yml", "Dockerfile",
     "compose.yaml", "docker-compose.yml", ".devcontainer/devcontainer.json", ".bashrc", ".profile", ".gitattributes",
     ".gitmodules", ".tmux.conf", ".vimrc", ".exrc", ".nvim.lua", ".dir-locals.el", "AGENTS.md", "skills/x/SKILL.md",
-    "MAKEFILE", "Package.json",
+    "MAKEFILE", "Package.json", "packages/a/AGENTS.md", "vite.config.mts", "web/tailwind.config.cjs", ".eslintrc.json",
+    ".prettierrc", "mypy.ini", ".flake8", ".Rprofile", ".ghci", "Directory.Build.props", "src/a.fsproj", "Tiltfile",
+    "Makefile.local", "api.Dockerfile", "compose.dev.yml", ".helix/config.toml", ".aider.conf.yml", ".cirrus.yml",
 ]  # fmt: skip
-HARMLESS = [".editorconfig", "src/app.py", "README.md", "docs/make.md", "data.json", "Makefile.md/x", "package.json5"]
+HARMLESS = [
+    ".editorconfig",
+    "src/app.py",
+    "README.md",
+    "docs/make.md",
+    "data.json",
+    "Makefile.md/x",
+    "package.json5",
+    "config.js",
+    "src/config.ts",
+    "tsconfig.json",
+    ".env",
+    "compose.md",
+    "eslintrc.md",
+]
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])

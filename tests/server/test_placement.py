@@ -369,13 +369,14 @@ async def test_a_message_that_comes_in_during_the_pause_is_moved_or_refused(post
 
 
 async def test_a_move_that_is_cut_off_holds_requests_back_until_it_is_completed(postgres, database, other):
-    """Between the two commits, the owner is in both databases, and neither may continue alone."""
+    """At the commit of the old database, the directory does not know which of the two has the owner."""
     await add_token(database, "anna")
     name, where = name_of(database), DSN(database)
     postgres.sql(
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'cut off'; END$$", database=name
     )
-    postgres.sql("CREATE TRIGGER no BEFORE DELETE ON token EXECUTE FUNCTION no()", database=name)
+    at_commit = "AFTER DELETE ON token DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()"
+    postgres.sql(f"CREATE CONSTRAINT TRIGGER no {at_commit}", database=name)
     with pytest.raises(StoreError, match="cut off"):
         await asyncio.to_thread(move_owner, "anna", where, DSN(other), directory=where)
     directory = Directory(where)
@@ -540,3 +541,21 @@ async def test_a_pooler_that_leads_elsewhere_or_is_the_stores_own_is_refused_in_
             assert done.status == 2, arguments
             assert why in done.err
             assert len(done.err.splitlines()) == 1
+
+
+async def test_an_address_that_leads_nowhere_is_not_put_into_the_directory(postgres, database, other):
+    """It would be known by its requests alone, which could not be answered."""
+    settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database}
+    cases = {
+        ("anna", postgres.dsn("nowhere")): "does not exist",
+        ("anna", "postgresql://u:canary@h:port:5/x"): "is not the address of a PostgreSQL database",
+        ("anna", "postgresql://u:canary@h/x y"): "is not the address of a PostgreSQL database",
+        ("--pool", other, "postgresql://u:canary@h/x y"): "is not the address of a PostgreSQL database",
+        ("--no-pool", "postgresql://u:canary@h:port:5/x"): "is not the address of a PostgreSQL database",
+    }
+    for arguments, why in cases.items():
+        done = await everloop("directory", *arguments, **settings)
+        assert (done.status, len(done.err.splitlines())) == (2, 1), done
+        assert why in done.err
+        assert "canary" not in done.err
+    assert (await everloop("directory", "--json", **settings)).out == ""

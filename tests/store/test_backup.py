@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite import backup as backups
 from everloop.testing import ScriptedProvider, call
 
+from ..server.test_readiness import fill_disk
+from ..server.test_readiness import small_disk as small_disk
 from ..support.commands import everloop
 
 
@@ -169,9 +172,13 @@ def spoilt(path: Path) -> None:
     ("make", "line"),
     [
         (lambda path: path.unlink(), "there is no backup"),
-        (lambda path: path.write_text("not a database " * 100), "file is not a database"),
+        (lambda path: path.write_text("not a database " * 100), r"backup.db is damaged \(file is not a database\)"),
         (lambda path: path.write_bytes(b""), "is not an Everloop store"),
-        (spoilt, "malformed|damaged"),
+        (spoilt, r"backup.db is damaged \("),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-9000]),
+            r"backup.db is damaged \(.*: restore an older backup",
+        ),
     ],
 )
 async def test_a_file_that_is_no_complete_backup_replaces_nothing(tmp_path, make, line):
@@ -184,6 +191,54 @@ async def test_a_file_that_is_no_complete_backup_replaces_nothing(tmp_path, make
         await restore(tmp_path / "backup.db", store)
     assert await asyncio.to_thread(store.read_bytes) == before
     assert [path.name for path in tmp_path.glob("*.part")] == []
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("not a database " * 100), spoilt])
+async def test_a_damaged_store_is_not_backed_up_and_is_what_the_error_names(tmp_path, make):
+    store = tmp_path / "store.db"
+    await one_turn(store)
+    await asyncio.to_thread(make, store)
+    with pytest.raises(StoreError, match=r"store.db is damaged \(.*\): restore an older backup"):
+        await backup(store, tmp_path / "backup.db")
+    assert not list(tmp_path.glob("backup*"))
+
+
+async def test_a_full_disk_leaves_nothing_behind(tmp_path, small_disk):
+    store = tmp_path / "store.db"
+    await one_turn(store, "x" * 200_000)
+    await backup(store, tmp_path / "backup.db")
+
+    def fill() -> None:
+        fill_disk(0, small_disk)
+        os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - 100_000)
+
+    await asyncio.to_thread(fill)
+    with pytest.raises(StoreError, match=r"cannot write the backup .*full"):
+        await backup(store, small_disk / "second.db")
+    with pytest.raises(StoreError, match=r"cannot restore .*full"):
+        await restore(tmp_path / "backup.db", small_disk / "store.db")
+    assert await asyncio.to_thread(os.listdir, small_disk) == ["filler"]
+
+
+async def test_a_restore_that_is_cut_off_leaves_a_store(tmp_path, monkeypatch):
+    """Killed after the store was set aside, and before the restored one has its name."""
+    store = tmp_path / "store.db"
+    await one_turn(store, "before")
+    await backup(store, tmp_path / "backup.db")
+    await one_turn(store, "after")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path, target: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(Killed):
+            await restore(tmp_path / "backup.db", store)
+    assert (await backup(store, tmp_path / "of both.db")).entries == 6
+    assert (await restore(tmp_path / "backup.db", store)).entries == 3
 
 
 async def test_a_damaged_store_is_replaced_by_its_backup(tmp_path):

@@ -11,6 +11,8 @@ from everloop import AgentLoop, MessageBus
 from everloop.testing import ScriptedProvider, call
 
 from ..support.commands import everloop
+from .postgres.fixtures import database as database
+from .postgres.fixtures import postgres as postgres
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ async def test_a_valid_store_has_no_violations(path):
         ("UPDATE entry SET data = '{' WHERE seq = 2", "entry 2 cannot be decoded"),
         ("UPDATE inbox SET turn = 'x' WHERE id = 1", "opened turn x, which has no log entries"),
         ("UPDATE inbox SET first_seq = 5 WHERE id = 1", "does not start at entry 5"),
-        ("UPDATE inbox SET damaged = 'torn' WHERE id = 2", "1 rows of the inbox are damaged"),
+        ("UPDATE inbox SET damaged = 'torn' WHERE id = 2", "1 row of the inbox is damaged"),
     ],
 )
 async def test_damage_is_reported(path, sql, line):
@@ -84,3 +86,29 @@ async def test_a_file_that_is_no_store_is_one_line(tmp_path, monkeypatch):
         done = await everloop("check-history", "--store", str(tmp_path / name))
         assert done.status == 2
         assert done.err.count("\n") == 1
+
+
+async def test_a_postgresql_store_is_checked_by_the_same_command(postgres, database, tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERLOOP_HOME", str(tmp_path / "home"))
+    provider = ScriptedProvider([call("list_dir"), "One."])
+    async with AgentLoop(MessageBus(), provider, workspace=tmp_path, store=database) as agent:
+        await agent.process_direct("first")
+    done = await everloop("check-history", "--store", database)
+    assert (done.status, done.out) == (0, "1 session, 1 turn, 5 entries: no violations.\n")
+    name = database.partition("@/")[2].partition("?")[0]
+    postgres.sql("DELETE FROM entry WHERE kind = 'result'", database=name)
+    done = await everloop("check-history", "--store", database)
+    assert done.status == 1
+    assert "the log has gaps: entry 3 is missing" in done.out
+
+
+async def test_a_database_whose_tables_are_missing_or_altered_is_one_line(postgres, database):
+    name = database.partition("@/")[2].partition("?")[0]
+    postgres.sql("DROP TABLE session CASCADE", database=name)
+    done = await everloop("check-history", "--store", database)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "there is no store in postgresql://" in done.err
+    postgres.sql("CREATE TABLE session (id bigint, owner text)", database=name)
+    done = await everloop("check-history", "--store", database)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "were altered" in done.err

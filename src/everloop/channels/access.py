@@ -1,4 +1,4 @@
-"""Who a channel answers: the allow list of the settings, people who were paired by a code, and open groups.
+"""Decides whom a channel answers: people on the allow list or paired by a code, and members of open groups.
 
 Strangers get nothing. With `pairing = true`, a stranger who writes in a chat of their own gets a code, once; the owner
 confirms it with `/pair CODE` or `everloop channels pair CODE`.
@@ -21,13 +21,14 @@ from ..store.peers import SENDING
 from ..text import one_line
 from .base import Can, Received, fold_case
 
-LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that is taken for another
+LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that looks like another
 CODE_LENGTH = 8
 CODE_SECONDS = 3600.0
-MOST_PENDING = 3  # codes of one channel at a time: more strangers get nothing
-MOST_SENDERS = 10_000  # whose rates are remembered
+MOST_PENDING = 3  # valid codes of a channel; further strangers get nothing
+FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # that the files of one sender may take, in so many seconds
+MOST_SENDERS = 10_000  # whose limits are remembered
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
-EVERYONE = "*"  # in the allow list: all people, in chats of their own
+EVERYONE = "*"  # in the allow list: all people, in direct chats
 _CODE, _PEER = "code:", "peer:"
 
 Standing = Literal["owner", "peer", "member", "stranger"]
@@ -38,18 +39,19 @@ def new_code() -> str:
 
 
 def is_code(typed: str, code: str) -> bool:
-    """Whether a person typed this code, in whatever case; the time it takes says nothing about the code."""
+    """Return whether a person typed this code, in any case. The comparison takes constant time."""
     return secrets.compare_digest(typed.strip().upper().replace("-", "").encode("utf-8", "replace"), code.encode())
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A stranger who was given a pairing code and is not confirmed yet."""
+    """A stranger with a pairing code that is not confirmed yet."""
 
     code: str
     sender: str
     chat: str
     name: str
     at: float
+    message: str = ""  # the id of the message that was answered with it
 
     @property
     def is_valid(self) -> bool:
@@ -63,10 +65,12 @@ class PairedPeer(msgspec.Struct, frozen=True):
     name: str
     at: float
     admin: bool = False  # may confirm the codes of others
+    code: str = ""
+    message: str = ""  # the id of the message that confirmed it, if one did
 
 
 class Pairings:
-    """The codes and paired people of a channel, as the store keeps them."""
+    """The codes and paired people of a channel, in the store."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -87,27 +91,42 @@ class Pairings:
         return sorted((one for one in found if one.is_valid), key=lambda one: one.at)
 
     async def new_code(self, message: Received, chat_id: str) -> str | None:
-        """Make a code for a stranger; None if they already have one, or if too many strangers do."""
+        """Return a new code for a stranger; None if they already have one, or if too many strangers do.
+
+        A message that is repeated after a crash gets the same code.
+        """
         pending = await self.pending()
-        if len(pending) >= MOST_PENDING or any(one.sender == message.sender for one in pending):
+        for one in pending:
+            if one.sender == message.sender:
+                return one.code if message.id and one.message == message.id else None
+        if len(pending) >= MOST_PENDING:
             return None
         code = new_code()
-        made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time())
+        made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time(), message.id or "")
         await self._store.set_channel_state(self._channel, _CODE + code, msgspec.json.encode(made).decode())
         return code
 
-    async def confirm(self, code: str, owner: str, admin: bool = False) -> PairedPeer | None:
-        """Pair the person who was given this code, and tell them; None if no valid code matches."""
+    async def confirm(self, code: str, owner: str, admin: bool = False, message: str = "") -> PairedPeer | None:
+        """Pair the person who was given this code, and tell them; None if no valid code matches.
+
+        `message` is the id of the message that has the code: when it is repeated after a crash, it finds what it did.
+        """
         for one in await self.pending():
             if is_code(code, one.code):
-                peer = PairedPeer(one.sender, one.name, time.time(), admin)
-                await self._store.set_channel_state(
-                    self._channel, _PEER + one.sender, msgspec.json.encode(peer).decode()
-                )
-                await self._store.set_channel_state(self._channel, _CODE + one.code, None)
                 await tell(self._store, self._channel, owner, one.chat, PAIRED, f"pair:{one.code}")
-                return peer
-        return None
+                peer = PairedPeer(one.sender, one.name, time.time(), admin, one.code, message)
+                return peer if await self._replace(one, peer) else None
+        peers = (await self.peers()).values() if message else ()
+        return next((one for one in peers if one.message == message and is_code(code, one.code)), None)
+
+    async def _replace(self, pending: Pending, peer: PairedPeer) -> bool:
+        """Replace a code by the person who had it, unless another process has done so."""
+        key = _CODE + pending.code
+        made = (self._channel, _PEER + peer.sender, msgspec.json.encode(peer).decode())
+        found = (await self._store.channel_state(self._channel)).get(key)
+        if found is None:
+            return False
+        return await self._store.write_channel_state([made, (self._channel, key, None)], (self._channel, key, found))
 
     async def remove(self, sender: str) -> bool:
         known = sender in await self.peers()
@@ -117,7 +136,7 @@ class Pairings:
 
 async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, id: str) -> None:
     """Send a text to a chat outside of any turn, once per id."""
-    # In a session of its own: what strangers and commands cause stays out of the conversation.
+    # In a separate session: what strangers and commands cause stays out of the conversation.
     about = InboundMessage(
         channel, "channel", chat_id, "", id=f"{channel}:{id}", owner=owner, session=f"{channel}:access"
     )
@@ -125,10 +144,15 @@ async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, 
     await store.wake(SENDING)
 
 
-async def confirm_anywhere(store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool) -> str:
-    """Confirm a code of any channel and return the text for the owner; raises `EverloopError` if no code matches."""
+async def confirm_anywhere(
+    store: Store, channels: dict[str, ChannelConfig], code: str, admin: bool, message: str = ""
+) -> str:
+    """Confirm a code of any of these channels and return the text for the owner.
+
+    Raises `EverloopError` if no code matches. `message` is the id of the message that has the code, if one does.
+    """
     for name, config in channels.items():
-        if (peer := await Pairings(store, name).confirm(code, config.owner, admin)) is not None:
+        if (peer := await Pairings(store, name).confirm(code, config.owner, admin, message)) is not None:
             return f"Paired {peer.name or peer.sender} ({name}:{peer.sender})."
     raise EverloopError(f"no valid code is {one_line(code, 20)}: a code is valid for an hour; ask for a new one")
 
@@ -181,3 +205,30 @@ class RateLimit:
         while len(self._windows) > MOST_SENDERS:
             self._windows.popitem(last=False)
         return max(number + 1 - self._most, 0) if self._most else 0
+
+
+class FetchLimit:
+    """Limits the files of each sender in ten minutes: how long fetching them takes, and how large they are together.
+
+    The messages of all others wait while a file is fetched, and the disk is everyone's.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._windows: OrderedDict[str, tuple[float, float, int]] = OrderedDict()
+
+    def left(self, sender: str, now: float) -> tuple[float, int]:
+        """Return how many seconds and bytes the sender has left in this window."""
+        _, seconds, size = self._window(sender, now)
+        return FETCH_SECONDS - seconds, self._most_bytes - size
+
+    def count(self, sender: str, seconds: float, size: int, now: float) -> None:
+        began, before, already = self._window(sender, now)
+        self._windows.pop(sender, None)
+        self._windows[sender] = (began, before + seconds, already + size)
+        while len(self._windows) > MOST_SENDERS:
+            self._windows.popitem(last=False)
+
+    def _window(self, sender: str, now: float) -> tuple[float, float, int]:
+        found = self._windows.get(sender)
+        return found if found is not None and now - found[0] < FETCH_WINDOW else (now, 0.0, 0)

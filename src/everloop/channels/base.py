@@ -54,6 +54,7 @@ class Can:
     repeats: Repeats = "none"
     ids: bool = True  # its messages have ids, so that each is taken once however often it comes
     case: bool = True  # ids of people that differ by case are of different people
+    nicks: bool = False  # a direct chat is named by a nick, which another person may have later
     edit: bool = False  # a message can be changed: `show` can stream into one
     pace: float = 2.0  # seconds between two changes
     threads: bool = False

@@ -28,11 +28,11 @@ CALL_SECONDS = 30.0
 HELLO_SECONDS = 30.0
 NONCE_LENGTH = 25
 FILE_TOO_LARGE = 40005
-MOST_CHATS = 200  # of which is known how far they were read
+MOST_CHATS = 200  # whose last read message is remembered
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
 HEARTBEAT, IDENTIFY, RESUME, HELLO = 1, 2, 6, 10
-FOR_GOOD = {  # close codes after which connecting again would not help
+FOR_GOOD = {  # close codes after which reconnecting does not help
     4004: "the token is wrong",
     4010: "the shard is wrong",
     4011: "the bot is in too many servers for one connection",
@@ -218,13 +218,13 @@ class Discord:
             await self._begin(socket)
             while True:
                 frame = msgspec.json.decode(await socket.receive(), type=Frame)
-                beat.answered = True  # the answer itself may stand behind many messages
+                beat.answered = True  # the acknowledgement may be queued behind many messages
                 match frame.op:
                     case 0:
                         await self._dispatch(frame, inbox)
                         self._at.seq = beat.seq = frame.s
                         if frame.t == "READY":
-                            await beat.send()  # the session is on disk: from now on nothing is missed
+                            await beat.send()  # the session is on disk, so nothing is missed from now on
                     case 1:
                         await beat.send()
                     case 7:
@@ -237,7 +237,7 @@ class Discord:
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
-            await socket.close(code=4000)  # with 1000 the session would end
+            await socket.close(code=4000)  # 1000 would end the session
 
     async def _begin(self, socket: WebSocket) -> None:
         """Resume the session, or begin one."""
@@ -253,7 +253,7 @@ class Discord:
         match frame.t:
             case "READY":
                 ready = msgspec.json.decode(frame.d, type=Ready)
-                # Not kept before all is read: after a crash meanwhile, resuming would leave out the rest.
+                # Stored only when everything is read: after a crash in between, resuming would skip the rest.
                 self._at.session, self._at.seq, self._at.me = "", None, ready.user.id
                 await self._catch_up(inbox)
                 self._at.session, self._at.url, self._at.seq = ready.session_id, ready.resume_gateway_url, frame.s
@@ -262,7 +262,7 @@ class Discord:
             case "RESUMED":
                 await inbox.ready()
             case "MESSAGE_CREATE":
-                with contextlib.suppress(msgspec.MsgspecError):  # a kind of message that is newer than this
+                with contextlib.suppress(msgspec.MsgspecError):  # an unknown kind of message
                     await self._take(msgspec.json.decode(frame.d, type=Message), inbox, frame.s)
             case "INTERACTION_CREATE":
                 with contextlib.suppress(msgspec.MsgspecError):
@@ -325,7 +325,7 @@ class Discord:
         )
         # 7 changes the message, which has no buttons then; 6 only ends the waiting.
         answer: dict[str, Any] = {"type": 7, "data": {"components": []}} if taken else {"type": 6}
-        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # what is shown may get lost
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # the display may get lost
             await self._call("POST", f"/interactions/{pressed.id}/{pressed.token}/callback", answer, None)
 
     # ------------------------------------------------------------------------------------------ sending
@@ -394,7 +394,7 @@ class Discord:
             headers["Content-Type"], body = form_of({"payload_json": body.decode()}, named)
             seconds = UPLOAD_SECONDS
         target = self._client.target.rstrip("/") + path
-        # Nothing is sent twice by a repeat: a message has its nonce.
+        # Retries are safe: each message has a nonce.
         reply = await self._client.request(method, target, headers, body, seconds)
         if 200 <= reply.status < 300:
             try:

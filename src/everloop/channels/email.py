@@ -1,12 +1,14 @@
 """E-mail: IMAP with IDLE in, SMTP out, by the standard library in threads.
 
-A mail's own Message-ID makes sure that it is taken once. The cursor, the last UID, moves only when the mail is on disk.
+A mail's own Message-ID and its sender make sure that it is taken once. The cursor, the last UID, moves only when the
+mail is on disk.
 A mail can name any sender, so the receiving server's verdict on SPF, DKIM or DMARC decides whether the sender counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import imaplib
 import mimetypes
 import re
@@ -420,8 +422,10 @@ def received(envelope: Envelope, data: bytes, size: int, fallback: str) -> Recei
     if subject and not references and not text.startswith("/"):
         text = f"Subject: {subject}\n\n{text}"
     id = envelope.message_id or fallback
+    # The sender chooses the Message-ID: that of another person's mail must not keep that mail from being taken.
+    by = hashlib.sha256(envelope.sender.encode()).hexdigest()[:16]
     return Received(
-        id=id,
+        id=f"{id} {by}",
         chat=envelope.sender,
         sender=envelope.sender,
         name=envelope.name,

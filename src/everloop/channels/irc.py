@@ -19,8 +19,8 @@ from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case
 
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
-SILENT_SECONDS = 120.0  # after which the server is asked whether it is there
-BURST = 5  # lines sent at once; the further ones have a pace, since servers drop those who flood
+SILENT_SECONDS = 120.0  # then the server gets a PING
+BURST = 5  # lines sent at once; further ones are paced, because servers disconnect clients that flood
 LONGEST_LINE = 8191 + 512  # tags and message
 CAPABILITIES = ("account-tag", "message-tags")
 REFUSED = {"401", "402", "403", "404", "405", "407", "411", "412", "437", "439", "477", "482", "486", "489"}
@@ -42,7 +42,7 @@ class Line:
 
 
 def parse(text: str) -> Line:
-    """Read a line of the protocol; an empty command if there is none."""
+    """Parse a line of the protocol. The command is empty if there is none."""
     tags: dict[str, str] = {}
     source = ""
     if text.startswith("@"):
@@ -63,7 +63,7 @@ def parse(text: str) -> Line:
 class Irc:
     """An account at an IRC network."""
 
-    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False, case=False)
+    can = Can(text=400, unit="bytes", lines=False, form="plain", repeats="none", ids=False, case=False, nicks=True)
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
@@ -161,7 +161,7 @@ class Irc:
                         raise Never(f"the server refuses: {one_line(line.params[-1], 100)}")
                     case "432" | "433" | "436":
                         raise OSError(f"the nick {self._nick} cannot be used: {one_line(line.params[-1], 100)}")
-                    case "421" if "CAP" in line.params:  # a server from before there were capabilities
+                    case "421" if "CAP" in line.params:  # an old server without capabilities
                         self._needs_no_sasl()
                     case "001":
                         self._me = line.params[0]
@@ -226,7 +226,7 @@ class Irc:
         if self._writer is None:
             raise OSError("not connected")
         for line in lines:
-            if re.search(r"[\r\n\0]", line):  # a second command could hide behind it
+            if re.search(r"[\r\n\0]", line):  # a second command could follow
                 raise Never("a line has a line end in it")
         self._writer.write("".join(f"{line}\r\n" for line in lines).encode())
         await self._writer.drain()

@@ -9,22 +9,26 @@ whichever workers take the messages, and a command that is repeated after a cras
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from ..config import LINK, ChannelConfig
+from ..cron.jobs import job_of, timer_of
+from ..cron.zones import BadSchedule
 from ..store.base import Store
 from ..text import one_line
+from ..threads import in_thread
 from .access import CODE_SECONDS, Access, Pairings, is_code, new_code, same_id
-from .base import Can, Received
+from .base import Can, Received, fold_case
+from .text import literal
 
 T = TypeVar("T")
-MOST_WRONG = 10  # codes of one account in an hour; then even a right one is refused
-MOST_SESSIONS = 20  # that an account has shared, and which are remembered
-APART = f"{LINK}:apart:"  # begins the session of those to whom that of their chat is closed
+MOST_WRONG = 10  # per account and hour; after that even a right code is refused
+MOST_SESSIONS = 20  # sessions that an account has ever shared
+APART = f"{LINK}:apart:"  # prefix of the session of people who may not see that of their chat
 LinkCommand = Literal["link", "unlink"]
 
 DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
@@ -70,7 +74,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class SharedSession(msgspec.Struct, frozen=True):
-    """A session of several accounts. The first is the one whose session it was; alone, it shares it no longer.
+    """A session of several accounts. The first one owned it before; if only that one is left, it is shared no longer.
 
     It is remembered then, too: what others said in it must not reach a group, or another person, in that chat.
     """
@@ -100,7 +104,7 @@ class Guesses(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a command, and from where."""
+    """The sender of a command, and their chat."""
 
     account: str
     name: str
@@ -108,6 +112,13 @@ class Sender:
     own: str  # the session of that chat
     message: str  # the id of the command
     by_settings: str = ""  # the session of the person whom the settings name
+
+
+class Left(NamedTuple):
+    """An account, and the session that it no longer shares."""
+
+    account: str
+    session: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +140,8 @@ class Links(msgspec.Struct, frozen=True):
         """Return the session that the account shares with others."""
         return next((one for one in self.shared if one.is_shared and one.find(account) is not None), None)
 
-    def session_of(self, account: str, own: str, *, direct: bool) -> str | None:
-        """Return the session of an account's message in a chat; None if that is the chat's `own`.
+    def session_of(self, account: str, own: str, *, direct: bool) -> str:
+        """Return the session of an account's message in a chat; `own` is that of the chat, without links.
 
         A session that direct chats share, or have shared, is closed to everyone else who writes in its chat: a group
         that the chat has become, or another person who has its name now.
@@ -141,11 +152,11 @@ class Links(msgspec.Struct, frozen=True):
         session = own
         while session in closed:
             session = APART + session
-        return session if session != own else None
+        return session
 
     def current(self, sender: Sender) -> str:
         """Return the session that a person's direct messages belong to."""
-        return sender.by_settings or self.session_of(sender.account, sender.own, direct=True) or sender.own
+        return sender.by_settings or self.session_of(sender.account, sender.own, direct=True)
 
 
 def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
@@ -164,7 +175,7 @@ def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> 
     shared = links.of(joins.account)
     member = shared.find(joins.account) if shared is not None else None
     if shared is not None and member is not None and member.code is not None and member.message == joins.message:
-        return links, Joined(member.code, shared.home)  # this very message did it
+        return links, Joined(member.code, shared.home)  # by this very message
     links, code = guess(links, typed, joins.account, now)
     if not isinstance(code, LinkCode):
         return links, code
@@ -199,29 +210,32 @@ def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, Li
     return msgspec.structs.replace(links, guesses=(*others, counted)), why
 
 
-def revoke(links: Links, typed: str, account: str, now: float) -> tuple[Links, None]:
-    """Make a code void that was written where others could read it."""
-    links, code = guess(links, typed, account, now)
-    return msgspec.structs.replace(links, codes=tuple(one for one in links.codes if one is not code)), None
+def revoke(links: Links, typed: str) -> tuple[Links, None]:
+    """Void a code that was written where others could read it."""
+    return msgspec.structs.replace(links, codes=tuple(one for one in links.codes if not is_code(typed, one.code))), None
 
 
-def leave(links: Links, account: str, session: str = "") -> tuple[Links, bool]:
-    """Take an account out of the session that it shares; if it is the account's own, or this one, everyone leaves."""
-    left, shared = {account}, list[SharedSession]()
+def leave(links: Links, account: str, session: str = "") -> tuple[Links, frozenset[Left]]:
+    """Take an account out of the session that it shares; if it is the account's own, or this one, everyone leaves.
+
+    Return who left which session.
+    """
+    left, shared = set[Left](), list[SharedSession]()
     for one in links.shared:
         ends = account == one.home or one.session == session
         kept = one.members[:1] if ends else tuple(member for member in one.members if member.account != account)
-        left |= {member.account for member in one.members if member not in kept}
+        left |= {Left(member.account, one.session) for member in one.members if member not in kept}
         shared.append(SharedSession(one.session, kept))
-    codes = tuple(one for one in links.codes if one.account not in left)
-    return Links(codes, tuple(shared), links.guesses), tuple(shared) != links.shared
+    void = {account, *(one.account for one in left)}
+    codes = tuple(one for one in links.codes if one.account not in void)
+    return Links(codes, tuple(shared), links.guesses), frozenset(left)
 
 
 # ------------------------------------------------------------------------------------------------------- the store
 
 
 class LinkStore:
-    """The codes and links of an owner, as the store keeps them."""
+    """Reads and changes the codes and links of an owner in the store."""
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
@@ -231,7 +245,7 @@ class LinkStore:
         return _decoded(await self._kept())
 
     async def change(self, change: Callable[[Links], tuple[Links, T]]) -> T:
-        """Change the value, unless another process changes it meanwhile: then start again."""
+        """Change the value, and start again if another process has changed it meanwhile."""
         while True:
             kept = await self._kept()
             links = _decoded(kept)
@@ -241,6 +255,15 @@ class LinkStore:
             row = (LINK, self._owner, msgspec.json.encode(changed).decode())
             if await self._store.write_channel_state([row], (LINK, self._owner, kept)):
                 return result
+
+    async def leave(self, account: str, session: str = "") -> bool:
+        """Take an account out of the session that it shares, with the jobs that it has asked for there.
+
+        Return whether it shared one.
+        """
+        left = leave(await self.read(), account, session)[1]
+        await move_jobs(self._store, self._owner, left)  # first, so that a repeat after a crash completes it
+        return bool(await self.change(lambda links: leave(links, account, session)))
 
     async def _kept(self) -> str | None:
         return (await self._store.channel_state(LINK)).get(self._owner)
@@ -255,7 +278,7 @@ def _decoded(kept: str | None) -> Links:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command is answered, and what the chat is told whose code was used."""
+    """The reply to a command, and the notice for the chat whose code was used."""
 
     text: str
     code: LinkCode | None = None
@@ -268,14 +291,14 @@ class ChatLinks:
     def __init__(
         self, store: Store, config: ChannelConfig, can: Can, access: Access, settings: Mapping[str, Sequence[str]]
     ) -> None:
-        """`settings` has people with their accounts."""
+        """`settings` maps people to their accounts."""
         self._store = store
         self._name = config.name
         self._owner = config.owner
         self._can = can
         self._access = access
         self._links = LinkStore(store, config.owner)
-        # A person by their id in this network.
+        # People by their id in this network.
         self._people = {
             same_id(sender, can): person
             for person, accounts in settings.items()
@@ -283,27 +306,39 @@ class ChatLinks:
             if name == config.name
         }
 
-    async def session_of(self, message: Received, own: str) -> str | None:
-        """Return the session of a message; None if that is the chat's `own`."""
-        if self._is_direct(message) and (person := self._person_of(message)) is not None:
+    async def session_of(self, message: Received, own: str) -> str:
+        """Return the session of a message; `own` is that of its chat."""
+        direct = self._is_direct(message)
+        if direct and (person := self._person_of(message)) is not None:
             return f"{LINK}:{person}"
         links = await self._links.read()
-        return links.session_of(self._account_of(message), own, direct=self._is_direct(message))
+        if not links.shared:
+            return own
+        # A person who is answered only because everyone is shares nothing, even if the settings once named them.
+        direct = direct and await self._access.known_as(message.sender) is not None
+        return links.session_of(self._account_of(message), own, direct=direct)
 
-    async def answer(self, command: LinkCommand, message: Received, chat_id: str, id: str) -> Reply:
-        """Run a command; `id` is the same whenever it is repeated."""
-        own, typed, now = f"{self._name}:{chat_id}", "".join(message.text.split()[1:]), time.time()
+    async def revoke_shown(self, message: Received) -> None:
+        """Void a code that an admitted person has written in a group without mentioning the agent."""
+        words = message.text.split()
+        has_code = command_in(message.text) == "link" and len(words) == 2
+        if has_code and await self._access.known_as(message.sender) is not None:
+            await self._links.change(lambda links: revoke(links, words[1]))
+
+    async def answer(self, command: LinkCommand, message: Received, chat_id: str, own: str, id: str) -> Reply:
+        """Run a command. `own` is the session of its chat, and `id` is the same whenever it is repeated."""
+        typed, now = "".join(message.text.split()[1:]), time.time()
         account = self._account_of(message)
         if await self._access.known_as(message.sender) is None:
             return Reply(NOT_KNOWN)
         if not self._is_direct(message):
             if typed and command == "link":
-                await self._links.change(lambda links: revoke(links, typed, account, now))
+                await self._links.change(lambda links: revoke(links, typed))
             return Reply(DIRECT_ONLY)
         by_settings = "" if (person := self._person_of(message)) is None else f"{LINK}:{person}"
         sender = Sender(account, one_line(message.name, 60), chat_id, own, id, by_settings)
         if command == "unlink":
-            await self._links.change(lambda links: leave(links, account, by_settings))
+            await self._links.leave(account, by_settings)
             return Reply(ONLY_SETTINGS if by_settings else ALONE)
         if not typed:
             made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
@@ -319,6 +354,7 @@ class ChatLinks:
             return Reply(found)
         code = found.code
         here, there = _shown(sender.name, account), _shown(code.name, code.account)
+        home = _shown("", found.home)
         # An account of the settings, and the one whose session it was, can make all others leave.
         ends = found.home == code.account or (
             code.session.startswith(f"{LINK}:") and not code.session.startswith(APART)
@@ -326,7 +362,7 @@ class ChatLinks:
         return Reply(
             f"This chat shares the session of {there} now. /unlink ends that.",
             code,
-            f"{here} shares this session now. If that is not you, send /unlink{'' if ends else f' from {found.home}'}.",
+            f"{here} shares this session now. If that is not you, send /unlink{'' if ends else f' from {home}'}.",
         )
 
     async def _is_busy(self, session: str) -> bool:
@@ -348,7 +384,7 @@ class ChatLinks:
 
 
 def command_in(text: str) -> LinkCommand | None:
-    """Return the command that a text is, with a code or without."""
+    """Return the command in a text, with a code or without; None if there is none."""
     words = text.split()
     if not 1 <= len(words) <= 2:
         return None
@@ -371,14 +407,39 @@ def channel_of(account: str) -> str:
 async def unlink(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
     """Take a person's account out of the session that it shares. Return whether it shared one."""
     account = account_of(config.name, sender, can)
-    return await LinkStore(store, config.owner).change(lambda links: leave(links, account))
+    return await LinkStore(store, config.owner).leave(account)
 
 
 async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
-    """Answer a person no longer whose code was confirmed. Return whether there was one."""
-    await unlink(store, config, can, sender)
-    return await Pairings(store, config.name).remove(sender)
+    """Revoke the pairing of a person, and pause their jobs. Return whether they were paired."""
+    removed = await Pairings(store, config.name).remove(sender)
+    await unlink(store, config, can, sender)  # last: a message that comes meanwhile must not link them again
+    await pause_jobs(store, config.owner, account_of(config.name, sender, can))
+    return removed
+
+
+async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
+    """Move the jobs of people who left a session to the session of their own chat.
+
+    A job answers in that chat, which must not get what is said in the shared session from now on.
+    """
+    gone = {(fold_case(one.account), one.session) for one in left}
+    for timer in await store.timers(owner) if gone else ():
+        account = fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}")
+        if (account, timer.data.get("session")) in gone:
+            await store.set_timer(msgspec.structs.replace(timer, data={**timer.data, "session": None}))
+
+
+async def pause_jobs(store: Store, owner: str, account: str) -> None:
+    """Pause the jobs that a person asked for."""
+    for timer in await store.timers(owner):
+        if fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}") == fold_case(account):
+            try:
+                job = await in_thread(job_of, timer)
+            except (ValueError, BadSchedule):  # it is damaged, and does not run
+                continue
+            await store.set_timer(timer_of(replace(job, paused=True)))
 
 
 def _shown(name: str, account: str) -> str:
-    return f"{name} ({account})" if name else account
+    return literal(f"{name} ({account})" if name else account)

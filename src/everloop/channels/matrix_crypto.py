@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 OLM = "m.olm.v1.curve25519-aes-sha2"
 MEGOLM = "m.megolm.v1.aes-sha2"
 ONE_TIME_KEYS = 50  # that the server should have
-# The store has the conversations in plain text, too: a password beside them would protect nothing.
+# The store also has the conversations in plain text, so a password stored beside them would protect nothing.
 PICKLE_KEY = bytes(32)
 MOST_SESSIONS = 8  # Olm sessions with one device
 MOST_HANDLED = 500  # digests of Olm messages
@@ -64,7 +64,7 @@ SERVER_MILLISECONDS = 10_000  # that a server may wait for others
 EPOCH, ACCOUNT, HANDLED, OLM_SESSIONS = "epoch", "account", "handled", "olm:"
 SESSION, INDEX = "session", "index:"
 T = TypeVar("T")
-BAD = (ValueError, msgspec.MsgspecError)  # what vodozemac and the decoder say of nonsense
+BAD = (ValueError, msgspec.MsgspecError)  # raised by vodozemac and the decoder for invalid data
 
 
 class Call(Protocol):
@@ -205,7 +205,7 @@ class Done(msgspec.Struct):
 
 
 class Crypto:
-    """The keys of one device, and what is done with them."""
+    """The keys of this device, and everything that uses them."""
 
     def __init__(
         self, channel: str, me: Name, strict: bool, call: Call, inbox: Inbox, rooms: dict[str, RoomSession]
@@ -231,7 +231,7 @@ class Crypto:
     # ------------------------------------------------------------------------------------------ begin
 
     async def open(self) -> None:
-        """Read the keys, or make them, and let the server have the public ones."""
+        """Read or create the keys, and upload the public ones."""
         async with self._lock:
             before = (await self._inbox.state(KEYS)).get(EPOCH)
             if not await self._inbox.write_state([(KEYS, EPOCH, self._epoch)], (KEYS, EPOCH, before)):
@@ -283,8 +283,8 @@ class Crypto:
             )
 
     async def _upload_keys(self, count: int, has_fallback: bool) -> None:
-        """Give the server one-time keys. They are on disk before it has them."""
-        if not self._account.one_time_keys:  # else the last upload was cut off: it is done again
+        """Upload one-time keys. They are on disk before the server has them."""
+        if not self._account.one_time_keys:  # otherwise the last upload was interrupted, and is repeated
             self._account.generate_one_time_keys(max(ONE_TIME_KEYS - count, 1))
             if not has_fallback:
                 self._account.generate_fallback_key()  # type: ignore[attr-defined]
@@ -331,7 +331,7 @@ class Crypto:
     async def take(
         self, events: Iterable[ToDevice], lists: DeviceLists, one_time_keys: int, has_fallback: bool
     ) -> None:
-        """Take what other devices sent, and what the server says of keys. All of it is on disk when this returns."""
+        """Process what other devices sent, and the server's news about keys. All of it is on disk when this returns."""
         async with self._lock:
             self._fresh -= {*lists.changed, *lists.left}
             self._new_keys |= {one.session for one in self.waiting.values() if one.sender in lists.changed}
@@ -350,7 +350,7 @@ class Crypto:
             own = content.ciphertext[self._own_key]
             sender_key = vodozemac.Curve25519PublicKey.from_base64(content.sender_key).to_base64()
             message = vodozemac.AnyOlmMessage.from_parts(own.type, _from_base64(own.body))
-        except (KeyError, *BAD):  # not for this device, or nonsense
+        except (KeyError, *BAD):  # not for this device, or invalid
             return
         digest = hashlib.sha256(f"{sender_key} {own.body}".encode()).hexdigest()[:24]
         if content.algorithm != OLM or digest in self._handled or not is_name(event.sender):
@@ -396,7 +396,7 @@ class Crypto:
             own = payload.recipient_keys.get("ed25519") == self._account.ed25519_key.to_base64()
             if payload.sender != sender or payload.recipient != self._me.user or not own:
                 return []
-            if payload.type == "m.dummy":  # it could not read something: let it have the keys of rooms again
+            if payload.type == "m.dummy":  # it could not decrypt something, so send it the room keys again
                 self._share_again(sender, sender_key)
             forwarded = payload.type == "m.forwarded_room_key"
             if payload.type != "m.room_key" and not forwarded:
@@ -610,7 +610,7 @@ class Crypto:
                 "device_id": self._me.id,
                 "sender_key": self._own_key,
             }
-            if "m.relates_to" in content:  # the server has to know which thread it belongs to
+            if "m.relates_to" in content:  # the server needs to know the thread
                 made["m.relates_to"] = content["m.relates_to"]
             return made
 
@@ -625,7 +625,7 @@ class Crypto:
             session is None
             or session.session.message_index >= most_messages
             or time.time() >= session.since + longest_age
-            or session.shared - readers.keys()  # who has left reads nothing more
+            or session.shared - readers.keys()  # people who have left must not read more
         ):
             session = self._rooms[room] = RoomSession()
         missing = {name: device for name, device in readers.items() if name not in session.shared}
@@ -655,7 +655,7 @@ class Crypto:
         return found
 
     async def _send_to(self, devices: Mapping[Name, Device], type: str, content: dict[str, Any]) -> set[Name]:
-        """Send something to devices by Olm. Return those that it could be encrypted for."""
+        """Send something to devices through Olm. Return those that it could be encrypted for."""
         await self._begin_sessions({name: one for name, one in devices.items() if self._session(one) is None})
         messages: dict[str, dict[str, Any]] = {}
         rows, reached = list[StateRow](), set[Name]()

@@ -1,4 +1,4 @@
-"""Shows in a chat that an answer is on its way: typing, and its words as they come, in a message that is edited.
+"""Shows in a chat that an answer is on its way: typing, and a draft with the text so far, which is edited.
 
 What is shown is a draft and never the truth: it is removed when the answer has come from the outbox. Which drafts there
 are is kept in the store, so that those of a process that died are removed as well.
@@ -23,10 +23,10 @@ from .base import Channel, Later
 from .text import render, split
 
 log = logging.getLogger(__name__)
-TYPING_SECONDS = 4.5  # after which networks stop showing that someone is typing
-LEAST_TEXT = 20  # characters that are worth a draft
+TYPING_SECONDS = 4.5  # networks stop showing the typing notice after that
+LEAST_TEXT = 20  # characters; a shorter text gets no draft
 LONGEST_SECONDS = 3600.0
-QUIET_SECONDS = 3.0  # after which a session without a turn is taken for done
+QUIET_SECONDS = 3.0  # a session that has no turn for so long is considered done
 DRAFT = "draft:"
 MORE = " …"
 Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
@@ -34,7 +34,7 @@ Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
 
 @dataclass(slots=True)
 class Shown:
-    """What a chat is shown of the running turn."""
+    """The preview of the running turn in a chat."""
 
     session: str
     chat: str
@@ -91,7 +91,7 @@ class Previews:
             return None
 
     async def answered(self, chat_id: str) -> None:
-        """An answer has come to a chat: what was shown of it is removed."""
+        """Remove the preview of a chat, because its answer was sent."""
         if (shown := self._shown.get(chat_id)) is not None:
             shown.is_over = True
             async with shown.lock:  # a draft may be on its way
@@ -127,7 +127,7 @@ class Previews:
             if subscriber is not None:
                 async with asyncio.timeout(LONGEST_SECONDS):
                     await self._watch(subscriber, chat_id, shown)
-        except Exception as error:  # what is shown may get lost
+        except Exception as error:  # a preview may get lost
             log.debug("channel %s shows nothing more of a turn (%s)", self._config.name, type(error).__name__)
         finally:
             self._end(chat_id, shown, subscriber)
@@ -154,7 +154,7 @@ class Previews:
                         waiting, is_quiet = bool(rows), turn is None and not rows
                         if parked:
                             return
-                        # A message that is just being claimed is for a moment in neither place.
+                        # While a message is being claimed, it is in neither place for a moment.
                         quiet_since = (quiet_since or clock()) if is_quiet else None
                     case Logged(entry=TurnEnded()) if not waiting:
                         return
@@ -171,7 +171,7 @@ class Previews:
             await self._channel.show(shown.chat, "", "")
 
     async def _draft(self, chat_id: str, shown: Shown) -> None:
-        """Show the words so far, if there are new ones."""
+        """Show the text so far, if there is more of it."""
         clock = asyncio.get_running_loop().time
         async with shown.lock:
             if shown.is_over or shown.text == shown.drafted or len(shown.text) < LEAST_TEXT:

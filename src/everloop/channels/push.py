@@ -33,11 +33,11 @@ from .base import Can, Inbox, Later, Never, Options, Part
 NETWORK = "push"
 MOST = 20  # subscriptions of an owner
 LONGEST_ENDPOINT = 2_000
-LIFE_SECONDS = 24 * 3600  # after which a notification is of no use
-SEEN_SECONDS = 45.0  # a page that was visible so long ago is taken for visible
+LIFE_SECONDS = 24 * 3600  # after that, a notification is useless
+SEEN_SECONDS = 45.0  # a page that reported itself visible within this time is considered visible
 SEND_SECONDS = 30.0
 TOKEN_SECONDS = 12 * 3600  # of a signature; push services take at most 24 hours
-REMEMBERED = 200  # messages whose subscriptions were told
+REMEMBERED = 200  # messages whose notified subscriptions are remembered
 LONGEST_TEXT = 200  # characters of a question or an answer, where they are sent at all
 MISSING = "web push needs the package pywebpush: pip install 'everloop[push]'"
 UNTITLED = "A session without a title"
@@ -77,7 +77,7 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 class Subscriptions:
-    """What the store keeps for web push: subscriptions, the server's key, and who looks at the page."""
+    """The data of web push in the store: subscriptions, the server's key, and which pages are visible."""
 
     def __init__(self, store: Store, channel: str = NETWORK) -> None:
         self._store = store
@@ -119,7 +119,7 @@ class Subscriptions:
         async with asyncio.timeout(SEND_SECONDS):
             while not (pem := (await self._store.channel_state(self._channel)).get(_VAPID, "")):
                 if await self._store.admit("me", f"{self._channel}:{_VAPID}", 1, SEND_SECONDS) > 0:
-                    await asyncio.sleep(0.1)  # another server makes it just now
+                    await asyncio.sleep(0.1)  # another server is creating it
                     continue
                 made = vapid()
                 await in_thread(made.generate_keys)
@@ -169,7 +169,7 @@ class Push:
             raise ConfigError(MISSING)
         self._fetcher = fetcher_of(options)
         self._store = store
-        self._told: OrderedDict[str, set[str]] = OrderedDict()  # by message, the subscriptions that have it
+        self._told: OrderedDict[str, set[str]] = OrderedDict()  # message → the subscriptions that were notified
 
     async def receive(self, inbox: Inbox) -> None:
         await inbox.ready()

@@ -36,12 +36,26 @@ from ..text import clean, one_line
 from ..text_cursor import Position
 from ..threads import in_thread
 from ..tools.message import OutgoingFiles
-from .access import Access, Pairings, RateLimit, Standing, confirm_anywhere, tell
-from .base import Button, Can, Channel, Later, Never, NoFile, Options, OutgoingFile, Part, Received, StateRow, space_of
+from .access import Access, FetchLimit, Pairings, RateLimit, Standing, confirm_anywhere, same_id, tell
+from .base import (
+    Attachment,
+    Button,
+    Can,
+    Channel,
+    Later,
+    Never,
+    NoFile,
+    Options,
+    OutgoingFile,
+    Part,
+    Received,
+    StateRow,
+    space_of,
+)
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
 from .links import ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
-from .text import MARK, render, split
+from .text import MARK, literal, render, split
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -315,7 +329,7 @@ class ChannelInbox:
         self._channel = channel
         self._previews = previews
         self._can = channel.can
-        self._configs = configs
+        self._configs = {name: one for name, one in configs.items() if one.owner == config.owner}
         self._save = save
         self._transcribes = transcribes
         self._reporter = reporter
@@ -324,6 +338,7 @@ class ChannelInbox:
         self._access = Access(config, channel.can, self._pairings)
         self._links = ChatLinks(store, config, channel.can, self._access, links)
         self._rates = RateLimit(config.per_minute)
+        self._fetching = FetchLimit(MOST_FILES * MEGABYTE * config.media_mb)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
         self.accepted = 0  # messages that came in
@@ -367,6 +382,7 @@ class ChannelInbox:
 
     async def _accept(self, message: Received) -> bool:
         if message.group and self._config.mention and not message.mentioned:
+            await self._links.revoke_shown(message)
             return False
         standing = await self._access.standing(message)
         if standing == "stranger":
@@ -390,6 +406,9 @@ class ChannelInbox:
         if message.files:
             kind = "message"
             await self._take_files(message, incoming)
+            if await self._access.standing(message) == "stranger":
+                return False  # they were unpaired while the files were fetched
+            incoming.session = await self._session_of(message)  # nor does a link that was ended meanwhile count
             if not self._transcribes and not incoming.content and all(map(is_recording, incoming.media)):
                 await self._say(message, _cannot_listen(incoming.media), "voice")
                 return True
@@ -455,7 +474,7 @@ class ChannelInbox:
             if self._save is None or not limit or number >= MOST_FILES:
                 notes.append(f"[{one_line(clean(file.name), 80)} was attached, and not taken.]")
                 continue
-            data = await fetched(file, limit)
+            data = await self._fetched(self._limited(message), file, limit)
             if isinstance(data, str):
                 notes.append(data)
                 continue
@@ -466,6 +485,25 @@ class ChannelInbox:
                 log.error("channel %s: a file could not be kept: %s", self._config.name, error)
                 notes.append(f"[{one_line(clean(file.name), 80)} could not be kept.]")
         incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
+
+    async def _fetched(self, sender: str, file: Attachment, limit: int) -> bytes | str:
+        """Fetch a file, as far as the sender's limit allows."""
+        began, data = time.monotonic(), b""
+        seconds, size = self._fetching.left(sender, began)
+        why = "took too long to fetch" if seconds <= 0 else "came after too many others"
+        try:
+            if seconds > 0 and size > 0:
+                async with asyncio.timeout(seconds):
+                    found = await fetched(file, min(limit, size))
+                if isinstance(found, bytes):
+                    data = found
+                if isinstance(found, bytes) or size >= limit:
+                    return found
+        except TimeoutError:
+            why = "took too long to fetch"
+        finally:
+            self._fetching.count(sender, time.monotonic() - began, len(data), began)
+        return f"[{one_line(clean(file.name), 80)} {why}, and was not taken.]"
 
     async def _put(self, incoming: InboundMessage, kind: Kind) -> None:
         row = await self._store.accept(incoming.addressed(), kind)
@@ -482,9 +520,17 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            session=await self._links.session_of(message, f"{name}:{chat_id}"),
+            session=await self._session_of(message),
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
+
+    async def _session_of(self, message: Received) -> str:
+        return await self._links.session_of(message, self._own_session(message))
+
+    def _own_session(self, message: Received) -> str:
+        """Return the session of a chat that shares none."""
+        is_person = self._can.nicks and not message.group
+        return f"{self._config.name}:{same_id(message.sender, self._can) if is_person else self._chat_id(message)}"
 
     def _chat_id(self, message: Received) -> str:
         return chat_id_of(message.chat, message.thread, self._channel.can.threads)
@@ -509,9 +555,9 @@ class ChannelInbox:
             said = "Write /pair and the code that the other person got."
         else:
             try:
-                said = await confirm_anywhere(self._store, self._configs, code, False)
+                said = literal(await confirm_anywhere(self._store, self._configs, code, False, message.id or ""))
             except EverloopError as error:
-                said = str(error)
+                said = literal(str(error))
         await self._say(message, said, "pair")
 
     async def _link(self, message: Received, command: LinkCommand) -> None:
@@ -521,7 +567,7 @@ class ChannelInbox:
             return
         if await self._is_over_limit(message):
             return
-        reply = await self._links.answer(command, message, self._chat_id(message), id)
+        reply = await self._links.answer(command, message, self._chat_id(message), self._own_session(message), id)
         if reply.code is not None:
             name, chat_id = channel_of(reply.code.account), reply.code.chat_id
             await tell(self._store, name, self._config.owner, chat_id, reply.told, f"linked:{reply.code.code}")
@@ -532,7 +578,7 @@ class ChannelInbox:
 
     async def _is_over_limit(self, message: Received) -> bool:
         """Whether the sender has exceeded the rate limit. They are told once a minute."""
-        over = self._rates.count(message.sender, time.monotonic())
+        over = self._rates.count(self._limited(message), time.monotonic())
         known = f"{self._config.name}:{message.id}"
         if over and message.id is not None and await self._store.find(self._config.owner, known) is not None:
             return False  # it was taken before
@@ -542,6 +588,10 @@ class ChannelInbox:
                 message, f"That was too fast: I take {most} messages a minute. Send it again later.", "rate"
             )
         return over > 0
+
+    def _limited(self, message: Received) -> str:
+        """Return whom limits count for: another nick does not make another person."""
+        return message.sender.rpartition("!")[2] if self._can.nicks else message.sender
 
 
 def _cannot_listen(recordings: Sequence[str]) -> str:

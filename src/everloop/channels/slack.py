@@ -238,7 +238,7 @@ class Slack:
                 try:
                     await self._call("chat.update", asked, Posted)
                 except (OSError, TimeoutError, Never, Later):
-                    return  # the buttons stay, and are of no use any more
+                    return  # the buttons stay, but do nothing
 
     def _received(self, event: Event) -> Received | None:
         """Convert an event to a message; None if no person wrote it."""
@@ -313,7 +313,7 @@ class Slack:
         if not text:
             if key:
                 await self._call("chat.delete", {"channel": chat, "ts": key}, Outcome)
-            return None  # an app cannot be seen typing
+            return None  # apps cannot show a typing notice
         if key:
             await self._call("chat.update", {**_text(chat, text), "ts": key}, Posted)
             return key

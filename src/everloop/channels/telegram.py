@@ -1,4 +1,4 @@
-"""Telegram, by long polling of the Bot API.
+"""Telegram, through the Bot API: by long polling or by webhook.
 
 An update is confirmed by asking for the next one, which is done only when it is on disk. Telegram takes no key with a
 message, so that a part which may be there already is marked.
@@ -24,7 +24,7 @@ from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of, header_bytes, list
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
-MARGIN_SECONDS = 15.0  # that an answer may take beyond the time it was asked to
+MARGIN_SECONDS = 15.0  # that a reply may take beyond the requested timeout
 SEND_SECONDS = 30.0
 FILES = ("document", "voice", "audio", "video", "video_note", "animation")
 OTHERS = ("sticker", "location", "contact", "poll")
@@ -153,21 +153,21 @@ class Telegram:
         base = options.address("base_url", API)
         if not self._token.isascii() or "/" in self._token or " " in self._token:
             raise options.problem("token has characters that no bot's token has: copy it from @BotFather")
-        # Polling has a connection of its own: it is busy nearly all of the time.
+        # Polling has its own connection, because it is busy nearly all the time.
         self._poll_client, self._client = HttpClient(base), HttpClient(base)
         self._webhook = options.text("webhook_url", "")
         self._host, self.port = options.text("host", "127.0.0.1"), options.number("port", 8005)
         self._path = options.text("path", f"/{options.name}")
         if self._webhook and not self._webhook.startswith("https://"):
             raise options.problem("webhook_url must begin with https://: Telegram sends to nothing else")
-        # Telegram sends it with each update; it says nothing about the token.
+        # Telegram sends this with each update. The token cannot be derived from it.
         self._proof = hmac.new(self._token.encode(), b"everloop webhook", hashlib.sha256).hexdigest()
 
     async def receive(self, inbox: Inbox) -> None:
         me = await self._call("getMe", {}, User)
         if self._webhook:
             await self._listen(me, inbox)
-        await self._call("deleteWebhook", {}, bool)  # with one, Telegram answers no poll
+        await self._call("deleteWebhook", {}, bool)  # while one is set, Telegram refuses polls
         await inbox.ready()
         await self._poll(me, inbox)
 
@@ -214,7 +214,7 @@ class Telegram:
     def _attachments(self, message: Message) -> tuple[Attachment, ...]:
         found = [("photo", message.photo[-1])] if message.photo else []  # the last one is the largest
         found += [(name, file) for name in FILES if (file := getattr(message, name)) is not None]
-        if message.animation is not None:  # comes as a document, too
+        if message.animation is not None:  # it is also sent as a document
             found = [one for one in found if one[0] != "document"]
         return tuple(
             Attachment(file.file_name or NAMES.get(name, name), partial(self._download, file.file_id), file.file_size)
@@ -244,7 +244,7 @@ class Telegram:
                 mentioned=True,
             )
             taken = await inbox.accept(pressed)
-        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # what is shown may get lost
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # the display may get lost
             if taken and place is not None:
                 asked = {"chat_id": place.chat.id, "message_id": place.message_id}
                 await self._call("editMessageReplyMarkup", {**asked, "reply_markup": {"inline_keyboard": []}}, Any)
@@ -259,7 +259,7 @@ class Telegram:
         if part.files:
             return f"{part.chat}:{(await self._send_file(to, part)).message_id}"
         asked = {**to, "text": part.text, "parse_mode": "HTML", "link_preview_options": {"is_disabled": True}}
-        if part.reply_to is not None and part.chat.startswith("-"):  # in a group it is not clear what is answered
+        if part.reply_to is not None and part.chat.startswith("-"):  # in a group, show which message is answered
             replied = int(part.reply_to.rpartition(":")[2])
             asked["reply_parameters"] = {"message_id": replied, "allow_sending_without_reply": True}
         if part.buttons:
@@ -370,7 +370,7 @@ def _received(update: Update, me: User, attachments: Callable[[Message], tuple[A
     try:
         message = msgspec.json.decode(update.message, type=Message)
         attached = [name for name in msgspec.json.decode(update.message) if name in OTHERS]
-    except msgspec.MsgspecError:  # a kind of message that is newer than this
+    except msgspec.MsgspecError:  # an unknown kind of message
         return None
     if message.from_ is None or message.from_.is_bot or message.chat.type not in ("private", "group", "supergroup"):
         return None

@@ -1,4 +1,4 @@
-"""Answers as a network shows them: split into parts, and Markdown turned into the network's own form."""
+"""Turns an answer into what a network shows: splits it into parts, and converts its Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .base import Can, Form, Unit
 
-MARK = "(perhaps a repeat)"  # stands before a part that the network may have already
+MARK = "(perhaps a repeat)"  # precedes a part that the network may already have
 LONGEST_MARK = len(MARK) + 1
 _FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.M)
 
@@ -25,14 +25,14 @@ def length(text: str, unit: Unit) -> int:
 
 
 class Piece(NamedTuple):
-    """A piece of an answer, and where it ends in the answer's text."""
+    """A piece of an answer, and the offset at which it ends in the answer's text."""
 
     text: str
     end: int
 
 
 def split(text: str, can: Can, start: int = 0) -> Iterator[Piece]:
-    """Split a text from a position on into pieces that fit into one part each.
+    """Split a text, from an offset on, into pieces that each fit into one part.
 
     A piece ends at a paragraph if it can, else at a line, a sentence or a word. A block of code that is cut is closed
     and opened again. Where a piece ends depends only on the text behind its start, so that a delivery that was
@@ -53,7 +53,7 @@ def split(text: str, can: Can, start: int = 0) -> Iterator[Piece]:
 
 
 def _skip_blank(text: str, start: int, in_code: bool) -> int:
-    """Where the next piece begins: blank lines between two pieces belong to neither."""
+    """Return where the next piece begins. Blank lines between two pieces belong to neither."""
     letters = "\n" if in_code else "\n\r \t"
     while start < len(text) and text[start] in letters:
         start += 1
@@ -61,13 +61,13 @@ def _skip_blank(text: str, start: int, in_code: bool) -> int:
 
 
 def _cut(text: str, start: int, room: int, can: Can) -> int:
-    """Where the piece that begins at `start` ends."""
+    """Return where the piece that begins at `start` ends."""
     end = _fits(text, start, room, can.unit)
     if not can.lines and (line := text.find("\n", start, end)) >= 0:
         return line
     if end == len(text):
         return end
-    least = start + (end - start) // 3  # a piece is not made tiny for the sake of a good place
+    least = start + (end - start) // 3  # a good place to cut does not justify a tiny piece
     for place in (_outside_code(text, start, least, end), text.rfind("\n", least, end)):
         if place > least:
             return place
@@ -78,7 +78,7 @@ def _cut(text: str, start: int, room: int, can: Can) -> int:
 
 
 def _outside_code(text: str, start: int, least: int, end: int) -> int:
-    """The last blank line in this range that is not inside a block of code; -1 if there is none."""
+    """Return the last blank line in this range that is outside of code blocks; -1 if there is none."""
     place = text.rfind("\n\n", least, end)
     while place > least and _open_fence(text[start:place]):
         place = text.rfind("\n\n", least, place)
@@ -86,7 +86,7 @@ def _outside_code(text: str, start: int, least: int, end: int) -> int:
 
 
 def _fits(text: str, start: int, room: int, unit: Unit) -> int:
-    """The furthest end so that the text between fits into the room, without cutting a character in two."""
+    """Return the furthest end at which the text still fits, without splitting a character."""
     end = min(len(text), start + room)
     while length(text[start:end], unit) > room:
         over = length(text[start:end], unit) - room
@@ -97,13 +97,13 @@ def _fits(text: str, start: int, room: int, unit: Unit) -> int:
 
 
 def _joins(letter: str) -> bool:
-    """Whether a character belongs to the one before it: an accent, a variant, a joiner or a skin tone."""
+    """Return whether a character modifies the one before it: an accent, a variant, a joiner or a skin tone."""
     code = ord(letter)
     return 0x300 <= code <= 0x36F or code in (0x200D, 0xFE0E, 0xFE0F) or 0x1F3FB <= code <= 0x1F3FF
 
 
 def _open_fence(text: str) -> str:
-    """The line that opened a block of code which is not closed in this text; "" if there is none."""
+    """Return the line that opens a code block which this text does not close; "" if there is none."""
     opened = ""
     for found in _FENCE.finditer(text):
         marks = found[1]
@@ -118,7 +118,7 @@ def _open_fence(text: str) -> str:
 
 
 def render(text: str, form: Form) -> str:
-    """Markdown in the form of a network."""
+    """Convert Markdown to the form of a network."""
     match form:
         case "markdown":
             return text
@@ -132,8 +132,13 @@ def render(text: str, form: Form) -> str:
             return _blocks(text, _Slack())
 
 
+def literal(text: str) -> str:
+    """Escape a text for Markdown, so that a person's name cannot become a link to somewhere else."""
+    return re.sub(r"[\\`*_~\[\]]", r"\\\g<0>", text)
+
+
 class _Plain:
-    """Text without markup. An address is shown behind the words that link to it."""
+    """Plain text. A link's address follows its words."""
 
     def escape(self, text: str) -> str:
         return text
@@ -167,7 +172,7 @@ class _Plain:
 
 
 class _Telegram(_Plain):
-    """Telegram's HTML, which has few tags and keeps line ends."""
+    """Telegram's HTML, which has few tags and preserves line breaks."""
 
     def escape(self, text: str) -> str:
         return html.escape(text, quote=False)
@@ -201,14 +206,14 @@ class _Telegram(_Plain):
 
 
 class _Html(_Telegram):
-    """HTML for mail, where a line end must be written as a tag."""
+    """HTML for e-mail."""
 
     def heading(self, text: str) -> str:
         return f"<strong>{text}</strong>"
 
 
 class _Slack(_Plain):
-    """Slack's mrkdwn, in which `<`, `>` and `&` are escaped, so that no text can mention a whole channel."""
+    """Slack's mrkdwn. `<`, `>` and `&` are escaped, so that no text can notify a whole channel."""
 
     def escape(self, text: str) -> str:
         return html.escape(text, quote=False)
@@ -250,7 +255,7 @@ _HEADING = re.compile(r"^#{1,6}\s+(?P<text>.*?)\s*#*\s*$")
 
 
 def _inline(text: str, style: _Plain) -> str:
-    """One line, with its emphasis, code and links."""
+    """Convert one line, with its emphasis, code and links."""
     made, end = [], 0
     for found in _INLINE.finditer(text):
         made.append(style.escape(text[end : found.start()]))
@@ -277,7 +282,7 @@ def _marked(found: re.Match[str], style: _Plain) -> str:
 
 
 def _blocks(text: str, style: _Plain) -> str:
-    """A whole text: blocks of code, quotes, headings, lists and lines."""
+    """Convert a whole text: code blocks, quotes, headings, lists and lines."""
     lines, made = text.split("\n"), []
     place = 0
     while place < len(lines):
@@ -298,7 +303,7 @@ def _blocks(text: str, style: _Plain) -> str:
 
 
 def _end_of_code(lines: list[str], start: int, marks: str) -> int:
-    """The line that closes the block of code which begins at `start`; the end of the text if none does."""
+    """Return the line that closes the code block which begins at `start`, or the number of lines."""
     for number in range(start + 1, len(lines)):
         closing = lines[number].strip()
         if closing and set(closing) == {marks[0]} and len(closing) >= len(marks):

@@ -34,7 +34,7 @@ DISCO_INFO, DISCO_ITEMS = "{http://jabber.org/protocol/disco#info}", "{http://ja
 STATES, HINTS = "{http://jabber.org/protocol/chatstates}", "{urn:xmpp:hints}"
 ITS_OWN, PUBLIC = "110", "100"  # statuses of a presence: it is our own; the room tells everyone's address
 PAGE = 50
-LOOKED_AT = 100  # the last messages of a chat, in which a part may be that was sent already
+LOOKED_AT = 100  # the last messages of a chat, among which a sent part is searched
 SEND_SECONDS = 30.0
 UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may ask for with an upload
 FILE_PORTS = (*PORTS, 5281, 5443, 7443)  # those of the web, and of XMPP servers
@@ -125,7 +125,7 @@ class Xmpp:
 
     async def _work(self, stream: XmppStream, inbox: Inbox) -> None:
         self._stream = stream
-        stream.send(element(f"{CLIENT}presence"))  # first, so that nothing is missed between the archive and now
+        stream.send(element(f"{CLIENT}presence"))  # before the archive is read, so that nothing is missed in between
         for room in self._rooms:
             history = element(f"{MUC}history", maxstanzas="0")
             join = within(element(f"{MUC}x"), history)
@@ -150,7 +150,7 @@ class Xmpp:
                 found.append(Entry(result.get("id", ""), message))
         else:
             self._settle(stanza, sender)
-            # Whose nick it is now: until the message is taken, it may be another person's.
+            # Look up the nick now: when the message is processed, it may belong to another person.
             self._incoming.put_nowait((stanza, self._occupants.get(sender, "")))
 
     def _note_occupant(self, stanza: ET.Element, sender: str) -> None:
@@ -183,7 +183,7 @@ class Xmpp:
         ids = [one.get("id", "") for one in stanza.findall(f"{SID}stanza-id") if bare(one.get("by", "")) == own]
         delays = {bare(one.get("from", "")) for one in stanza.findall(f"{DELAY}delay")}
         if not archive and delays & {own, own.partition("@")[2]}:
-            return  # it was kept until the account connected, and is in the archive
+            return  # it was stored until the account connected, so it is in the archive
         await self._accept(archive, ids[0] if ids else "", stanza, person, inbox)
 
     async def _accept(self, archive: str, id: str, stanza: ET.Element, person: str, inbox: Inbox) -> None:
@@ -201,7 +201,7 @@ class Xmpp:
         if not text or not sender or kind not in ("chat", "normal", "groupchat"):
             return None
         files = self._files(stanza)
-        if files and text == files[0][1]:  # clients that read no address of a file show this one
+        if files and text == files[0][1]:  # a fallback for clients that do not support files
             text = ""
         attached = tuple(Attachment(name, partial(self._download, url)) for name, url in files)
         network_id = id or f"{sender}:{stanza.get('id', '')}" if id or stanza.get("id") else None
@@ -221,7 +221,7 @@ class Xmpp:
                 files=attached,
             )
         if bare(sender) in self._rooms or bare(sender) == bare(self._jid) or archive:
-            return None  # words behind a room's back have no address to trust
+            return None  # private messages through a room have no trustworthy address
         return Received(id=network_id, chat=bare(sender), sender=bare(sender), text=text, files=attached)
 
     def _files(self, stanza: ET.Element) -> list[tuple[str, str]]:

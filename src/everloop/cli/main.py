@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
         self.epilog = epilog(self.prog.partition(" ")[2])
         return super().format_help()
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # now, when an error can still be told
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"everloop: {_single_line(message)}; `{self.prog} --help` shows what is allowed\n")
 
@@ -65,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_left()
     except OSError as error:  # a full disk, an unreadable file: for the user to fix
+        if not error.filename and _is_output_broken():
+            return _complain(f"standard output cannot be written: {error.strerror or error}", 2)
         where = f": {error.filename}" if error.filename else ""
         return _complain(f"{error.strerror or error}{where}", 2)
     except Exception as error:
@@ -430,10 +436,16 @@ def _single_line(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
 
 
-def _complain(message: str, status: int) -> int:
+def _is_output_broken() -> bool:
     try:
         sys.stdout.flush()
     except OSError:
+        return True
+    return False
+
+
+def _complain(message: str, status: int) -> int:
+    if _is_output_broken():
         _forget_output()
     print(f"everloop: {_single_line(message)}", file=sys.stderr)
     return status

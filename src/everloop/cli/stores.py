@@ -137,11 +137,19 @@ def _progress(sessions: int) -> None:
 def _reading(store: Path | DSN) -> Iterator[Rows]:
     """Yield a query function whose results all come from one moment of the store."""
     if isinstance(store, DSN):
-        from ..store.postgres.connections import connect
+        from ..store.postgres.connections import connect, explain
 
         with connect(store) as database:
-            database.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield lambda sql: database.execute(sql).fetchall()
+            import psycopg
+
+            try:
+                database.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                database.execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # a long log takes a while
+                if database.execute("SELECT to_regclass('session')").fetchone() == (None,):
+                    raise EverloopError(f"there is no store in {store} yet")
+                yield lambda sql: database.execute(sql).fetchall()
+            except psycopg.Error as error:
+                raise explain(store, error) from error
         return
     import sqlite3
 
@@ -174,7 +182,7 @@ def migrate(options: argparse.Namespace) -> int:
     moved = import_sqlite.move(source, target, lambda table, rows: print(f"{table:<8} {rows:>9}"))
     logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
     print(f"All rows have arrived, and {logs} the same in both, entry by entry.")
-    print(f"EVERLOOP_STORE={target} (with its password) uses it from now on. The file is still there.")
+    print(f"EVERLOOP_STORE={target.without_password} (with its password) uses it from now on. The file is still there.")
     return 0
 
 
@@ -272,12 +280,14 @@ async def _show(config: Config, dsn: DSN, owner: str | None, json: bool) -> int:
 
 async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) -> int:
     """Name the pooler in front of a database, once it is known to lead there."""
+    from ..store.postgres.connections import parts_of
     from ..store.postgres.directory import check_password, put_pool
     from ..store.postgres.store import PostgresStore
 
     if not is_dsn(address) or (pooler is not None and not is_dsn(pooler)):
         raise EverloopError("a database and its pooler are postgresql:// addresses")
     store, pool = DSN(address), None if pooler is None else DSN(pooler)
+    parts_of(store)
     if isinstance(config.store, DSN) and config.store.without_password == store.without_password:
         raise EverloopError(f"{store} is the store of the settings: name its pooler there, as store_pool")
     if pool is not None:
@@ -304,6 +314,7 @@ async def _put(config: Config, dsn: DSN, owner: str, store: DSN) -> int:
         place = config.store if known is None else DSN(known).with_password_of(dsn)
         if isinstance(place, DSN) and place.without_password != store.without_password and await _has_any(place, owner):
             raise EverloopError(f"{owner} has sessions or tokens in {place}: `everloop move` moves them")
+        await _has_any(store.with_password_of(dsn), owner)  # the database can be reached, and gets its tables
         await asyncio.to_thread(entry.put, store)
     print(f"{owner} is in {store}.")
     return 0

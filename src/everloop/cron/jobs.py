@@ -35,6 +35,7 @@ class _StoredJob(msgspec.Struct, omit_defaults=True):
     key: str = ""  # idempotency key of the call that added it
     deliver: Deliver = "answer"
     paused: float | None = None  # its next due time before it was paused; None unless it is paused
+    by: str = ""  # the person of the chat who asked for it
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +56,7 @@ class Job:
     key: str = ""
     deliver: Deliver = "answer"
     paused: bool = False
+    by: str = ""
 
     @property
     def session_key(self) -> str:
@@ -158,6 +160,7 @@ def job_of(timer: Timer) -> Job:
         kept.key,
         kept.deliver,
         kept.paused is not None,
+        kept.by,
     )
 
 
@@ -174,6 +177,7 @@ def timer_of(job: Job) -> Timer:
         key=job.key,
         deliver=job.deliver,
         paused=job.next_due if job.paused else None,
+        by=job.by,
     )
     match job.schedule:
         case At(at):

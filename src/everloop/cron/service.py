@@ -78,13 +78,14 @@ class CronService:
         may_schedule: bool = False,
         owner: str | None = None,
         key: str = "",
+        by: str = "",
         shortest: int = 1,
         deliver: Deliver = "answer",
     ) -> Job:
         """Add a job; raise an `EverloopError` that explains what is wrong with it.
 
         With `deliver="text"` it is a reminder: its message is sent verbatim, without a model call. `key` is an
-        idempotency key: repeating the call adds no second job.
+        idempotency key: repeating the call adds no second job. `by` is the person of the chat who asked for it.
         """
         owner = owner or self.owner
         message = clean(message).strip()
@@ -106,7 +107,7 @@ class CronService:
             now = self.clock()
             schedule, due = await in_thread(_read, now, at=at, every=every, cron=cron, tz=tz, shortest=shortest)
             where = (clean(channel), clean(chat_id), due, due, session and clean(session))
-            job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key, deliver)
+            job = Job(owner, id, schedule, message, *where, clean(name), may_schedule, key, deliver, by=clean(by))
             await self.store.set_timer(timer_of(job))
         self.changed()
         if self._fired is None:  # another process fires it

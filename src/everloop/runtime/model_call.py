@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
@@ -48,6 +47,7 @@ log = logging.getLogger(__name__)
 # A marker may start with one of these, or with a word at the start of a line: "functools[", "function call", "Action:".
 _SUSPICIOUS = re.compile(r"[<{\[`◁]|>(?=>|\Z)|\](?=<|\Z)|^[ \t]*(?:f(?:\Z|u(?:\Z|n(?:\Z|c)))|A(?:\Z|c(?:\Z|t)))", re.M)
 _TEXT_CALLS = "everloop.providers.text_calls"
+_is_loaded = False  # whether that has been imported
 
 LARGE = 50_000  # characters of an answer, or of its held-back part, above which it is parsed in a thread
 LONG = 1_000_000  # characters of a conversation above which it is searched for quotations in a thread
@@ -345,6 +345,11 @@ def _squeezed(text: str) -> str:
 
 
 async def _load() -> None:
-    """Import the parser of text calls in a thread."""
-    if _TEXT_CALLS not in sys.modules:
+    """Import the parser of text calls in a thread.
+
+    While another turn's thread imports it, it is in `sys.modules` already, but importing it would block.
+    """
+    global _is_loaded
+    if not _is_loaded:
         await in_thread(importlib.import_module, _TEXT_CALLS)
+        _is_loaded = True

@@ -350,6 +350,7 @@ class TurnRunner:
                 attended=message.attended,
                 rounds_left=spec.limits.rounds - turn.progress.rounds,
                 ends_at=spec.ends_at,
+                sender=message.sender_id,
                 scheduled=message.cron.job if message.cron is not None else "",
                 may_schedule=message.cron is not None and message.cron.may_schedule,
                 protected=own.protected,

@@ -26,9 +26,11 @@ from ..log import (
     UserSaid,
     decode_entry,
 )
+from ..text import counted
 
 # The tables and columns are the same in both stores.
-SESSIONS = "SELECT id, owner, key FROM session ORDER BY id"
+# Without those that `everloop move` has copied here while another database still works on them.
+SESSIONS = "SELECT id, owner, key FROM session WHERE substr(owner, 1, 9) <> 'arriving:' ORDER BY id"
 LOG = "SELECT seq, turn, data FROM entry WHERE session = {session} ORDER BY seq"
 MESSAGES = """SELECT id, state, turn, first_seq, ended_at, opened FROM inbox
     WHERE session = {session} AND damaged IS NULL ORDER BY id"""
@@ -57,7 +59,8 @@ def check_history(rows: Rows, progress: Callable[[int], None] = lambda sessions:
         progress(found.sessions)
     for table in ("inbox", "outbox"):
         if damaged := next(iter(rows(DAMAGED.format(table=table))))[0]:
-            found.violations.append(f"{damaged} rows of the {table} are damaged and set aside: `everloop doctor`")
+            rows_are = f"{counted(damaged, 'row')} of the {table} {'is' if damaged == 1 else 'are'}"
+            found.violations.append(f"{rows_are} damaged and set aside: `everloop doctor`")
     return found
 
 

@@ -43,6 +43,7 @@ class CallContext:
     attended: bool = True  # a person can be asked
     rounds_left: int | None = None  # model rounds left in the turn, if known
     ends_at: float | None = None  # deadline of the turn, if it has one
+    sender: str = ""  # who wrote the message that the turn works on
     scheduled: str = ""  # id of the job that started the turn, if any
     may_schedule: bool = False  # turns of that job may schedule further jobs
     guard: Callable[[str, bool], None] | None = None  # called with (real path, writing) for each opened file

@@ -120,6 +120,7 @@ class CronTool(Tool):
             session=call.session,
             owner=call.owner,
             key=call.idempotency_key,
+            by=call.sender,
             shortest=SHORTEST_EVERY,
             deliver=deliver,
         )

@@ -63,7 +63,12 @@ def asked(text: str, *messages: dict[str, Any]) -> dict[str, Any]:
 
 def is_talk(request: dict[str, Any]) -> bool:
     """Whether the plain model answers: no tools, no grammar, no examples."""
-    return "_talk" in request and "grammar" not in request and '"tool"' not in json.dumps(request["messages"])
+    return (
+        "_step" in request
+        and request["_step"].is_talk
+        and "grammar" not in request
+        and '"tool"' not in json.dumps(request["messages"])
+    )
 
 
 def made(name: str, result: str, **arguments: Any) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ No model runs here."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import pytest
 from everloop.engine import REFUSED
 from everloop.messages import assistant_message, tool_message, user_message
 from everloop.providers.base import LLMResponse
-from everloop.providers.local.small.answers import invented, leak
+from everloop.providers.local.small.answers import leaked_text, uses_unknown_file
 from everloop.providers.local.small.conversation import Turn
-from everloop.providers.local.small.examples import all_examples
-from everloop.providers.local.small.words import paths_in
+from everloop.providers.local.small.examples import EXAMPLES
+from everloop.providers.local.small.language import paths_in
 from everloop.tools.narrow import NARROW, command_of, narrowed
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
@@ -47,6 +48,10 @@ def then(history: list[dict[str, Any]], request: str, *calls: dict[str, Any]) ->
 def sure_call(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     (call,) = request["certain"].tool_calls
     return call.name, call.arguments
+
+
+def retried(request: dict[str, Any]) -> dict[str, Any]:
+    return {**request, "_step": replace(request["_step"], retried=True)}
 
 
 def narrow_tools(request: dict[str, Any]) -> set[str]:
@@ -224,7 +229,7 @@ def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history
     assert is_talk(request)
     assert request["messages"][0]["role"] == "system"
     assert request["messages"][-1]["content"] == request_
-    assert leak([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
+    assert leaked_text([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -285,7 +290,7 @@ def test_the_confirmation_of_a_reminder_states_the_time_that_was_set() -> None:
 
 
 def test_every_example_of_a_reminder_is_delivered_as_its_text() -> None:
-    steps = [step for one in all_examples() for step in one.steps if step.arguments.get("action") == "add"]
+    steps = [step for one in EXAMPLES for step in one.steps if step.arguments.get("action") == "add"]
     assert len(steps) > 10
     assert all(step.arguments["deliver"] == "text" for step in steps)
 
@@ -298,20 +303,20 @@ def test_a_call_that_failed_is_left_to_the_model() -> None:
 
 
 def calls_of_examples() -> list[dict[str, Any]]:
-    return [{"tool": step.tool, **step.arguments} for one in all_examples() for step in one.steps]
+    return [{"tool": step.tool, **step.arguments} for one in EXAMPLES for step in one.steps]
 
 
 def test_no_name_or_value_of_an_example_reaches_a_call() -> None:
     request = asked("please do something with my files")
     leaked = 0
     for call in calls_of_examples():
-        step = SHAPING.read(answered(json.dumps(call, ensure_ascii=False)), {**request, "_again": True})
+        step = SHAPING.read(answered(json.dumps(call, ensure_ascii=False)), retried(request))
         text = json.dumps({key: value for key, value in call.items() if key != "tool"}, ensure_ascii=False)
-        if leak([text], request["_known"]):
+        if leaked_text([text], request["_step"].known):
             leaked += 1
             assert isinstance(step, dict), call
             shown = json.dumps(step["messages"], ensure_ascii=False)
-            assert leak([shown], request["_known"]) == "", "asked again without examples"
+            assert leaked_text([shown], request["_step"].known) == "", "asked again without examples"
         else:
             assert isinstance(step, LLMResponse)
     assert leaked > 150
@@ -320,16 +325,16 @@ def test_no_name_or_value_of_an_example_reaches_a_call() -> None:
 def test_what_was_asked_for_may_be_written_as_lines_of_a_list() -> None:
     request = asked("make a list in shopping.md with milk and eggs")
     call = {"tool": "write_file", "path": "shopping.md", "content": "- milk\n- eggs\n"}
-    written = SHAPING.read(answered(json.dumps(call)), {**request, "_again": True})
+    written = SHAPING.read(answered(json.dumps(call)), retried(request))
     assert isinstance(written, LLMResponse)
     assert written.tool_calls[0].arguments == {"path": "shopping.md", "content": "- milk\n- eggs\n"}
 
 
 def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
     request = asked("please do something with my files")
-    for example in all_examples():
-        if example.steps and leak([example.answer], request["_known"]):
-            assert isinstance(SHAPING.read(answered(example.answer), {**request, "_again": True}), dict), example
+    for example in EXAMPLES:
+        if example.steps and leaked_text([example.answer], request["_step"].known):
+            assert isinstance(SHAPING.read(answered(example.answer), retried(request)), dict), example
 
 
 @pytest.mark.parametrize(
@@ -344,7 +349,7 @@ def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
 )
 def test_outputs_that_once_leaked_are_asked_for_again_without_examples(output: str) -> None:
     request = then(LIST, "find the pike in my files")
-    step = SHAPING.read(answered(output), {**request, "_again": True})
+    step = SHAPING.read(answered(output), retried(request))
     assert isinstance(step, dict)
     assert "The examples end here" in json.dumps(step["messages"])
     assert len(step["messages"]) < 12
@@ -365,9 +370,10 @@ def test_what_the_person_has_said_is_no_leak() -> None:
     ],
 )
 def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: str) -> None:
-    request = {**then(LIST, "run the tests of my project"), "_turn": Turn(said)}
+    request = then(LIST, "run the tests of my project")
+    request["_step"] = replace(request["_step"], turn=Turn(said))
     output = answered(json.dumps({"tool": "exec", "command": command}))
-    again = SHAPING.read(output, {**request, "_again": True})
+    again = SHAPING.read(output, retried(request))
     assert isinstance(again, dict)
     last = SHAPING.read(output, again)
     assert isinstance(last, LLMResponse)
@@ -381,7 +387,7 @@ def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: st
 )
 def test_talk_that_claims_a_call_becomes_work(answer: str) -> None:
     request = then(LIST, "thanks a lot, you are great")
-    assert request["_talk"]
+    assert request["_step"].tools
     step = SHAPING.read(answered(answer), request)
     assert not isinstance(step, LLMResponse) or step.tool_calls, "the claim was believed"
 
@@ -408,7 +414,7 @@ def test_a_time_zone_is_no_file() -> None:
 
 @pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])
 def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) -> None:
-    assert not invented("exec", {"command": "rm *.log"}, {"_turn": Turn(said), "_known": ["old.log", said]})
+    assert not uses_unknown_file("exec", {"command": "rm *.log"}, said, ["old.log", said])
 
 
 # ---------------------------------------------------------------------------------------------- narrow tools

@@ -151,7 +151,7 @@ def test_of_a_long_request_its_beginning_and_its_end_are_judged_and_all_of_it_is
     pasted = "a page of somebody else's, which is not what was asked for. " * 2_000
     request = f"what is in pond.ini? {pasted} write it to lake.txt"
     shaped = asked(request)
-    assert len(shaped["_turn"].request) < 5_000
+    assert len(shaped["_step"].turn.request) < 5_000
     assert "read_file" in offered(shaped)
     assert pasted in shaped["messages"][-1]["content"]
 

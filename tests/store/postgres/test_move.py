@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
 from everloop.config.sources import DSN
-from everloop.errors import StoreError
+from everloop.errors import OwnerMoved, StoreError
 from everloop.log import ModelAnswered, TurnEnded
+from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
-from tests.support.commands import everloop
+from tests.support.commands import environment, everloop, start
 
 from .server import Server
 from .test_migrate import fill, opened
@@ -61,8 +63,12 @@ def worker() -> Iterator[str]:
     retire(name)
 
 
+def name_of(dsn: str) -> str:
+    return dsn.partition("@/")[2].partition("?")[0]
+
+
 def rows(postgres: Server, dsn: str, owner: str) -> dict[str, Any]:
-    name = dsn.partition("@/")[2].partition("?")[0]
+    name = name_of(dsn)
     whose = {"entry": "(SELECT owner FROM session s WHERE s.id = session)"}
     found = {}
     for table, columns in TABLES.items():
@@ -78,8 +84,13 @@ async def filled(postgres: Server, dsn: str, worker: str) -> None:
     async with opened(PostgresStore(dsn)) as store:
         await fill(store, worker)
         await store.release_all(worker)
-    name = dsn.partition("@/")[2].partition("?")[0]
-    await asyncio.to_thread(postgres.sql, "UPDATE outbox SET worker = NULL", database=name)
+    await unsent(postgres, dsn)
+
+
+async def unsent(postgres: Server, dsn: str) -> None:
+    """As when no worker has taken an answer to send it."""
+    untaken = "UPDATE outbox SET tries = tries - 1, worker = NULL WHERE worker IS NOT NULL"
+    await asyncio.to_thread(postgres.sql, untaken, database=name_of(dsn))
 
 
 async def test_everything_of_one_owner_arrives_and_all_others_stay(postgres, database, other, worker, tmp_path):
@@ -111,31 +122,156 @@ async def test_everything_of_one_owner_arrives_and_all_others_stay(postgres, dat
         assert await store.search("anna", "peas") != []
 
 
-async def test_a_move_interrupted_between_the_commits_is_completed_by_the_next(postgres, database, other, worker):
+# Fails or delays each of the three commits of a move: by a trigger that runs at the end of the transaction.
+COMMITS = {1: ("new", "INSERT"), 2: ("old", "DELETE"), 3: ("new", "UPDATE OF owner")}
+AT_COMMIT = """
+CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {does}; RETURN NULL; END$$;
+CREATE CONSTRAINT TRIGGER at_commit AFTER {event} ON session DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION at_commit();
+"""
+LEFT = "SELECT count(*) FROM pg_class WHERE relname LIKE 'arriving%' AND relkind = 'r'"
+
+
+async def cut_off(postgres: Server, old: str, new: str, commit: int, *, how: str) -> None:
+    """Run a move whose commit fails, or which is killed while it waits for that commit."""
+    where, event = COMMITS[commit]
+    name = name_of(old if where == "old" else new)
+    does = "RAISE 'cut off'" if how == "refused" else "PERFORM pg_sleep(0.2)"
+    await asyncio.to_thread(postgres.sql, AT_COMMIT.format(does=does, event=event), database=name)
+    if how == "refused":
+        with pytest.raises(StoreError, match="cut off"):
+            await asyncio.to_thread(move_owner, "anna", DSN(old), DSN(new))
+    else:
+        command = await start("move", "anna", old, new, env=environment())
+        commits = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND state = 'active' AND query = 'COMMIT'"
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(postgres.sql, commits, name):
+                await asyncio.sleep(0.01)
+            command.kill()
+            await command.wait()
+            while await asyncio.to_thread(postgres.sql, commits, name):
+                await asyncio.sleep(0.01)
+    await asyncio.to_thread(postgres.sql, "DROP FUNCTION at_commit CASCADE", database=name)
+
+
+async def is_live(dsn: str, worker: str) -> bool:
+    """Whether a database has any work, job, answer or token of anna."""
+    async with opened(PostgresStore(dsn)) as store:
+        found = [owner for owner, _ in await store.ready(worker)]
+        found += [one.owner for one in (*await store.timers(), *await store.tokens())]
+        found += [info.owner for info in await store.sessions("anna")]
+        found += ["anna" for row in await store.take_outgoing(worker) if "anna" in str(row.message.content)]
+        await store.release_all(worker)
+    return "anna" in found
+
+
+@pytest.mark.parametrize("how", ["refused", "killed"])
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_database_and_is_completed_by_the_next(
+    postgres, database, other, worker, commit, how
+):
     await filled(postgres, database, worker)
     mine = rows(postgres, database, "anna")
-    name = database.partition("@/")[2].partition("?")[0]
-    postgres.sql(
-        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'cut off'; END$$", database=name
-    )
-    postgres.sql("CREATE TRIGGER no BEFORE DELETE ON session EXECUTE FUNCTION no()", database=name)
-    with pytest.raises(StoreError, match="cut off"):
-        await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
-    assert rows(postgres, database, "anna") == rows(postgres, other, "anna") == mine
-    postgres.sql("DROP TRIGGER no ON session", database=name)
-    async with opened(PostgresStore(other)) as store:  # and the new one has continued
-        await store.note("anna", "test:1", [])
-        claim = await store.begin("anna", "test:3", worker)
-        assert claim is not None
-        await store.finish(claim, [TurnEnded("answer", "done")])
-    await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
+    await cut_off(postgres, database, other, commit, how=how)
+    done = commit if how == "killed" else commit - 1  # a commit that the server has taken happens without its client
+    assert await is_live(database, worker) == (done < 2)
+    assert await is_live(other, worker) == (done == 3)
+    await unsent(postgres, database)
+    await unsent(postgres, other)
+    if done < 2:  # the old database goes on
+        async with opened(PostgresStore(database)) as store:
+            claim = await store.begin("anna", "test:3", worker)
+            assert claim is not None
+            await store.finish(claim, [TurnEnded("answer", "done")])
+            await store.accept(InboundMessage("test", "user", "1", "since then", owner="anna").addressed())
+        mine = rows(postgres, database, "anna")
+    # The new one takes nothing of the owner before the move is complete, and the old one nothing after it has left.
+    for dsn in {0: (), 1: (other,), 2: (database, other), 3: (database,)}[done]:
+        async with opened(PostgresStore(dsn)) as store:
+            with pytest.raises(OwnerMoved):
+                await store.accept(InboundMessage("test", "user", "1", "lost?", owner="anna").addressed())
+    again = await everloop("move", "anna", database, other)
+    if done == 3:
+        assert (again.status, again.err.count("\n")) == (2, 1)
+        assert "anna has already moved to" in again.err
+    else:
+        assert (again.status, again.err) == (0, "")
+    assert rows(postgres, other, "anna") == mine
     assert not any(rows(postgres, database, "anna").values())
-    assert len(rows(postgres, other, "anna")["entry"]) == len(mine["entry"]) + 1
+    for dsn in (database, other):
+        assert await asyncio.to_thread(postgres.sql, LEFT, database=name_of(dsn)) == [(0,)]
+        assert check_history(partial(postgres.sql, database=name_of(dsn))).violations == []
+    async with opened(PostgresStore(other)) as store:
+        await store.accept(InboundMessage("test", "user", "1", "new", owner="anna").addressed())
+
+
+async def test_what_an_interrupted_move_has_left_hinders_no_later_one(postgres, database, other, worker):
+    """anna was on the way to a second database, and then moved to a third one."""
+    await filled(postgres, database, worker)
+    mine = rows(postgres, database, "anna")
+    await cut_off(postgres, database, other, 2, how="refused")
+    with postgres.database() as third:
+        await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(third))
+        with pytest.raises(StoreError, match=r"complete that move first, with `everloop move anna postgresql://"):
+            await asyncio.to_thread(move_owner, "anna", DSN(third), DSN(other))
+        with pytest.raises(StoreError, match="has already moved to"):
+            await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
+        assert postgres.sql(LEFT, database=name_of(other)) == [(0,)]
+        await asyncio.to_thread(move_owner, "anna", DSN(third), DSN(other))
+    assert rows(postgres, other, "anna") == mine
+
+
+async def test_what_is_in_the_way_is_named_and_nothing_is_moved(postgres, database, other, worker):
+    await filled(postgres, database, worker)
+    mine = rows(postgres, database, "anna")
+    for table, insert, line in (
+        ("session", "(owner, key, created_at, updated_at) VALUES ('anna', 'test:1', 1, 1)", "another session test:1"),
+        ("timer", "(owner, id, due_at, data) VALUES ('anna', 't', 1, '{}')", "another job t"),
+        (
+            "token",
+            "(id, hash, name, owner, created_at) VALUES ('x', 'x', 'laptop', 'ben', 1)",
+            'another token named "laptop"',
+        ),
+    ):
+        postgres.sql(f"INSERT INTO {table} {insert}", database=name_of(other))
+        with pytest.raises(StoreError, match=line):
+            await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
+        postgres.sql(f"DELETE FROM {table}", database=name_of(other))
+    assert rows(postgres, database, "anna") == mine
+    await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
+    assert rows(postgres, other, "anna") == mine
+
+
+async def test_the_database_that_fails_is_the_one_that_is_named(postgres, database, other, worker):
+    await filled(postgres, database, worker)
+    full = "RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'x' USING ERRCODE = '53100'; END$$"
+    for dsn, event in ((other, "INSERT"), (database, "DELETE")):
+        postgres.sql(f"CREATE FUNCTION is_full() {full}", database=name_of(dsn))
+        trigger = f"CREATE TRIGGER is_full BEFORE {event} ON entry FOR EACH ROW EXECUTE FUNCTION is_full()"
+        postgres.sql(trigger, database=name_of(dsn))
+        done = await everloop("move", "anna", database, other)
+        assert (done.status, done.err.count("\n")) == (2, 1)
+        assert f"the disk of the store {DSN(dsn)} is full: free some space" in done.err
+        postgres.sql("DROP FUNCTION is_full CASCADE", database=name_of(dsn))
+
+
+async def test_two_moves_of_one_owner_at_once_are_one(postgres, database, other, worker):
+    await filled(postgres, database, worker)
+    errors: list[str] = []
+
+    def again() -> None:
+        try:
+            move_owner("anna", DSN(database), DSN(other))
+        except StoreError as error:
+            errors.append(str(error))
+
+    await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other), again)
+    assert errors == ["another command is currently moving anna: wait until it ends"]
 
 
 async def test_work_continues_while_the_log_is_copied_and_arrives_too(postgres, database, other, worker):
     await filled(postgres, database, worker)
-    there = other.partition("@/")[2].partition("?")[0]
+    there = name_of(other)
     copying = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"
     async with opened(PostgresStore(database)) as store:
         claim = await store.begin("anna", "test:3", worker)
@@ -158,7 +294,7 @@ async def test_work_continues_while_the_log_is_copied_and_arrives_too(postgres, 
 
 async def test_a_copy_that_fails_or_arrives_changed_moves_nothing(postgres, database, other, worker):
     await filled(postgres, database, worker)
-    mine, there = rows(postgres, database, "anna"), other.partition("@/")[2].partition("?")[0]
+    mine, there = rows(postgres, database, "anna"), name_of(other)
 
     def fail() -> None:
         raise StoreError("the disk is full")
@@ -195,7 +331,7 @@ async def test_what_cannot_be_moved_is_one_line(database, other, worker):
 
 @pytest.mark.chaos
 async def test_ten_thousand_turns_are_moved_within_five_seconds(postgres, database, other, capsys):
-    await asyncio.to_thread(postgres.sql, MANY, database=database.partition("@/")[2].partition("?")[0])
+    await asyncio.to_thread(postgres.sql, MANY, database=name_of(database))
     moved = await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other))
     with capsys.disabled():
         print(f"10,000 turns ({moved.rows['entry']:,} entries): the owner's work waited for {moved.pause:.1f} s")

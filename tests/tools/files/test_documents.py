@@ -110,6 +110,18 @@ async def test_a_broken_document_is_explained(desk, folder, name):
     assert "Traceback" not in message
 
 
+async def test_the_reason_why_a_document_cannot_be_read_holds_none_of_its_text_before(desk, folder):
+    with (
+        zipfile.ZipFile(io.BytesIO(sheet([["beans"], ["peas"]]))) as source,
+        zipfile.ZipFile(folder / "a.xlsx", "w") as copy,
+    ):
+        for name in source.namelist():
+            copy.writestr(name, source.read(name).replace(b'<row r="2"', b'<row r="second"'))
+    message = await desk.fails("read_file", path="a.xlsx")
+    assert message.startswith("a.xlsx cannot be read as XLSX: ValueError: ")
+    assert "beans" not in message
+
+
 async def test_a_locked_pdf_is_explained(desk, folder):
     (folder / "a.pdf").write_bytes(pdf("secret", password="x"))
     assert "a.pdf cannot be read as PDF" in await desk.fails("read_file", path="a.pdf")

@@ -112,21 +112,10 @@ def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Con
     With a `number`, only that server of the address is tried. A `pooled` connection goes through a pooler, which may
     run each transaction in a different server process, so no statements are prepared on it.
     """
-    try:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError as error:
-        raise StoreError(MISSING) from error
+    given = parts_of(dsn)
+    import psycopg
+
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # broken connections are reported by this module
-    try:
-        given = conninfo_to_dict(dsn.secret) if dsn.well_formed else None
-    except psycopg.Error:  # its text may quote the address, and so the password
-        given = None
-    if given is None:
-        raise StoreError(
-            f"{dsn} is not the address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
-            "special characters as in web addresses (@ is %40)"
-        )
     defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
     if dsn.has_several_hosts:
         defaults |= FAILOVER
@@ -149,6 +138,22 @@ def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Con
         connection.close()
         raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None
     return connection
+
+
+def parts_of(dsn: DSN) -> dict[str, Any]:
+    """Return the parts of an address by libpq's names, or raise a one-line StoreError."""
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise StoreError(MISSING) from error
+    with contextlib.suppress(psycopg.Error):  # its text may quote the address, and so the password
+        if dsn.well_formed:
+            return conninfo_to_dict(dsn.secret)
+    raise StoreError(
+        f"{dsn} is not the address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
+        "special characters as in web addresses (@ is %40)"
+    )
 
 
 def _only(given: Mapping[str, Any], number: int) -> dict[str, str]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from .connections import Connections, connect, explain
+from .connections import Connections, connect, explain, parts_of
 from .heartbeat import RETRY_SECONDS, Stop, wait_for
 from .schema import Migration, migrate
 from .transactions import NOW
@@ -50,7 +50,7 @@ PUT_POOL = """INSERT INTO database_pool (store, pool) VALUES (%s, %s)
     ON CONFLICT (store) DO UPDATE SET pool = excluded.pool"""
 DELETE_POOL = "DELETE FROM database_pool WHERE store = %s"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', %s)"
-# An interrupted move may have left the owner in both databases: only completing it lifts its hold.
+# After an interrupted move, the directory does not know which database has the owner: completing it lifts the hold.
 HOLD = f"""INSERT INTO owner_place AS p (owner, store, held_until, changed_at) VALUES (%s, %s, {NOW} + %s, {NOW})
     ON CONFLICT (owner) DO UPDATE SET held_until = greatest(excluded.held_until, p.held_until),
         changed_at = excluded.changed_at"""
@@ -233,9 +233,12 @@ class Entry:
         self._change(HOLD, self._owner, source.without_password, seconds)
 
     def keep_held(self) -> None:
-        """Hold them until the move is complete, possibly by another run, because the owner may now be in both
-        databases."""
-        if self._db.execute(KEEP_HELD, (self._owner,)).fetchone() is None:
+        """Hold them until the move is complete, possibly by another run: the owner is about to leave the database."""
+        try:
+            held = self._db.execute(KEEP_HELD, (self._owner,)).fetchone()
+        except Exception as error:
+            raise explain(self._dsn, error) from error
+        if held is None:
             raise StoreError("the move took so long that requests are no longer held back: try again")
 
     def unhold(self) -> None:
@@ -246,9 +249,12 @@ class Entry:
         self._change(PUT, self._owner, target.without_password)
 
     def _change(self, query: str, *values: object) -> None:
-        with self._db.transaction():
-            self._db.execute(query, values)
-            self._db.execute(NOTIFY, (self._owner,))
+        try:
+            with self._db.transaction():
+                self._db.execute(query, values)
+                self._db.execute(NOTIFY, (self._owner,))
+        except Exception as error:
+            raise explain(self._dsn, error) from error
 
 
 @contextlib.contextmanager
@@ -284,10 +290,8 @@ def put_pool(store: DSN, pool: DSN | None, dsn: DSN) -> None:
 
 def check_password(target: DSN, directory: DSN) -> None:
     """Refuse an address whose user or password servers cannot know: the directory stores no passwords."""
-    from psycopg.conninfo import conninfo_to_dict
-
-    known = conninfo_to_dict(DSN(target.without_password).with_password_of(directory).secret)
-    if any(known.get(name) != value for name, value in conninfo_to_dict(target.secret).items()):
+    given, known = parts_of(target), parts_of(DSN(target.without_password).with_password_of(directory))
+    if any(known.get(name) != value for name, value in given.items()):
         raise StoreError(
             f"servers connect to {target} with the user and the password of the directory, but these differ: use "
             "the same ones in both"

@@ -73,12 +73,12 @@ class Notifier:
             raise
 
     def seal(self) -> None:
-        """Make later notices be sent after a broadcast that happens now, instead of with one that is already queued."""
+        """Send later notices after a broadcast that happens now, instead of with one that is already queued."""
         with self._lock:
             self._pending.clear()
 
     def _notify(self, db: Connection, what: str, notice: _Pending) -> None:
-        with self._lock:  # a later caller has written something that this notice may be too early for
+        with self._lock:  # this notice may be too early for what a later caller has written
             if self._pending.get(what) is notice:
                 del self._pending[what]
         if notice.all:

@@ -48,14 +48,16 @@ def backup(store: Path, target: Path, progress: Progress = lambda done, total: N
             source.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the snapshot starts here
             source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda _, left, total: progress(total - left, total))
             copy.execute("PRAGMA journal_mode = DELETE")  # a single file, whatever mode the store uses
-            found = _checked(copy, draft)
+            found = _checked(copy, store)
         _flush(draft)
         draft.replace(target)
         _flush(target.parent)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.OperationalError) as error:
         raise StoreError(f"cannot write the backup {target}: {_reason(error)}") from error
+    except sqlite3.Error as error:
+        raise _damaged(store, error) from error
     finally:
-        draft.unlink(missing_ok=True)
+        _remove(draft)
     return found
 
 
@@ -78,10 +80,12 @@ def restore(source: Path, store: Path, progress: Progress = lambda done, total: 
         aside = _set_aside(store)
         draft.replace(store)
         _flush(store.parent)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.OperationalError) as error:
         raise StoreError(f"cannot restore {source}: {_reason(error)}") from error
+    except sqlite3.Error as error:
+        raise _damaged(source, error) from error
     finally:
-        draft.unlink(missing_ok=True)
+        _remove(draft)
     return replace(found, set_aside=aside)
 
 
@@ -133,7 +137,7 @@ def _opened(path: Path, read_only: bool = False) -> Iterator[sqlite3.Connection]
 @contextlib.contextmanager
 def _private(draft: Path) -> Iterator[None]:
     """Create a new file that only its owner can read."""
-    draft.unlink(missing_ok=True)
+    _remove(draft)  # which a killed process may have left
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     yield
 
@@ -147,8 +151,12 @@ def _checked(db: sqlite3.Connection, path: Path) -> Contents:
     if version > len(MIGRATIONS):
         raise StoreError(f"{path} was written by a newer version of Everloop: update Everloop to use it")
     if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-        raise StoreError(f"{path} is damaged ({found}): take an older backup")
+        raise _damaged(path, found)
     return _contents(db, db.execute("SELECT count(*) FROM outbox WHERE sent_at IS NULL").fetchone()[0])
+
+
+def _damaged(path: Path, why: object) -> StoreError:
+    return StoreError(f"{path} is damaged ({why}): restore an older backup")
 
 
 def _contents(db: sqlite3.Connection, unsent: int, cut_off: int = 0) -> Contents:
@@ -172,10 +180,19 @@ def _set_aside(store: Path) -> Path | None:
     finally:
         db.close()
     aside = store.with_name(f"{store.stem}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}{store.suffix}")
-    for suffix in BESIDE:
+    for suffix in BESIDE[1:]:
         with contextlib.suppress(FileNotFoundError):
             store.with_name(store.name + suffix).rename(aside.with_name(aside.name + suffix))
+    try:
+        os.link(store, aside)  # so that there is a store at every moment
+    except OSError:  # a file system without links
+        store.rename(aside)
     return aside
+
+
+def _remove(draft: Path) -> None:
+    for suffix in BESIDE:
+        draft.with_name(draft.name + suffix).unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -43,14 +43,16 @@ def main(kind: str, seconds: int, memory: int, most: int, edge: int = 0) -> int:
 
 
 def _say(lines: Iterator[str], most: int) -> int:
-    room = most
+    """Write the whole text, or nothing if it cannot be read to its end: the output is then the reason."""
+    room, text = most, bytearray()
     for line in lines:
         data = line.encode("utf-8", "replace")
         room -= len(data) + 1
         if room < 0:
-            sys.stdout.buffer.write(b"[the rest of the document is omitted: it is too long]\n")
+            text += b"[the rest of the document is omitted: it is too long]\n"
             break
-        sys.stdout.buffer.write(data + b"\n")
+        text += data + b"\n"
+    sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
     return 0
 

@@ -132,7 +132,11 @@ def _shown(
             return replace_fields(read_image(child, opened.descriptor, path), contents=(digest,))
         if document := document_kind(head, path):
             digest = digest_of(opened.descriptor, MAX_FILE_BYTES)
-            text = documents.read(child, opened.descriptor, info, document, path)
+            try:
+                text = documents.read(child, opened.descriptor, info, document, path)
+            except ToolError as error:
+                error.contents = (digest,)  # the reason may quote the document
+                raise
             return Output(_pages(io.BytesIO(text), path, offset, limit), contents=(digest,))
         if is_binary(head):
             raise ToolError(f"{path} is a binary file: only text, PDF, DOCX, XLSX and images can be read.")

@@ -31,22 +31,21 @@ _NAMES: dict[str, str] = {
             _BUILD,
             "justfile .justfile taskfile.yml taskfile.yaml rakefile gruntfile.js gulpfile.js sconstruct wscript "
             "meson.build cmakelists.txt cmakepresets.json dodo.py fabfile.py magefile.go binding.gyp composer.json "
-            "mix.exs build.zig build.boot project.clj gemfile gemfile.lock",
+            "mix.exs build.zig build.boot project.clj gemfile gemfile.lock directory.build.props "
+            "directory.build.targets module.bazel build.bazel .bazelrc tiltfile snakefile guardfile podfile dangerfile "
+            "brewfile xmake.lua package.swift rebar.config setup.hs build.sc build.mill",
         ),
         ("direnv runs it", ".envrc"),
         (
             _NODE,
             "package.json package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml bun.lock bun.lockb .npmrc "
-            ".yarnrc .yarnrc.yml .pnpmfile.cjs pnpm-workspace.yaml deno.json bunfig.toml .eslintrc.js .eslintrc.cjs "
-            "eslint.config.js eslint.config.mjs jest.config.js jest.config.ts vite.config.js vite.config.ts "
-            "vitest.config.ts webpack.config.js rollup.config.js next.config.js babel.config.js .babelrc.js "
-            "prettier.config.js .prettierrc.js .mocharc.js",
+            ".yarnrc .yarnrc.yml .pnpmfile.cjs pnpm-workspace.yaml deno.json deno.jsonc bunfig.toml karma.conf.js",
         ),
         (
             _PYTHON,
             "setup.py pyproject.toml setup.cfg tox.ini noxfile.py conftest.py pytest.ini sitecustomize.py "
-            "usercustomize.py poetry.lock uv.lock pdm.lock pipfile pipfile.lock pip.conf .pdbrc .pylintrc hatch.toml "
-            "hatch_build.py",
+            "usercustomize.py poetry.lock uv.lock pdm.lock pipfile pipfile.lock pip.conf .pdbrc .pylintrc pylintrc "
+            "hatch.toml hatch_build.py mypy.ini .mypy.ini .flake8 .coveragerc .pytest.ini pytest.toml tox.toml",
         ),
         (_CARGO, "cargo.toml cargo.lock build.rs rust-toolchain rust-toolchain.toml"),
         (
@@ -62,12 +61,12 @@ _NAMES: dict[str, str] = {
         (
             _CI,
             ".gitlab-ci.yml jenkinsfile .travis.yml appveyor.yml azure-pipelines.yml bitbucket-pipelines.yml "
-            ".drone.yml .woodpecker.yml",
+            ".drone.yml .woodpecker.yml .woodpecker.yaml .cirrus.yml cloudbuild.yaml buildspec.yml netlify.toml",
         ),
         (
             _GIT,
-            ".pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml .lefthook.yml .huskyrc .lintstagedrc "
-            ".lintstagedrc.js .gitattributes .gitmodules .gitconfig",
+            ".pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml .lefthook.yml .lefthook.yaml "
+            ".gitattributes .gitmodules .gitconfig",
         ),
         (
             _SHELL,
@@ -80,8 +79,13 @@ _NAMES: dict[str, str] = {
             ".vimrc .exrc .gvimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el .emacs .lvimrc "
             ".ideavimrc .kateconfig",
         ),
-        ("a debugger runs it", ".gdbinit .lldbinit .irbrc .pryrc"),
-        (_AGENT, "claude.md gemini.md .cursorrules .windsurfrules .mcp.json copilot-instructions.md"),
+        ("a debugger runs it", ".gdbinit .lldbinit"),
+        ("an interpreter runs it", ".irbrc .pryrc .rprofile .iex.exs .ghci .ocamlinit .erlang .octaverc"),
+        (
+            _AGENT,
+            "agents.md claude.md gemini.md .cursorrules .windsurfrules .clinerules .goosehints .mcp.json "
+            "copilot-instructions.md .aider.conf.yml opencode.json crush.json",
+        ),
     )
     for name in names.split()
 }
@@ -95,14 +99,21 @@ _SUFFIXES: dict[str, str] = {
     ".gradle": _JVM,
     ".gemspec": _BUILD,
     ".csproj": _BUILD,
+    ".fsproj": _BUILD,
     ".vcxproj": _BUILD,
+    ".dockerfile": _CONTAINER,
 }
+# By file name up to its second dot: `.eslintrc.json`, `Makefile.local`.
+_STEMS: dict[str, str] = {
+    "dockerfile": _CONTAINER,
+    "makefile": _MAKE,
+    **dict.fromkeys((".eslintrc", ".prettierrc", ".stylelintrc", ".babelrc", ".mocharc", ".nycrc"), _NODE),
+    **dict.fromkeys((".lintstagedrc", ".commitlintrc", ".huskyrc"), _GIT),
+}
+_NODE_CONFIGS = tuple(f".config.{ending}" for ending in ("js", "cjs", "mjs", "ts", "cts", "mts"))  # vite.config.ts
 _PATTERNS = (
-    ("dockerfile.*", _CONTAINER),
-    ("*.dockerfile", _CONTAINER),
     ("docker-compose.*.y*ml", _CONTAINER),
     ("compose.*.y*ml", _CONTAINER),
-    ("makefile.*", _MAKE),
 )
 # By consecutive folders (or finally a file), anywhere in the path: everything in them counts.
 _FOLDERS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -111,12 +122,14 @@ _FOLDERS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((".fleet",), _EDITOR),
     ((".vim",), _EDITOR),
     ((".zed",), _EDITOR),
+    ((".helix",), _EDITOR),
     ((".github", "workflows"), _CI),
     ((".github", "actions"), _CI),
     ((".gitea", "workflows"), _CI),
     ((".forgejo", "workflows"), _CI),
     ((".circleci",), _CI),
     ((".buildkite",), _CI),
+    ((".woodpecker",), _CI),
     ((".husky",), _GIT),
     ((".githooks",), _GIT),
     ((".git",), _GIT),
@@ -133,6 +146,8 @@ _FOLDERS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((".yarn",), _NODE),
     ((".claude",), _AGENT),
     ((".cursor",), _AGENT),
+    ((".codex",), _AGENT),
+    ((".opencode",), _AGENT),
 )
 _OURS = frozenset(name.lower() for name in STEERING)
 # Folders that tools fill: a command that installs or builds writes thousands of files there.
@@ -161,8 +176,12 @@ def steers(relative_path: str) -> str:
     name = parts[-1]
     if why := _NAMES.get(name, ""):
         return why
+    if why := _STEMS.get(name[:1] + name[1:].partition(".")[0], ""):
+        return why
     if "." in name and (why := _SUFFIXES.get(name[name.rindex(".") :], "")):
         return why
+    if name.endswith(_NODE_CONFIGS):
+        return _NODE
     return next((why for pattern, why in _PATTERNS if fnmatchcase(name, pattern)), "")
 
 

@@ -533,7 +533,7 @@ class ProcessTool(Tool):
 
 
 _QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})
-_READING_OPTIONS = ("-f", "--file", "-r", "--ref")  # of date and touch: they take a file
+_READING_OPTION = re.compile(r"-[^-]*[fr]|--f|--re")  # of date and touch: it takes a file; also as in `-uf`, `--fi`
 
 
 def reads_nothing(command: str) -> bool:
@@ -552,6 +552,4 @@ def _is_quiet(command: SimpleCommand) -> bool:
         return False
     if not all(target.writes for target in command.targets):
         return False
-    return command.words[0] in ("echo", "printf") or not any(
-        word.startswith(_READING_OPTIONS) for word in command.words[1:]
-    )
+    return command.words[0] in ("echo", "printf") or not any(_READING_OPTION.match(word) for word in command.words[1:])

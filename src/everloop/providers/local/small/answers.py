@@ -1,5 +1,5 @@
-"""What a small model may say: fixed sentences after calls, no claims of work that was not done, and no leaks of the
-worked examples."""
+"""Checks of what a small model wrote (text of the examples, unknown files, false claims), and fixed sentences after
+calls."""
 
 from __future__ import annotations
 
@@ -11,121 +11,114 @@ from typing import Any
 from ....tools.narrow import failed, outcome, quote
 from ....tools.seen import is_file
 from .conversation import Turn
-from .examples import all_examples
-from .words import (
+from .examples import EXAMPLES
+from .language import (
     CHANGES,
-    LATIN,
-    asks_for_the_files,
-    data,
-    in_every_place,
+    ENGLISH,
+    asks_for_listing,
+    asks_for_whole_file,
+    clauses,
     is_question,
+    language_of,
+    load_toml,
+    matches,
     means,
-    parts_of,
     paths_in,
-    says,
-    shows_all,
-    tongue,
+    replaces_all,
 )
-
-
-def claims_work(answer: str) -> bool:
-    """Whether an answer says that the model has changed something."""
-    return says(answer, "claim")
-
 
 # ---------------------------------------------------------------------------------------------- leaks
 
-SHORTEST = 4  # characters of a value that cannot be a chance
-_NEW = re.compile(r"(?<!>)>\s*\S+")  # a file that a command makes may have any name
-_BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # moves or removes whatever has such a name
-_VALUES = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
-_SHOWS = frozenset({"read_file", "grep", "memory_search"})
-# Words of examples that anything may be about.
+MIN_LEAK = 4  # characters; shorter values occur by chance
+_TEXT_ARGUMENTS = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
+_SHOWS_LINES = frozenset({"read_file", "grep", "memory_search"})
+# Words of the examples that occur anywhere.
 _COMMON = frozenset({"error", "total", "count", "main", "blue", "pink", "speed", "boss", "vivo", "(no line matches)"})
-_SIGNS = re.compile(r"\W+")
-_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")  # an item that was asked for may be written as a line of a list
+_PUNCTUATION = re.compile(r"\W+")
+_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")  # a requested item may be written as an item of a list
+_NEW_FILE = re.compile(r"(?<!>)>\s*\S+")  # a command may create a file of any name
+_BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # deletes or moves whatever has such a name
 
 
-def leak(written: Iterable[str], seen: Iterable[str]) -> str:
-    """A name, value or sentence of the examples that was written and does not stand in what was `seen`, or ""."""
-    text = "\n".join(written).casefold()
-    known = "\n".join(seen).casefold()
-    terms = (term for term, pattern in _terms() if term in text and pattern.search(text))
-    return next((term for term in terms if _BULLET.sub("", term) not in known), "")
-
-
-def invented(tool: str, arguments: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Whether a command names a file that was never spoken of and that no result has shown, or moves or removes
-    files by a pattern where not several were meant."""
-    if tool != "exec":
-        return False
-    known = "\n".join(request["_known"])
-    command = _NEW.sub(" ", str(arguments.get("command", "")))
-    asked = request["_turn"].request
-    several = in_every_place(asked) or says(asked, "several") or len(paths_in(asked)) > 1
-    if _BY_PATTERN.search(command) and not several:
-        return True
-    names = {path.rpartition("/")[2] for path in paths_in(known)}
-    paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]
-    return any(path not in known and not any(name in path for name in names) for path in paths)
+def leaked_text(written: Iterable[str], known: Iterable[str]) -> str:
+    """A name, value or sentence of the examples in what was written, unless it is known from elsewhere, or ""."""
+    text, grounds = "\n".join(written).casefold(), "\n".join(known).casefold()
+    terms = (term for term, pattern in _example_terms() if term in text and pattern.search(text))
+    return next((term for term in terms if _BULLET.sub("", term) not in grounds), "")
 
 
 @cache
-def _terms() -> list[tuple[str, re.Pattern[str]]]:
+def _example_terms() -> list[tuple[str, re.Pattern[str]]]:
     found: dict[str, None] = {}
-    for example in all_examples():
+    for example in EXAMPLES:
         for step in example.steps:
-            values = [str(value) for key, value in step.arguments.items() if key in _VALUES]
+            values = [str(value) for key, value in step.arguments.items() if key in _TEXT_ARGUMENTS]
             for text in (example.request, *map(str, step.arguments.values())):
                 found.update((path, None) for path in paths_in(text) if "." in path.strip("./"))
-            shown = [step.result] if step.tool in _SHOWS and not failed(step.result) else []
+            shown = [step.result] if step.tool in _SHOWS_LINES and not failed(step.result) else []
             found.update((line.strip(), None) for value in (*values, *shown) for line in value.splitlines())
-    terms = [
-        term.casefold() for term in found if len(_SIGNS.sub("", term)) >= SHORTEST and term.casefold() not in _COMMON
-    ]
-    return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms]
+    terms = [term.casefold() for term in found if len(_PUNCTUATION.sub("", term)) >= MIN_LEAK]
+    return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms if term not in _COMMON]
+
+
+def uses_unknown_file(tool: str, arguments: Mapping[str, Any], request: str, known: Iterable[str]) -> bool:
+    """Whether a command names a file that never came up, or deletes or moves files by a pattern without being asked
+    to change several."""
+    if tool != "exec":
+        return False
+    grounds = "\n".join(known)
+    command = _NEW_FILE.sub(" ", str(arguments.get("command", "")))
+    several = replaces_all(request) or matches(request, "several") or len(paths_in(request)) > 1
+    if _BY_PATTERN.search(command) and not several:
+        return True
+    names = {path.rpartition("/")[2] for path in paths_in(grounds)}
+    paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]
+    return any(path not in grounds and not any(name in path for name in names) for path in paths)
+
+
+def claims_change(answer: str) -> bool:
+    """Whether an answer says that the model has changed something."""
+    return matches(answer, "claim")
 
 
 # ---------------------------------------------------------------------------------------------- sentences after calls
 
-_SENTENCES: Mapping[str, Mapping[str, str]] = data("sentences")
+_SENTENCES: Mapping[str, Mapping[str, str]] = load_toml("sentences")
 _PATH = r"[\w./-]+\.\w{1,5}"
-_TASKS = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
-
-
-def imitates(answer: str) -> bool:
-    """Whether an answer has the form of what is said after a call, or of a file that was read."""
-    return _forms().match(answer) is not None
-
-
-@cache
-def _forms() -> re.Pattern[str]:
-    forms = [
-        re.escape(form) for sentences in _SENTENCES.values() for name, form in sentences.items() if name != "unsure"
-    ]
-    named = [re.sub(r"\\{(?:path|to)\\}", lambda _: _PATH, form) for form in forms]
-    return re.compile(
-        "|".join([*(re.sub(r"\\{\w+\\}", r"[^\\n]+?", form) for form in named), rf"{_PATH}:\n(?!```)"]), re.I
-    )
 
 
 def sentence(name: str, language: str, **values: str) -> str:
-    return _SENTENCES.get(language, _SENTENCES[LATIN])[name].format_map(values)
+    return _SENTENCES.get(language, _SENTENCES[ENGLISH])[name].format_map(values)
 
 
-def report(turn: Turn) -> str:
-    """The sentence for the turn's last call where that was all that was asked for, or ""."""
-    if not turn.calls or failed(turn.calls[-1][2]) or _tasks(turn.request) > 1 or says(turn.request, "then"):
+def imitates_report(answer: str) -> bool:
+    """Whether an answer has the form of a sentence after a call, or of a file that was read."""
+    return _report_pattern().match(answer) is not None
+
+
+@cache
+def _report_pattern() -> re.Pattern[str]:
+    forms = [re.escape(form) for named in _SENTENCES.values() for name, form in named.items() if name != "unsure"]
+    with_paths = [re.sub(r"\\{(?:path|to)\\}", lambda _: _PATH, form) for form in forms]
+    any_values = [re.sub(r"\\{\w+\\}", r"[^\\n]+?", form) for form in with_paths]
+    return re.compile("|".join([*any_values, rf"{_PATH}:\n(?!```)"]), re.I)
+
+
+def final_sentence(turn: Turn) -> str:
+    """The answer after the turn's last call if that was all the user asked for, or ""."""
+    if not turn.calls or failed(turn.calls[-1].result) or _has_several_tasks(turn.request):
         return ""
     name, arguments, result = turn.calls[-1]
-    if (name == "read_file" and shows_all(turn.request)) or (name == "list_dir" and asks_for_the_files(turn.said)):
+    if name == "read_file" and asks_for_whole_file(turn.request):
+        return quote(name, arguments, result)
+    if name == "list_dir" and asks_for_listing(turn.text):
         return quote(name, arguments, result)
     if (name == "exec" and not means(turn.request, "run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""
     values = outcome(name, arguments, result)
-    return sentence(name, tongue(turn.request), **values) if values and name in _SENTENCES[LATIN] else ""
+    return sentence(name, language_of(turn.request), **values) if values and name in _SENTENCES[ENGLISH] else ""
 
 
-def _tasks(request: str) -> int:
-    """How many things are asked for, as far as one can tell."""
-    return sum(means(part, *_TASKS) or is_question(part) for part in parts_of(request))
+def _has_several_tasks(request: str) -> bool:
+    tasks = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
+    return matches(request, "then") or sum(means(part, *tasks) or is_question(part) for part in clauses(request)) > 1

@@ -1,8 +1,8 @@
-"""Makes small models useful: a short prompt with worked examples, few tools, and answers held to a grammar.
+"""Shapes requests for small models: a short prompt with worked examples, few tools, and a grammar for the answer.
 
-A model of one billion parameters or so loses its way in long prompts and many tools, but copies examples well. So it is
-asked in another way than larger ones, and its answers are converted back into the usual format.
-The prompt begins with what never changes; the examples nearest to the request and the conversation follow.
+A model of one billion parameters or so loses its way in long prompts and many tools, but copies examples well. So it
+gets another prompt than larger models, and its answers are converted back to the usual format. The prompt begins with
+what never changes; the examples nearest to the request and the conversation follow.
 """
 
 from __future__ import annotations
@@ -10,25 +10,36 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
 from ....tools.narrow import LOOKING, NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .answers import claims_work, imitates, invented, leak, report, sentence
-from .conversation import Message, Turn, meant, text_of, turn_of
-from .decide import code_in, decide, first_call, next_step, resolved, writes_code
-from .examples import KNOWN, SHOWN, Tool, choose, introduce, names_of, nearest, shows
-from .grammar import Values, Wanted, grammar, values_for
-from .prompt import OLD_LIMIT, RESULT_LIMIT, client_prefix, example_messages, joined, notes, prefix, talk, told
-from .words import tongue
+from .answers import claims_change, final_sentence, imitates_report, leaked_text, sentence, uses_unknown_file
+from .conversation import Message, Turn, current_turn, referenced_file, text_of
+from .examples import TOOLS_WITH_EXAMPLES, Tool, introduction, is_answered_by, names_of, nearest, select_tools
+from .grammar import Expected, Values, argument_values, grammar
+from .language import language_of
+from .prompt import (
+    OLD_LIMIT,
+    RESULT_LIMIT,
+    client_prefix,
+    context_messages,
+    conversation_messages,
+    example_messages,
+    merge_roles,
+    shared_prefix,
+    talk_messages,
+)
+from .routing import certain_call, code_file, fenced_code, next_step, route, with_listed_file
 
-LARGE = 3_000_000_000  # bytes of a model's file from which on it can help itself: about four billion parameters
-PROMPT_TOKENS = 1_500  # of the examples and notes before a conversation
-_NAMED = re.compile(r'\{\s*"\w+"\s*:\s*("(?:[^"\\]|\\.)*")\s*,?')
-_ASKED: Mapping[str, Any] = {"temperature": 0, "max_tokens": 600, "cache_prompt": True}
+LARGE = 3_000_000_000  # bytes of a model's file from which on it needs no help: about four billion parameters
+PROMPT_TOKENS = 1_500  # of the examples and the context before a conversation
+NEAREST_SHOWN = 2  # examples in the prompt beside the fixed ones
+_CALL = re.compile(r'\{\s*"\w+"\s*:\s*("(?:[^"\\]|\\.)*")\s*,?')
+_OPTIONS: Mapping[str, Any] = {"temperature": 0, "max_tokens": 600, "cache_prompt": True}
 
 
 def shaping_for(setting: str, size: int) -> SmallShaping | None:
@@ -37,123 +48,128 @@ def shaping_for(setting: str, size: int) -> SmallShaping | None:
     return SmallShaping() if small else None
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the answer to a request is checked against; it is kept in the request as `_step`."""
+
+    turn: Turn
+    expected: Expected = "words"
+    tools: Sequence[Tool] = ()
+    values: Values = field(default_factory=dict)
+    without_examples: Sequence[Message] = ()
+    known: Sequence[str] = ()  # the texts that names and values may come from
+    is_talk: bool = False
+    code_file: str = ""  # the file that the answer is saved to
+    retried: bool = False
+    retried_without_examples: bool = False
+
+
 class SmallShaping:
-    """Shapes requests for a small model. It keeps nothing: the same conversation, the same bytes."""
+    """Shapes requests for a small model. It has no state: the same conversation gives the same bytes."""
 
     prompt_tokens = PROMPT_TOKENS
-    certain = True  # whether an answer that needs no model may be given
+    may_skip_model = True  # whether an answer may be given without the model
 
     def for_json(self, form: Mapping[str, Any]) -> SmallJson:
         return SmallJson(form)
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
-        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change. Or the
-        answer itself where it is certain without the model: a look that must come first, or what a call has done."""
+        """The request for llama.cpp: messages, a grammar, and how many messages at the beginning never change; or the
+        answer if it is certain without the model."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
         if "exec" in names_of(offered):
             offered += NARROW.values()
-        turn = turn_of(messages)
-        if offered and not KNOWN & names_of(offered):  # a client's own: no example shows them
+        turn = current_turn(messages)
+        if offered and not TOOLS_WITH_EXAMPLES & names_of(offered):  # a client's own tools
             stable = client_prefix(turn.system, offered)
-            own = told(turn.conversation, RESULT_LIMIT)
-            return _held(turn, [*stable, *own], len(stable), offered, "either", {}, [stable[0], *own])
-        decided = decide(turn, offered) if offered else turn
-        if decided is None and not turn.calls:
-            return {**_plainly(turn), "_talk": offered}
-        return self._work(decided or turn, offered)
+            own = conversation_messages(turn.messages, RESULT_LIMIT)
+            step = Step(turn, "either", offered, without_examples=[stable[0], *own])
+            return _constrained_request([*stable, *own], len(stable), step)
+        routed = route(turn, offered) if offered else turn
+        if routed is None and not turn.calls:
+            return _plain_request(Step(turn, tools=offered, is_talk=True))
+        return self._prepare_task(routed or turn, offered)
 
-    def _work(self, turn: Turn, offered: Sequence[Tool]) -> dict[str, Any] | LLMResponse:
-        """A step of a turn that may need tools: a call that is certain, or a request with examples and a grammar."""
-        turn, names = resolved(turn), names_of(offered)
-        if names and (first := first_call(turn, names)):
-            return LLMResponse(None, [_call_of(*first)], finish_reason="tool_calls")
-        if self.certain and not turn.calls and "write_file" in names and (file := writes_code(turn.request)):
-            return {**_plainly(turn, f"\n\nAnswer with the code of {file} alone, in one fenced block."), "_code": file}
-        chosen = choose(offered, turn.request, turn.names)
-        # The same in all rounds of the turn, so that they are read once.
-        introduced, shown_for = introduce(chosen), names_of(chosen)
-        values = values_for(turn)
-        wanted, possible = next_step(turn, chosen, offered, values)
-        if self.certain and wanted != "call" and (done := report(turn)):
+    def _prepare_task(self, turn: Turn, offered: Sequence[Tool]) -> dict[str, Any] | LLMResponse:
+        """A step of a turn that may need tools: a certain call, or a request with examples and a grammar."""
+        turn, names = with_listed_file(turn), names_of(offered)
+        if names and (first := certain_call(turn, names)):
+            return LLMResponse(None, [_tool_call(*first)], finish_reason="tool_calls")
+        if self.may_skip_model and not turn.calls and "write_file" in names and (file := code_file(turn.request)):
+            wish = f"\n\nAnswer with the code of {file} alone, in one fenced block."
+            return _plain_request(Step(turn, is_talk=True, code_file=file), wish)
+        chosen = select_tools(offered, turn.request, turn.called)
+        # The examples are those for all chosen tools in every round of the turn, so that they stay cached.
+        introduced, chosen_names = introduction(chosen), names_of(chosen)
+        values = argument_values(turn)
+        expected, possible = next_step(turn, chosen, offered, values)
+        if self.may_skip_model and expected != "call" and (done := final_sentence(turn)):
             return LLMResponse(done)
-        if turn.calls and shows(turn.request, names_of(possible), turn.names[-1]):
+        if turn.calls and is_answered_by(turn.request, names_of(possible), turn.called[-1]):
             values["words"] = {"begin": quote(*turn.calls[-1])}
-        near = nearest(turn.request, shown_for, SHOWN) if possible else []
-        stable = prefix(names)
+        near = nearest(turn.request, chosen_names, NEAREST_SHOWN) if possible else []
+        stable = shared_prefix(names)
         own = [
-            *notes(turn.system, turn.before),
-            *told(turn.conversation[: turn.start], OLD_LIMIT),
+            *context_messages(turn.system, turn.seen_before),
+            *conversation_messages(turn.messages[: turn.start], OLD_LIMIT),
             *([{"role": "user", "content": introduced}] if introduced else []),
-            *told(turn.conversation[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
+            *conversation_messages(turn.messages[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
         ]
-        # Examples stand before the conversation: behind it, "the list" and "it" would mean theirs.
+        # Examples come before the conversation: after it, "the list" and "it" would mean theirs.
         shown = [*stable, *(message for example in reversed(near) for message in example_messages(example)), *own]
-        return _held(turn, shown, len(stable), possible, wanted, values, [*stable[:1], *own])
+        step = Step(turn, expected, possible, values, without_examples=[*stable[:1], *own])
+        return _constrained_request(shown, len(stable), step)
 
     def visible(self, text: str) -> str:
-        """Words are for the person, a call is not."""
+        """Words are shown while they are written, a call is not."""
         return "" if text.lstrip()[:1] in ("{", "") else text.lstrip()
 
     def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
-        """llama.cpp's answer in our shapes, or the request to make instead, where that cannot be right.
+        """Convert llama.cpp's answer, or return the request to make instead if it cannot be right.
 
-        Asked again once only: a model that insists is believed, for the person sees the calls.
+        Each kind of retry happens once: the user sees the calls.
         """
-        usage, turn = read_usage(answer.get("usage")), request["_turn"]
+        usage, step = read_usage(answer.get("usage")), request["_step"]
         text, reason = _text_of_answer(answer)
-        if "_code" in request and reason == "stop":
-            saved = _call_of("write_file", {"path": request["_code"], "content": code_in(text) or f"{text}\n"})
+        if step.code_file and reason == "stop":
+            saved = _tool_call("write_file", {"path": step.code_file, "content": fenced_code(text) or f"{text}\n"})
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
-        if "_talk" in request:
-            if request["_talk"] and imitates(text):  # talk can have done nothing
-                return self._work(replace(turn, file=meant(turn.said, turn.before)), request["_talk"])
+        if step.is_talk:
+            if step.tools and imitates_report(text):  # talk made no call that could be reported
+                file = referenced_file(step.turn.text, step.turn.seen_before)
+                return self._prepare_task(replace(step.turn, file=file), step.tools)
             return LLMResponse(text, finish_reason=reason, usage=usage)
-        call = _call(text)
+        call = _parsed_call(text)
         written = [text] if call is None else [json.dumps(call.arguments, ensure_ascii=False)]
-        if "_again" not in request and (again := _instead(text, call, request)):
-            return again
-        made_up = call is not None and invented(call.name, call.arguments, request)
-        if "_bared" not in request and (made_up or leak(written, request["_known"])):
-            # Nothing of an example may reach the person or a file. Asked without examples, it can be from none.
-            return {**request, "messages": request["_bare"], "_bared": True, "_again": True}
-        if made_up:
-            return LLMResponse(sentence("unsure", tongue(turn.said)), usage=usage)
+        if not step.retried and (retry := _retry_if_false(text, call, request)):
+            return retry
+        unknown = call is not None and uses_unknown_file(call.name, call.arguments, step.turn.request, step.known)
+        if not step.retried_without_examples and (unknown or leaked_text(written, step.known)):
+            retried = replace(step, retried=True, retried_without_examples=True)
+            return {**request, "messages": step.without_examples, "_step": retried}
+        if unknown:
+            return LLMResponse(sentence("unsure", language_of(step.turn.text)), usage=usage)
         if call is not None:
-            call = _call_of(call.name, call.arguments, call.error)
+            call = _tool_call(call.name, call.arguments, call.error)
             return LLMResponse(None, [call], finish_reason="tool_calls", usage=usage)
         return LLMResponse(text, finish_reason=reason, usage=usage)
 
 
-def _plainly(turn: Turn, wish: str = "") -> dict[str, Any]:
-    """The request for the plain model: its own template, no grammar, no tools and no examples."""
-    *before, last = joined(talk(turn.system, turn.conversation, turn.there))
+def _plain_request(step: Step, wish: str = "") -> dict[str, Any]:
+    """A request in the model's own template, without grammar, tools and examples."""
+    *before, last = merge_roles(talk_messages(step.turn.system, step.turn.messages, step.turn.seen))
     shown = [*before, {**last, "content": last["content"] + wish}]
-    return {**_ASKED, "messages": shown, "stable": 0, "_wanted": "words", "_turn": turn, "_talk": ()}
+    return {**_OPTIONS, "messages": shown, "stable": 0, "_step": step}
 
 
-def _held(
-    turn: Turn,
-    shown: Sequence[Message],
-    stable: int,
-    tools: Sequence[Tool],
-    wanted: Wanted,
-    values: Values,
-    bare: Sequence[Message],
-) -> dict[str, Any]:
-    """The request whose answer is held to a grammar. `bare` are its messages without examples."""
-    said = [text_of(one) for one in turn.conversation if one.get("role") != "assistant"]
-    return {
-        **_ASKED,
-        "messages": joined(shown),
-        "stable": stable,
-        "grammar": grammar(tools, wanted, values),
-        "_wanted": wanted,
-        "_turn": turn,
-        "_tools": tools,
-        "_values": values,
-        "_bare": joined(bare),
-        "_known": [turn.system, *said, *turn.there.files],
-    }
+def _constrained_request(shown: Sequence[Message], stable: int, step: Step) -> dict[str, Any]:
+    """A request with a grammar for the answer. The first `stable` messages are the same for all conversations."""
+    turn = step.turn
+    said = [text_of(message) for message in turn.messages if message.get("role") != "assistant"]
+    known = [turn.system, *said, *turn.seen.files]
+    step = replace(step, known=known, without_examples=merge_roles(step.without_examples))
+    made = grammar(step.tools, step.expected, step.values)
+    return {**_OPTIONS, "messages": merge_roles(shown), "stable": stable, "grammar": made, "_step": step}
 
 
 def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
@@ -163,39 +179,12 @@ def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
     return text, str(choice.get("finish_reason") or "stop")
 
 
-def _call_of(name: str, arguments: dict[str, Any], error: str | None = None) -> ToolCallRequest:
-    """A call; one of a narrow tool as the command that it stands for."""
-    if name in NARROW:
-        name, arguments = "exec", {"command": command_of(name, arguments)}
-    return ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments, error)
-
-
-def _instead(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The request to make instead of one whose answer repeats a call, or claims work that no call has done."""
-    turn: Turn = request["_turn"]
-    if call is not None:
-        made = [(name, arguments) for name, arguments, _ in turn.calls]
-        return _again(request, "words") if (call.name, call.arguments) in made else None
-    done = any(name not in LOOKING and not failed(result) for name, _, result in turn.calls)
-    if done or not request["_tools"] or not claims_work(text):
-        return None
-    if turn.calls and failed(turn.calls[-1][2]):
-        report = f"That was not done. The result was:\n{short_result('', turn.calls[-1][2], OLD_LIMIT)}\nSay so."
-        return _again(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": report})
-    return None if request["_wanted"] == "words" and not turn.calls else _again(request, "call")
-
-
-def _again(request: dict[str, Any], wanted: Wanted, *said: Message) -> dict[str, Any]:
-    made = grammar(request["_tools"], wanted, request["_values"])
-    return {**request, "messages": [*request["messages"], *said], "grammar": made, "_again": True}
-
-
-def _call(text: str) -> ToolCallRequest | None:
-    """The call that an answer is, if it is one. One of its arguments may be called tool, too."""
+def _parsed_call(text: str) -> ToolCallRequest | None:
+    """The call in an answer. One of its arguments may be named `tool`, too."""
     if not text.startswith("{"):
         return None
     try:
-        named = _NAMED.match(text)
+        named = _CALL.match(text)
         name, arguments = (json.loads(named[1]), json.loads(f"{{{text[named.end() :]}")) if named else ("", None)
     except ValueError:
         arguments = None
@@ -204,35 +193,70 @@ def _call(text: str) -> ToolCallRequest | None:
     return ToolCallRequest("", name, arguments)
 
 
+def _tool_call(name: str, arguments: dict[str, Any], error: str | None = None) -> ToolCallRequest:
+    """A tool call; one of a narrow tool becomes the command that it stands for."""
+    if name in NARROW:
+        name, arguments = "exec", {"command": command_of(name, arguments)}
+    return ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments, error)
+
+
+def _retry_if_false(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The request to make instead if an answer repeats a call, or claims a change that no call has made."""
+    step: Step = request["_step"]
+    calls = step.turn.calls
+    if call is not None:
+        repeated = (call.name, call.arguments) in [(name, arguments) for name, arguments, _ in calls]
+        return _retry(request, "words") if repeated else None
+    done = any(name not in LOOKING and not failed(result) for name, _, result in calls)
+    if done or not step.tools or not claims_change(text):
+        return None
+    if calls and failed(calls[-1].result):
+        report = f"That was not done. The result was:\n{short_result('', calls[-1].result, OLD_LIMIT)}\nSay so."
+        return _retry(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": report})
+    return None if step.expected == "words" and not calls else _retry(request, "call")
+
+
+def _retry(request: dict[str, Any], expected: Expected, *added: Message) -> dict[str, Any]:
+    step: Step = request["_step"]
+    made = grammar(step.tools, expected, step.values)
+    return {
+        **request,
+        "messages": [*request["messages"], *added],
+        "grammar": made,
+        "_step": replace(step, retried=True),
+    }
+
+
 # ---------------------------------------------------------------------------------------------- answers in JSON
 
 
 class SmallJson(SmallShaping):
-    """Shapes one request whose answer has a form of the caller's. Calls come first; the answer is held to the form."""
+    """Shapes one request whose answer must have the caller's JSON form. Calls come first, under the usual grammar."""
 
-    certain = False
+    may_skip_model = False
 
     def __init__(self, form: Mapping[str, Any]) -> None:
         self._form = form
-        self._answers = False
+        self._asks_for_answer = False
 
     def prepare(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> dict[str, Any] | LLMResponse:
         request = super().prepare(messages, tools)
-        return self._answer(request) if isinstance(request, dict) and request["_wanted"] == "words" else request
+        only_words = isinstance(request, dict) and request["_step"].expected == "words"
+        return self._answer_request(request) if isinstance(request, dict) and only_words else request
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._answers = True
+    def _answer_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._asks_for_answer = True
         *before, last = request["messages"]
-        kept = {name: value for name, value in request.items() if name != "grammar"}  # llama.cpp takes one of them
+        rest = {name: value for name, value in request.items() if name != "grammar"}  # llama.cpp takes one of the two
         asked = {**last, "content": f"{last['content']}\n\nAnswer in JSON."}
-        return {**kept, "messages": [*before, asked], "response_format": self._form}
+        return {**rest, "messages": [*before, asked], "response_format": self._form}
 
     def visible(self, text: str) -> str:
-        return text if self._answers else ""
+        return text if self._asks_for_answer else ""
 
     def read(self, answer: Mapping[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
-        if self._answers:
+        if self._asks_for_answer:
             text, reason = _text_of_answer(answer)
             return LLMResponse(text, finish_reason=reason, usage=read_usage(answer.get("usage")))
         step = super().read(answer, request)
-        return step if isinstance(step, dict) or step.tool_calls else self._answer(request)
+        return step if isinstance(step, dict) or step.tool_calls else self._answer_request(request)

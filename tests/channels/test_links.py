@@ -480,9 +480,9 @@ async def test_a_person_is_unpaired_before_their_link_is_ended(network: HookNetw
                     rows = db.execute("SELECT key FROM channel_state WHERE key LIKE 'peer:%'").fetchall()
                 left.append([key for (key,) in rows])
 
-        store.writer.hook = look
+        unhook = store.writer.commit_hooks.add(look)
         assert await links.unpair(store, config_of(network.settings), Can(), BERT)
-        store.writer.hook = None
+        unhook()
         assert await shared(store) == []
     assert left[0] == []
 

@@ -69,9 +69,11 @@ class SessionState(msgspec.Struct, frozen=True):
     waiting: int | None  # the oldest message that no turn has taken
     is_parked: bool
 
-    def claim(self, owner: str, key: str) -> Claim:
+    def claim(self, owner: str, key: str, accepted: int | None = None) -> Claim:
+        """Return the claim on the session's next work; `accepted` is the inbox row of the message that came with it."""
         made = Claim(owner, self.id, key, self.fence + 1, "", self.history_from, self.next_seq, self.next_seq)
         made.compacted, made.idle_since, made.began = self.compacted, self.idle_since, self.began or self.now
+        made.accepted = accepted
         return made
 
     def new_turn(self, kind: Kind) -> str | None:

@@ -253,10 +253,9 @@ def begin(
         damaged.append(work)
         if accepted is not None and work.id == accepted.id:
             accepted = None  # it is set aside, like any other
-        (*row, _, _), row_id = db.execute(STATE, (lease, owner, key)).fetchone() or (), claim.accepted
+        *row, _, _ = db.execute(STATE, (lease, owner, key)).fetchone() or ()
         state = SessionState(is_held, now, *session, *row)
-        claim = state.claim(owner, key)
-        claim.accepted = row_id
+        claim = state.claim(owner, key, claim.accepted)
     if isinstance(work, Claim):
         if renew:
             db.execute(RENEW, (worker,))

@@ -156,10 +156,8 @@ def begin(
         damaged.append(work)
         if accepted is not None and work.id == accepted.id:
             accepted = None  # it is set aside, like any other
-        row = db.execute(BEGIN, (owner, key)).fetchone()
-        state, row_id = SessionState(is_held, state.now, *row), claim.accepted
-        claim = state.claim(owner, key)
-        claim.accepted = row_id
+        state = SessionState(is_held, state.now, *db.execute(BEGIN, (owner, key)).fetchone())
+        claim = state.claim(owner, key, claim.accepted)
     if isinstance(work, Claim):
         held = "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?"
         db.execute(held, (worker, claim.fence, state.now, state.id))

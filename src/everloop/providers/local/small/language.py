@@ -94,7 +94,9 @@ def features(text: str) -> dict[str, float]:
 
 ENGLISH = "english"  # also the name of all languages in Latin letters, where only the script is known
 _SCRIPTS: Mapping[str, str] = _DATA["scripts"]
-_LANGUAGE_WORDS = {language: frozenset(listed.split()) for language, listed in _DATA["languages"].items()}
+_LANGUAGE_WORDS: Mapping[str, frozenset[str]] = {
+    language: frozenset(listed.split()) for language, listed in _DATA["languages"].items()
+}
 
 
 def script_of(text: str) -> str:

@@ -1,0 +1,133 @@
+"""The same promises for OpenAI's and Anthropic's API: errors, time limits and cancelled calls of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from everloop.providers.anthropic import AnthropicProvider
+from everloop.providers.base import Delta, ProviderError
+from everloop.providers.http import Timeouts
+from everloop.providers.openai import OpenAIProvider
+from everloop.testing import FakeAnthropic, FakeOpenAI
+
+from .openai.streams import ASK, until, watch
+
+Provider = OpenAIProvider | AnthropicProvider
+Server = FakeOpenAI | FakeAnthropic
+Connect = Callable[..., Provider]
+
+
+@pytest.fixture(params=[FakeOpenAI, FakeAnthropic])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    async with request.param() as running:
+        yield running
+
+
+@pytest.fixture
+async def connect(server: Server) -> AsyncIterator[Connect]:
+    """Makes a provider with these time limits."""
+    made: list[Provider] = []
+
+    def provider(**seconds: float) -> Provider:
+        options: dict[str, Any] = {"model": "m", "timeouts": Timeouts(**seconds)}
+        if isinstance(server, FakeOpenAI):
+            made.append(OpenAIProvider(server.base_url, "key", **options))
+        else:
+            made.append(AnthropicProvider("key", base_url=server.base_url, **options))
+        return made[-1]
+
+    yield provider
+    for one in made:
+        await one.close()
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_page_instead_of_an_answer_points_to_the_base_url(server, connect, streamed):
+    server.raw(b"<html>Welcome!</html>", content_type="text/html")
+    with pytest.raises(ProviderError, match=r"not JSON.*base URL.*Welcome") as error:
+        await (watch(connect()) if streamed else connect().chat(ASK))
+    assert not error.value.retryable
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_connection_lost_in_the_middle_is_a_temporary_error(server, connect, streamed):
+    server.cut(2)
+    with pytest.raises(ProviderError, match="broke") as error:
+        await (watch(connect()) if streamed else connect().chat(ASK))
+    assert error.value.retryable
+
+
+async def test_a_failure_after_the_end_of_an_answer_does_not_matter(server, connect):
+    server.reply("one two", cut_after=3)
+    assert (await watch(connect()))[1].content == "one two"
+
+
+# ---------------------------------------------------------------------------------------------- time limits
+
+
+async def test_a_missing_first_token_ends_the_wait(server, connect):
+    server.hang(5)
+    with pytest.raises(ProviderError, match=r"no first token within 0.1 s") as error:
+        await watch(connect(first_token=0.1))
+    assert error.value.retryable
+
+
+async def test_a_stream_that_falls_silent_is_given_up(server, connect):
+    server.hang(20, after_chunks=2, text="one two three")
+    stream = connect(first_token=20, token=1).stream(ASK)
+    shown: list[Any] = [await anext(stream), await anext(stream)]
+    started = time.monotonic()
+    with pytest.raises(ProviderError, match=r"nothing came for 1 s") as error:
+        await anext(stream)
+    assert time.monotonic() - started < 10
+    assert [delta.text for delta in shown] == ["one ", "two "]
+    assert error.value.retryable
+
+
+async def test_a_finished_answer_does_not_wait_long_for_the_last_bytes(server, connect, monkeypatch):
+    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
+    server.hang(20, after_chunks=3, text="one two")
+    started = time.monotonic()
+    assert (await watch(connect(token=30)))[1].content == "one two"
+    assert time.monotonic() - started < 10
+
+
+async def test_an_unstreamed_answer_has_a_total_time_limit(server, connect):
+    provider = connect(total=0.1)
+    server.hang(5)
+    server.reply("x", hang_after=1, hang=5)
+    for _ in range(2):
+        with pytest.raises(ProviderError, match=r"no answer within 0.1 s") as error:
+            await provider.chat(ASK)
+        assert error.value.retryable
+
+
+# ---------------------------------------------------------------------------------------------- cancelled calls
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_cancelling_closes_the_connection_at_once(server, connect, streamed):
+    server.reply("a b c", token_delay=30)
+    task = asyncio.create_task(watch(connect()) if streamed else connect().chat(ASK))
+    await until(lambda: server.requests)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: server.requests[0].gone)
+
+
+async def test_leaving_a_stream_closes_the_connection_at_once(server, connect):
+    server.reply("a b c", token_delay=30)
+    stream = connect().stream(ASK)
+    assert await anext(stream) == Delta("a ")
+    await stream.aclose()
+    await until(lambda: server.requests[0].gone)

@@ -18,7 +18,7 @@ from ..crash.forge import Child, Forge
 from ..crash.scene import KILLED
 from ..crash.witness import set_up
 from ..store.postgres.proxy import Proxy, proxied
-from ..store.postgres.server import Server, own_server
+from ..store.postgres.server import Server, name_of, own_server
 
 START_SECONDS = END_SECONDS = ROBBED_SECONDS = 30.0
 REFUSED = "was taken over by another worker"
@@ -170,7 +170,7 @@ class Company:
         return int((await self._rows(sql))[0][0])
 
     async def _rows(self, sql: str) -> list[Any]:
-        database = self.dsn.partition("@/")[2].partition("?")[0]
+        database = name_of(self.dsn)
         return await asyncio.to_thread(self.server.sql, sql, database=database)
 
     async def holders(self) -> set[int]:

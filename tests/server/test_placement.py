@@ -43,7 +43,7 @@ from ..store.postgres.fixtures import database as database
 from ..store.postgres.fixtures import postgres as postgres
 from ..store.postgres.pgbouncer import pgbouncer
 from ..store.postgres.proxy import proxied
-from ..store.postgres.server import Server
+from ..store.postgres.server import Server, name_of
 from ..support.commands import everloop, until
 from .serving import CHAT, Client, process, text_of
 
@@ -55,10 +55,6 @@ MARKED = re.compile(r"mark:([\w.]+)")
 def other(postgres: Server) -> Iterator[str]:
     with postgres.database() as dsn:
         yield dsn
-
-
-def name_of(dsn: str) -> str:
-    return dsn.partition("@/")[2].partition("?")[0]
 
 
 async def add_token(dsn: str, owner: str) -> str:

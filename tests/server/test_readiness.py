@@ -15,7 +15,7 @@ import pytest
 from everloop.testing.openai_server import FakeOpenAI
 
 from ..store.postgres.fixtures import *  # noqa: F403
-from ..store.postgres.server import Server
+from ..store.postgres.server import Server, name_of
 from .serving import Client, process, serving, text_of
 
 
@@ -80,7 +80,7 @@ async def test_a_server_whose_postgresql_takes_no_writes_is_not_ready(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession, postgres: Server, database: str
 ):
     """As a hosted one does when its disk is full, and a standby after a failover."""
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
 
     def read_only(on: bool) -> None:
         postgres.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = {"on" if on else "off"}')

@@ -16,7 +16,7 @@ from everloop.testing.openai_server import FakeOpenAI
 
 from ..store.postgres.fixtures import *  # noqa: F403
 from ..store.postgres.proxy import SOCKET, Proxy, proxied
-from ..store.postgres.server import Server
+from ..store.postgres.server import Server, name_of
 from ..support.commands import until
 from .serving import Client, process, refuses
 
@@ -30,7 +30,7 @@ def take_away(proxy: Proxy, folder: Path) -> None:
 
 def asked_for(server: Server, database: str) -> bool:
     """Whether there is a message in the store."""
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     return bool(server.sql("SELECT 1 FROM inbox", database=name))
 
 

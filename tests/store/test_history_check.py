@@ -13,6 +13,7 @@ from everloop.testing import ScriptedProvider, call
 from ..support.commands import everloop
 from .postgres.fixtures import database as database
 from .postgres.fixtures import postgres as postgres
+from .postgres.server import name_of
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ async def test_a_postgresql_store_is_checked_by_the_same_command(postgres, datab
         await agent.process_direct("first")
     done = await everloop("check-history", "--store", database)
     assert (done.status, done.out) == (0, "1 session, 1 turn, 5 entries: no violations.\n")
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql("DELETE FROM entry WHERE kind = 'result'", database=name)
     done = await everloop("check-history", "--store", database)
     assert done.status == 1
@@ -103,7 +104,7 @@ async def test_a_postgresql_store_is_checked_by_the_same_command(postgres, datab
 
 
 async def test_a_database_whose_tables_are_missing_or_altered_is_one_line(postgres, database):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql("DROP TABLE session CASCADE", database=name)
     done = await everloop("check-history", "--store", database)
     assert (done.status, done.err.count("\n")) == (2, 1)

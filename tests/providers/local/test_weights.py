@@ -22,7 +22,7 @@ from everloop.providers.local.progress import Progress, Watch
 from everloop.providers.local.weights import Sources, Weights
 from tests.support.places import CERTIFICATES
 
-from .servers import BYTES, CARD, OTHER, Answer, Server, serving
+from .servers import BYTES, CARD, OTHER, Answer, Server, refused, serving
 
 HUB, MIRROR = "/hub/tiny-q4.gguf", "/mirror/tiny-q4.gguf"
 
@@ -52,15 +52,6 @@ def is_installed(path: Path) -> bool:
 def left(folder: Path) -> set[str]:
     """Return what is in the folder, except the lock and the record of the check."""
     return {path.name for path in (folder / "models").iterdir()} - {".tiny.lock", ".tiny.checked"}
-
-
-def refused(weights: Weights) -> str:
-    """Return the one line that a pull fails with; then no file has the model's name."""
-    with pytest.raises(EverloopError) as caught:
-        weights.pull("tiny")
-    assert not (weights.folder / CARD.file).exists()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------- the good way

@@ -10,8 +10,8 @@ import pytest
 
 from everloop.providers.local import sources, weights
 
-from .servers import BYTES, CARD, OTHER, Answer
-from .test_weights import HUB, is_installed, refused, shelf
+from .servers import BYTES, CARD, OTHER, Answer, refused
+from .test_weights import HUB, is_installed, shelf
 from .test_weights import _short_pauses as _short_pauses
 from .test_weights import server as server
 

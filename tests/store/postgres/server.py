@@ -50,6 +50,11 @@ def programs() -> Path:
     return Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin"
 
 
+def name_of(dsn: str) -> str:
+    """Return the name of the database at this address."""
+    return dsn.partition("@/")[2].partition("?")[0]
+
+
 class Server:
     """A server whose data and socket are in one folder."""
 

@@ -24,7 +24,7 @@ from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import everloop, until
 
-from .server import Server, own_server
+from .server import Server, name_of, own_server
 
 OPENS = """
 import asyncio, sys
@@ -75,7 +75,7 @@ async def test_a_missing_server_is_one_line_without_the_password(canary):
 async def test_a_wrong_password_is_one_line_without_it(postgres, database, canary):
     role = f"r{secrets.token_hex(4)}"
     postgres.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'right'")
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     assert canary not in await refused(postgres.dsn(name, role, canary))
     hidden = postgres.dsn(name, role) + f"&password={canary}"
     assert canary not in await refused(hidden)
@@ -91,7 +91,7 @@ async def test_a_missing_database_and_an_unauthorised_user_are_one_line(postgres
     await refused(postgres.dsn("nowhere"))
     role = f"r{secrets.token_hex(4)}"
     postgres.sql(f"CREATE ROLE {role} LOGIN PASSWORD '{canary}'")
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     assert canary not in await refused(postgres.dsn(name, role, canary))
     postgres.sql(f"DROP ROLE {role}")
 
@@ -130,7 +130,7 @@ def test_the_password_is_recognised_in_every_notation(canary):
 async def test_a_lost_server_is_logged_without_the_password(caplog, canary):
     with own_server() as server, server.database() as dsn:
         server.sql(f"CREATE ROLE anna SUPERUSER LOGIN PASSWORD '{canary}'")
-        name = dsn.partition("@/")[2].partition("?")[0]
+        name = name_of(dsn)
         store = PostgresStore(server.dsn(name, "anna", canary), patience=0.2, lease_seconds=0.5)
         caplog.set_level(logging.DEBUG)
         await store.peer("x.1.1.1.1", lambda _: None).join()
@@ -170,14 +170,14 @@ async def test_a_process_that_comes_while_the_tables_are_created_waits_for_them(
 
 
 async def test_the_database_of_a_newer_everloop_is_one_line_and_not_touched(postgres, database):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql("UPDATE everloop_schema SET version = 99", database=name)
     await refused(database)
     assert postgres.sql("SELECT version FROM everloop_schema", database=name) == [(99,)]
 
 
 async def test_tables_are_created_in_the_addresss_schema(postgres, empty):
-    name = empty.partition("@/")[2].partition("?")[0]
+    name = name_of(empty)
     postgres.sql("CREATE SCHEMA own", database=name)
     store = PostgresStore(empty + "&options=-csearch_path%3Down")
     assert await store.sessions("me") == []

@@ -27,20 +27,12 @@ from everloop.log import Call, CallEnded, Entry, ModelAnswered, TurnEnded, UserS
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.base import Spent
 from everloop.store.location import store_at
-from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider, call
 from everloop.tools.context import current_call
 from tests.support.places import ROOT
 
 from .server import Server, own_server
-
-
-@pytest.fixture
-def worker() -> Iterator[str]:
-    name = new_worker()
-    yield name
-    retire(name)
 
 
 @pytest.fixture

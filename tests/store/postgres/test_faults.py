@@ -17,19 +17,12 @@ from everloop.bus import InboundMessage, OutboundMessage
 from everloop.errors import StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.base import Spent
-from everloop.store.peers import new_worker, retire
+from everloop.store.peers import new_worker
 from everloop.store.postgres.connections import UNMARKED, ThreadState
 from everloop.store.postgres.store import PostgresStore
 
 from .proxy import proxied
-from .server import Server, own_server
-
-
-@pytest.fixture
-def worker():
-    name = new_worker()
-    yield name
-    retire(name)
+from .server import Server, name_of, own_server
 
 
 @asynccontextmanager
@@ -64,7 +57,7 @@ async def whole_turn(store: PostgresStore, worker: str) -> None:
 
 def traces(server: Server, dsn: str) -> dict[str, Any]:
     """Return what the turn has left in each table."""
-    database = dsn.partition("@/")[2].partition("?")[0]
+    database = name_of(dsn)
     tables = ("session", "entry", "inbox", "outbox")
     counts = {name: server.sql(f"SELECT count(*) FROM {name}", database=database)[0][0] for name in tables}
     counts["spent"] = server.sql("SELECT tokens, cost FROM spent", database=database)
@@ -137,7 +130,7 @@ async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is
     async with opened(database) as store:
         await store.accept(said())
         row = await store.accept(said("two"))
-        name = database.partition("@/")[2].partition("?")[0]
+        name = name_of(database)
         lane, number = postgres.sql("SELECT id, number FROM lane ORDER BY number DESC LIMIT 1", database=name)[0]
         state = ThreadState()
         state.name, state.number, state.has_row = lane, number + 1, True
@@ -152,7 +145,7 @@ async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is
 
 
 async def test_killing_a_backend_in_the_middle_of_a_write_costs_nothing(postgres, database, worker):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
     async with opened(database) as store:
         killed = 0
@@ -294,7 +287,7 @@ async def test_many_concurrent_writes_are_few_transactions(database, worker):
 
 async def test_connections_that_the_server_ends_at_any_point_fail_no_call(postgres, database):
     """Whatever was in progress is done on another connection."""
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name = 'everloop'"
     over, done = False, 0
     async with opened(database) as store:

@@ -25,16 +25,10 @@ from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, start, until
 
 from .proxy import SOCKET, proxied
+from .server import name_of
 
 ELSEWHERE = "anothermachine.1.77.88.1"  # a worker of which only the row is known here
 LEASE = 3.0  # seconds; a busy machine may let a worker renew it a second late
-
-
-@pytest.fixture
-def worker():
-    name = new_worker()
-    yield name
-    retire(name)
 
 
 @asynccontextmanager
@@ -143,7 +137,7 @@ async def test_a_wake_up_reaches_the_workers_of_every_process_of_the_store_and_o
 
 
 async def test_a_worker_that_got_no_notices_for_a_while_looks_for_itself(postgres, database, worker):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query NOT LIKE '%%pid%%'"
     async with opened(database, lease_seconds=60) as store:
         heard = asyncio.Event()
@@ -161,7 +155,7 @@ async def test_after_an_outage_no_worker_is_dead_until_it_had_time_to_renew(post
     """Recognised by the server's own start: an older row says nothing."""
     async with opened(database, lease_seconds=1e6) as store:
         assert await store.begin("me", "test:1", ELSEWHERE, said()) is not None
-        name = database.partition("@/")[2].partition("?")[0]
+        name = name_of(database)
         postgres.sql("UPDATE worker SET at = 1.0", database=name)
         assert await store.is_alive(ELSEWHERE)
     async with opened(database, lease_seconds=0.01) as store:

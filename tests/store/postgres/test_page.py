@@ -11,6 +11,8 @@ from everloop.store.postgres import connections, store
 from everloop.store.postgres.store import PostgresStore
 from tests.support.places import DOCS
 
+from .server import name_of
+
 PAGE = (DOCS / "postgresql.md").read_text()
 
 
@@ -22,7 +24,7 @@ async def test_the_queries_of_the_page_find_what_is_there(postgres, database):
     await made.accept(InboundMessage("test", "user", "1", "waits").addressed())
     await made.close()
     retire(worker)
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     queries = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
     assert len(queries) == 3
     for query in queries:

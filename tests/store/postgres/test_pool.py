@@ -23,7 +23,7 @@ from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import everloop
 
 from .pgbouncer import PgBouncer, pgbouncer
-from .server import Server
+from .server import Server, name_of
 
 # Counted by the role's session, not by the name of the application, which a pooler may set for its clients.
 CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
@@ -33,17 +33,6 @@ CONNECTED = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backen
 def pooler(postgres: Server) -> Iterator[PgBouncer]:
     with pgbouncer(postgres.folder) as made:
         yield made
-
-
-@pytest.fixture
-def worker() -> Iterator[str]:
-    name = new_worker()
-    yield name
-    retire(name)
-
-
-def name_of(dsn: str) -> str:
-    return dsn.partition("@/")[2].partition("?")[0]
 
 
 async def turn(store: PostgresStore, worker: str, chat: str, text: str) -> None:

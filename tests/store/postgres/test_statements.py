@@ -21,7 +21,7 @@ from everloop.testing import FakeOpenAI, ScriptedProvider
 from tests.support.commands import environment, start
 
 from .pgbouncer import pgbouncer
-from .server import Server
+from .server import Server, name_of
 
 if TYPE_CHECKING:
     from everloop.store.postgres.connections import Connection
@@ -50,7 +50,7 @@ def pool(request: pytest.FixtureRequest, postgres: Server) -> Iterator[Callable[
 async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_mark_that_it_was_sent(
     postgres: Server, database: str, pool: Callable[[str], str], fake: FakeOpenAI, tmp_path: Path
 ):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql(f"ALTER DATABASE {name} SET log_statement = 'all'")
     env = environment(fake, EVERLOOP_HOME=str(tmp_path), EVERLOOP_STORE=database, EVERLOOP_MODEL="tools-0x0")
     env |= {"EVERLOOP_STORE_POOL": pool(name)} if pool(name) else {}
@@ -112,7 +112,7 @@ async def test_a_turn_of_one_answer_is_nine_statements_from_its_message_to_the_m
 async def test_an_answer_that_is_awaited_in_the_same_process_takes_two_commits_and_no_outbox(
     postgres: Server, database: str, tmp_path: Path
 ):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql(f"ALTER DATABASE {name} SET log_statement = 'all'")
     provider = ScriptedProvider(["hello"], repeat_last=True)
     async with AgentLoop(MessageBus(), provider, tmp_path, store=PostgresStore(database)) as agent:

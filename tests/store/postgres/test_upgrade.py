@@ -35,7 +35,7 @@ from tests.server.serving import Client, process, text_of, worker
 from tests.support.places import ROOT
 
 from . import previous
-from .server import Server
+from .server import Server, name_of
 
 # What would disturb a program that knows the old tables.
 DISTURBING = re.compile(r"\b(DROP|RENAME|TRUNCATE|DELETE FROM|SET NOT NULL|ALTER COLUMN)\b|NOT NULL(?! DEFAULT)", re.I)
@@ -101,7 +101,7 @@ async def test_the_previous_release_and_this_one_take_turns_on_one_store(postgre
     Neither takes a turn of the other that lasts longer than a lease, and turns that the old one has not ended are ended
     by the new one.
     """
-    name = empty.partition("@/")[2].partition("?")[0]
+    name = name_of(empty)
     settings = {"EVERLOOP_STORE": empty, "EVERLOOP_MODEL": "tools-0x1"}
     (tmp_path / "config.toml").write_text(f"[server]\nturns = false\n[worker]\nlease_seconds = {previous.LEASE}\n")
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http, old_worker(release_before, empty) as old:
@@ -161,7 +161,7 @@ async def test_the_previous_release_and_this_one_take_turns_on_one_store(postgre
 async def test_a_newer_releases_store_is_used_if_it_allows_that_and_refused_in_one_line_if_not(
     postgres, database, caplog
 ):
-    name = database.partition("@/")[2].partition("?")[0]
+    name = name_of(database)
     postgres.sql("UPDATE everloop_schema SET applied = applied + 1", database=name)
     store = PostgresStore(database)
     assert await store.sessions("me") == []

@@ -214,7 +214,8 @@ class Compactor:
         if conversation.stopgap:
             note.task = asyncio.create_task(self._in_background(claim, self._mended(claim), note))
         else:
-            work = self.make(claim, conversation, until=claim.next_seq - 1, fall_back=False)
+            room = self.room(measure, conversation)
+            work = self.make(claim, conversation, room, until=claim.next_seq - 1, fall_back=False)
             note.task = asyncio.create_task(self._in_background(claim, work, note))
 
     async def fit(self, claim: Claim, turn: Turn, measure: Measure, refused: bool = False) -> bool:
@@ -235,10 +236,8 @@ class Compactor:
                 changed = True
         if not refused and (measure.tokens(conversation) <= measure.limit or not measure.can_fit(conversation)):
             return changed
-        room = self._shrunk(measure, conversation) if refused else None
-        made = await self.make(
-            claim, conversation, open_from=claim.first_seq, tell=turn.tell, measure=measure, room=room
-        )
+        room = self._shrunk(measure, conversation) if refused else self.room(measure, conversation)
+        made = await self.make(claim, conversation, room, open_from=claim.first_seq, tell=turn.tell)
         if made is None:
             return changed
         await self._apply(claim, turn, measure, made)
@@ -265,26 +264,22 @@ class Compactor:
         self,
         claim: Claim,
         conversation: Conversation,
+        room: Room,
         *,
         open_from: int | None = None,
         until: int | None = None,
         kept_turns: int = KEPT_TURNS,
-        target: float = TARGET,
         focus: str = "",
         fall_back: bool = True,
         tell: Callable[[events.Event], None] | None = None,
-        measure: Measure | None = None,
-        room: Room | None = None,
     ) -> Compacted | None:
-        """Create the compaction entry that makes the conversation short enough; None if nothing can be left out.
+        """Create the compaction entry that fits the conversation into the room; None if nothing can be left out.
 
         If the summary fails, a list of the user's messages stands in until there is one; without `fall_back`, the
         failure is raised.
         """
-        measure = measure or self.measure()
         before, logged = await read_shown(self._store, claim, until)
         after = max(claim.history_from, before.until if before else 0)
-        room = room or self._room(measure, conversation, measure.tokens_at(target, conversation), measure.limit)
         made = await in_thread(plan, logged, before, room, after=after, open_from=open_from, kept_turns=kept_turns)
         if made is None:
             return None
@@ -341,16 +336,20 @@ class Compactor:
         """The maximum length of a summary in characters."""
         return int(CHARACTERS * max(200, min(SUMMARY_TOKENS, 0.08 * self.measure().room)))
 
-    def _room(self, measure: Measure, conversation: Conversation, target: float, limit: float) -> Room:
-        fixed = measure.fixed(conversation) + self._longest
-        return Room(fixed, measure.in_units(target), measure.in_units(limit))
+    def room(self, measure: Measure, conversation: Conversation, share: float = TARGET) -> Room:
+        """Return the room for a conversation that should fill this share of the window."""
+        target = measure.tokens_at(share, conversation)
+        return Room(self._fixed(measure, conversation), measure.in_units(target), measure.in_units(measure.limit))
 
     def _shrunk(self, measure: Measure, conversation: Conversation) -> Room:
         """Return the room after a refusal: something must go, whatever the estimate says."""
         beside = measure.weight(conversation) - (fixed := measure.fixed(conversation))
         target, limit = (int(fixed + share * beside) for share in SHRUNK)
-        room = self._room(measure, conversation, 0, 0)
-        return Room(room.fixed, target, limit)
+        return Room(self._fixed(measure, conversation), target, limit)
+
+    def _fixed(self, measure: Measure, conversation: Conversation) -> int:
+        """Return the weight of what cannot be left out, with the longest summary."""
+        return measure.fixed(conversation) + self._longest
 
     def _save(self, claim: Claim, aside: Sequence[CallEnded]) -> dict[str, str]:
         """Save long results to files of their session. Return their paths by call id, "" if that failed."""

@@ -276,11 +276,12 @@ class TurnRunner:
     async def compact(self, claim: Claim, session: Session) -> tuple[Compacted | None, str]:
         """Run `/compact`: return the entry that summarises all turns but the last, and the reply to the person."""
         assert session.system is not None
+        compactor = self.models.compactor
+        measure = compactor.measure()
         system = self.context.conversation_prompt(await session.system, claim.began)
-        conversation = await self._histories.conversation(claim, system, blind=self.models.compactor.blind)
-        work = self.models.compactor.make(
-            claim, conversation, kept_turns=1, target=0, focus=words_after(claim.message.content), fall_back=False
-        )
+        conversation = await self._histories.conversation(claim, system, blind=compactor.blind)
+        room, focus = compactor.room(measure, conversation, share=0), words_after(claim.message.content)
+        work = compactor.make(claim, conversation, room, kept_turns=1, focus=focus, fall_back=False)
         session.command = asyncio.ensure_future(work)
         try:
             await asyncio.wait([session.command])  # it may be cancelled without the session
@@ -298,7 +299,6 @@ class TurnRunner:
         if made is None:
             return None, NOTHING_TO_COMPACT
         after = conversation_of(system, made, await self.store.read_log(claim.session, made.until))
-        measure = self.models.compactor.measure()
         then, now = measure.tokens(conversation), measure.tokens(after)
         if now >= then:
             return None, NOTHING_TO_COMPACT

@@ -571,7 +571,7 @@ def _unused_answers(entries: Sequence[Entry], under_way: int) -> set[int]:
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What a store goes on with that was restored from a backup."""
+    """What a store resumes from that was restored from a backup."""
 
     sessions: int
     entries: int

@@ -46,7 +46,11 @@ def restore(options: argparse.Namespace) -> int:
     if isinstance(config.store, DSN) and options.in_place and options.file is None:
         from ..store.postgres.restored import mark_restored
 
-        _report(config.store, mark_restored(config.store, config.lease_seconds))
+        places = asyncio.run(_places(config.store_directory)) if config.store_directory else {}
+        found = mark_restored(config.store, config.lease_seconds, places)
+        _report(config.store, found)
+        for owner in found.moved:
+            print(f"{owner} has moved to {places[owner]} since: what the backup had of them is deleted here.")
         return 0
     if options.in_place and not isinstance(config.store, DSN):
         raise EverloopError("name the file of the backup; --in-place is for a PostgreSQL database")
@@ -56,6 +60,17 @@ def restore(options: argparse.Namespace) -> int:
     found = backup.restore(file, store, _Bar("restored"))
     _report(store, found, found.set_aside)
     return 0
+
+
+async def _places(dsn: DSN) -> dict[str, DSN]:
+    """The databases of the owners in the directory."""
+    from ..store.postgres.directory import Directory
+
+    directory = Directory(dsn)
+    try:
+        return {owner: place for owner, place, _ in await directory.places()}
+    finally:
+        await directory.close()
 
 
 def _report(store: Path | DSN, found: Restored, set_aside: Path | None = None) -> None:

@@ -117,7 +117,7 @@ def move_owner(
         Migration(source).through(old)
         Migration(target).through(new)
         try:
-            if _is_same(old, new):
+            if is_same(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
             return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
         except StoreError:
@@ -135,7 +135,24 @@ def _failed(*databases: tuple[DSN, Connection]) -> DSN:
     return states.get(TransactionStatus.UNKNOWN) or states.get(TransactionStatus.INERROR) or databases[0][0]
 
 
-def _is_same(old: Connection, new: Connection) -> bool:
+def delete_owner(db: Connection, owner: str, target: DSN, at: float) -> None:
+    """Delete everything of an owner who is in another database, and leave the mark that refuses late arrivals."""
+    ids = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = %s", (owner,)).fetchall()]
+    for query in deleting.DELETE:
+        db.execute(query, (ids,))
+    for table in (*OF_OWNER, "rate"):
+        db.execute(f"DELETE FROM {table} WHERE owner = %s", (owner,))
+    db.execute(MARK, (owner, target.without_password, at))
+
+
+def has_any(db: Connection, owner: str) -> bool:
+    """Return whether a database has anything of the owner."""
+    tables = [table for table in ("session", *OF_OWNER) if table != "spent"]  # which may arrive late
+    queries = (f"SELECT 1 FROM {table} WHERE owner = %s LIMIT 1" for table in tables)
+    return any(db.execute(query, (owner,)).fetchone() for query in queries)
+
+
+def is_same(old: Connection, new: Connection) -> bool:
     """Return whether both are the same database: an advisory lock belongs to one database of one server."""
     key = secrets.randbits(62)
     old.execute("SELECT pg_advisory_lock(%s)", (key,))
@@ -201,7 +218,7 @@ class _Move:
             self._arrive()
             self._moved.pause = time.monotonic() - began
             return True
-        if gone is None or self._has_any():
+        if gone is None or has_any(self._old, self._owner):
             return False
         if staged:  # by a move that was interrupted before the owner moved elsewhere
             self._new.execute(BEGIN)
@@ -221,7 +238,7 @@ class _Move:
             self._wait_for_queue(wait)
         began = self._lock_out(wait)
         sessions = self._sessions()
-        if not self._has_any():
+        if not has_any(self._old, self._owner):
             raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
         if self._places.keys() - sessions.keys():
             raise StoreError("a session was deleted in the meantime: try again")
@@ -233,8 +250,7 @@ class _Move:
         self._check_free()
         (at,) = self._new.execute(f"SELECT {NOW}").fetchone() or (0.0,)
         self._new.execute(MARK, (self._owner, self._source.without_password, at))
-        self._delete(list(sessions))
-        self._old.execute(MARK, (self._owner, self._target.without_password, at))
+        delete_owner(self._old, self._owner, self._target, at)
         self._new.execute("COMMIT")
         if self._entry is not None:
             self._entry.keep_held()
@@ -341,12 +357,6 @@ class _Move:
     def _sessions(self) -> dict[int, str]:
         return dict(self._old.execute("SELECT id, key FROM session WHERE owner = %s", (self._owner,)).fetchall())
 
-    def _has_any(self) -> bool:
-        """Return whether the old database has anything of the owner."""
-        tables = [table for table in ("session", *OF_OWNER) if table != "spent"]  # which may arrive late
-        queries = (f"SELECT 1 FROM {table} WHERE owner = %s LIMIT 1" for table in tables)
-        return any(self._old.execute(query, (self._owner,)).fetchone() for query in queries)
-
     def _lengths_of(self, sessions: Iterable[int]) -> dict[int, int]:
         return dict(self._old.execute(LENGTHS, (list(sessions),)).fetchall())
 
@@ -412,12 +422,6 @@ class _Move:
                 copy.write(row)
                 count += 1
         return count
-
-    def _delete(self, sessions: list[int]) -> None:
-        for query in deleting.DELETE:
-            self._old.execute(query, (sessions,))
-        for table in (*OF_OWNER, "rate"):
-            self._old.execute(f"DELETE FROM {table} WHERE owner = %s", (self._owner,))
 
 
 def _values(parts: list[Part]) -> list[list[int]]:

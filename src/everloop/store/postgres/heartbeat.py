@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
 from . import replication
-from .connections import Unreachable, break_off
+from .connections import Unreachable
 from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RENEWALS = 3  # renewals per lease duration
 RETRY_SECONDS = 0.5
 WATCH_SECONDS = 0.5  # polling interval for a silent server
 SILENT_SECONDS = 5.0  # without an answer to the heartbeat for this long, a server is given up
-STANDBY_SECONDS = 1.5  # interval of looks for the synchronous standby, on a server with one
+STANDBY_SECONDS = 1.5  # interval of looks for the synchronous standby, on a server with one or of several servers
 STANDBY_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
 
 RENEW = f"""INSERT INTO worker (id, address, at)
@@ -184,9 +184,7 @@ class Heartbeat:
             if (asked_at := self._asked_at) and time.monotonic() - asked_at > SILENT_SECONDS:
                 self._asked_at = 0.0
                 log.warning("the store has not answered for %.0f s: looking for the primary", SILENT_SECONDS)
-                if (connection := self._connection) is not None:
-                    break_off(connection)
-                primary.break_all()
+                primary.give_up(self._connection)
             time.sleep(WATCH_SECONDS)
 
     def _run(self, stop: Stop) -> None:
@@ -290,10 +288,15 @@ class Heartbeat:
         if waited and not self.standby_wait:
             log.warning("the store's writes no longer wait for a synchronous standby")
 
+    @property
+    def _looks(self) -> bool:
+        """Whether to look for the standby between renewals. With several servers, that also finds one silent sooner."""
+        return self._has_sync_standby or self._primary is not None
+
     def _receive(self, connection: Connection, stop: Stop, until: float) -> None:
         """Deliver notifications until the next renewal is due."""
         while not stop.is_set:
-            if self._has_sync_standby and time.monotonic() >= self._look_at:
+            if self._looks and time.monotonic() >= self._look_at:
                 self._look_for_standby(connection)
                 self._look_at = time.monotonic() + STANDBY_SECONDS
             notices = [(notice.channel, notice.payload) for notice in connection.notifies(timeout=0)]
@@ -307,7 +310,7 @@ class Heartbeat:
                 self._deliver(payload)
             if (left := until - time.monotonic()) <= 0:
                 break
-            if self._has_sync_standby:
+            if self._looks:
                 left = min(left, max(0.0, self._look_at - time.monotonic()))
             wait_for(left, connection.fileno(), stop.fileno())
 

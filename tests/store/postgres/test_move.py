@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.cli.stores import _Files
 from everloop.config.sources import DSN
-from everloop.errors import OwnerMoved, StoreError
+from everloop.errors import EverloopError, OwnerMoved, StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
@@ -253,6 +255,33 @@ async def test_the_database_that_fails_is_the_one_that_is_named(postgres, databa
         assert (done.status, done.err.count("\n")) == (2, 1)
         assert f"the disk of the store {DSN(dsn)} is full: free some space" in done.err
         postgres.sql("DROP FUNCTION is_full CASCADE", database=name_of(dsn))
+
+
+def test_files_are_copied_while_work_continues_and_only_what_has_changed_is_copied_again(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "memory").mkdir(parents=True)
+    for name in ("kept", "changed", "deleted"):
+        (source / "memory" / name).write_text(name)
+    (source / "link").symlink_to("memory/kept")
+    files = _Files(source, target)
+    files.copy()
+    first = (target / "memory" / "kept").stat().st_ino
+    (source / "memory" / "changed").write_text("since")
+    (source / "memory" / "deleted").unlink()
+    (source / "new").mkdir()
+    (source / "new" / "file").write_text("new")
+    files.copy()
+    assert (target / "memory" / "kept").stat().st_ino == first
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
+    assert found == {"memory/kept", "memory/changed", "new/file", "link"}
+    assert (target / "memory" / "changed").read_text() == "since"
+    assert (target / "link").readlink() == Path("memory/kept")
+    assert (target / "memory" / "kept").stat().st_mtime == (source / "memory" / "kept").stat().st_mtime
+    _Files(source, target).copy()  # as when the command is run again
+    (target / "memory" / "changed").unlink()
+    (target / "memory" / "changed").mkdir()
+    with pytest.raises(EverloopError, match="the files cannot be copied"):
+        files.copy()
 
 
 async def test_two_moves_of_one_owner_at_once_are_one(postgres, database, other, worker):

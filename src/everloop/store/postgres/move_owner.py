@@ -190,7 +190,7 @@ class _Move:
         for connection in (self._old, self._new):
             if connection.execute(ONLY_MOVE, (self._owner,)).fetchone() != (True,):
                 raise StoreError(f"another command is currently moving {self._owner}: wait until it ends")
-        if not self._was_moved():
+        if not self._was_moved(before_commit):
             try:
                 self._copy_and_leave(before_commit, wait)
             except BaseException:
@@ -202,7 +202,7 @@ class _Move:
             self._entry.put(self._target)
         return self._moved
 
-    def _was_moved(self) -> bool:
+    def _was_moved(self, before_commit: Callable[[], None]) -> bool:
         """Complete an earlier move that was interrupted; return whether there is nothing else to do."""
         gone, come = (db.execute(MARKED, (self._owner,)).fetchone() for db in (self._old, self._new))
         staged = self._new.execute("SELECT to_regclass(%s)", (self._staged["inbox"],)).fetchone() != (None,)
@@ -214,6 +214,7 @@ class _Move:
         if staged and gone is not None and come is not None and gone[1] == come[1]:
             began = time.monotonic()
             entries = "SELECT count(*) FROM entry e JOIN session s ON s.id = e.session WHERE s.owner = %s"
+            before_commit()  # it may not have been asked for in the earlier run
             (self._moved.rows["entry"],) = self._new.execute(entries, (ARRIVING + self._owner,)).fetchone() or (0,)
             self._arrive()
             self._moved.pause = time.monotonic() - began

@@ -192,6 +192,8 @@ async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_databa
         async with opened(PostgresStore(dsn)) as store:
             with pytest.raises(OwnerMoved):
                 await store.accept(InboundMessage("test", "user", "1", "lost?", owner="anna").addressed())
+    for dsn in (database, other):
+        assert check_history(partial(postgres.sql, database=name_of(dsn))).violations == []
     again = await everloop("move", "anna", database, other)
     if done == 3:
         assert (again.status, again.err.count("\n")) == (2, 1)
@@ -205,6 +207,22 @@ async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_databa
         assert check_history(partial(postgres.sql, database=name_of(dsn))).violations == []
     async with opened(PostgresStore(other)) as store:
         await store.accept(InboundMessage("test", "user", "1", "new", owner="anna").addressed())
+
+
+async def test_a_token_whose_name_was_taken_during_an_interrupted_move_is_told_and_not_lost(
+    postgres, database, other, worker
+):
+    await filled(postgres, database, worker)
+    mine = rows(postgres, database, "anna")
+    await cut_off(postgres, database, other, 3, how="refused")
+    values = "('x', 'x', 'laptop', 'ben', 1)"
+    postgres.sql(f"INSERT INTO token (id, hash, name, owner, created_at) VALUES {values}", database=name_of(other))
+    done = await everloop("move", "anna", database, other)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert 'another token named "laptop": revoke one of the two first' in done.err
+    postgres.sql("UPDATE token SET revoked_at = 2 WHERE id = 'x'", database=name_of(other))
+    assert (await everloop("move", "anna", database, other)).status == 0
+    assert rows(postgres, other, "anna") == mine
 
 
 async def test_what_an_interrupted_move_has_left_hinders_no_later_one(postgres, database, other, worker):

@@ -3,8 +3,8 @@
 The log, which only grows, is copied while work continues. Then the owner's sessions are locked in the old database, the
 rest is copied, and there are three commits:
 
-1. The new database has everything, but no worker finds it: the sessions have a name of their own as owner, and all
-   other rows are staged in separate tables.
+1. The new database has everything, but no worker finds it: the sessions belong to a placeholder, `arriving:OWNER`, and
+   all other rows are staged in tables of their own.
 2. The old database deletes everything, and leaves a mark that refuses late arrivals.
 3. The new database takes everything over from the staging tables.
 
@@ -42,7 +42,7 @@ WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
 HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
 OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant", "request_text")
 STAGED = ("inbox", "outbox", *OF_OWNER)
-ARRIVING = "arriving:"  # before the owner of sessions that another database still works on; no owner has a colon
+ARRIVING = "arriving:"  # prefix of the placeholder; no owner has a colon
 BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
     UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session

@@ -367,8 +367,8 @@ async def test_a_name_that_looks_like_a_link_is_shown_as_it_is(network: HookNetw
         await network.say(BERT, f"/link {code[0]}", sender=BERT, name=name)
         await until(lambda: len(phone.heard("7")) == 2)
         assert phone.heard("7")[1].startswith(f"{name} (hook:bert) shares this session now.")
-        eve = {"id": 66, "is_bot": False, "first_name": name}
-        await phone.say("66", "hello", **{"from": eve})
+        more: dict[str, Any] = {"from": {"id": 66, "is_bot": False, "first_name": name}}
+        await phone.say("66", "hello", **more)
         await until(lambda: phone.heard("66"))
         await phone.say("7", f"/pair {phone.heard('66')[0].split()[4][:8]}")
         await until(lambda: len(phone.heard("7")) == 3)

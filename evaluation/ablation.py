@@ -111,6 +111,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
     "retries": [(shaping, "_retry_if_false", _always(None))],
     "certain calls": [(shaping, "certain_call", _always(None))],
+    "quotes": [(shaping, "is_answered_by", _always(False))],
     "sentences": [(shaping, "final_sentence", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
     "known values": [(shaping, "argument_values", _always({}))],

@@ -112,7 +112,7 @@ class Take(NamedTuple):
 Work = Held | Parked | Resume | Open | Take | None
 
 
-def accepted(claim: Claim, message: InboundMessage, row: Incoming, new_turn: str | None) -> None:
+def note_accepted(claim: Claim, message: InboundMessage, row: Incoming, new_turn: str | None) -> None:
     """Note that the claim's message is in the inbox; it was there before if its id is known."""
     claim.accepted = row.id
     if new_turn is not None and row.turn == new_turn:

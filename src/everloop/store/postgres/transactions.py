@@ -247,7 +247,7 @@ def begin(
     if message is not None:
         new_turn = state.new_turn(kind)
         accepted = accept(db, message, kind, state.id, (new_turn, state.next_seq) if new_turn else None)
-        claims.accepted(claim, message, accepted, new_turn)
+        claims.note_accepted(claim, message, accepted, new_turn)
     damaged: list[Damaged] = []
     while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
         damaged.append(work)

@@ -73,7 +73,8 @@ async def plant(folder: Path, turns: int) -> Path:
     loop = agent(folder, Instant(), path)
     if turns > SHOWN:
         conversation = await loop._turns._histories.conversation(claim, "system")
-        made = await loop._compactor.make(claim, conversation, kept_turns=SHOWN, target=0)
+        room = loop._compactor.room(loop._compactor.measure(), conversation, share=0.0)
+        made = await loop._compactor.make(claim, conversation, room, kept_turns=SHOWN)
         assert made is not None
         assert made.turns == turns - SHOWN
         assert await store.compact("me", "bench:1", made)

@@ -36,6 +36,13 @@ def _every_line(request: str, lines: Iterable[str]) -> list[str]:
     return [line for line in dict.fromkeys(lines) if line.strip()]
 
 
+_context_messages = prompt.context_messages
+
+
+def _without_files(system: str, _: Seen) -> list[Any]:
+    return _context_messages(system, Seen())
+
+
 def _every_tool(offered: Sequence[Any], request: str, called: Any = ()) -> list[Any]:
     return list(offered)
 
@@ -102,8 +109,9 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "leaked text": [(shaping, "leaked_text", _always(""))],
     "unknown files": [(shaping, "uses_unknown_file", _always(False))],
     "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
-    "claims": [(shaping, "claims_change", _always(False))],
+    "retries": [(shaping, "_retry_if_false", _always(None))],
     "certain calls": [(shaping, "certain_call", _always(None))],
+    "quotes": [(shaping, "is_answered_by", _always(False))],
     "sentences": [(shaping, "final_sentence", _always(""))],
     "examples": [(shaping, "nearest", _always([]))],
     "known values": [(shaping, "argument_values", _always({}))],
@@ -118,7 +126,7 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "next step": [(routing, "may_continue", _always(True))],
     "code files": [(shaping, "code_file", _always(""))],
     "language of examples": [(examples, "language_of", _always("english"))],
-    "files in the prompt": [(shaping, "context_messages", lambda system, _: prompt.context_messages(system, Seen()))],
+    "files in the prompt": [(prompt, "context_messages", _without_files)],
 }
 
 

@@ -187,6 +187,10 @@ class MatrixNetwork:
         self.rooms[chat], self._people_of[chat] = self.make_room(person, [self.bot]), person
         self.join(self.bot, self.rooms[chat])
 
+    def invite(self, by: dict[str, Any], who: dict[str, Any], room: str) -> None:
+        asked = {"user_id": who["user_id"]}
+        self.server.call("POST", f"{API}/rooms/{quote(room)}/invite", asked, by["access_token"])
+
     def join(self, who: dict[str, Any], room: str) -> None:
         self.server.call("POST", f"{API}/rooms/{quote(room)}/join", {}, who["access_token"])
 

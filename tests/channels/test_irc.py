@@ -10,6 +10,7 @@ import pytest
 
 from everloop.channels.base import Options
 from everloop.channels.irc import Irc, parse
+from everloop.channels.links import LinkStore
 from everloop.testing.channels import conform, running
 
 from .ircd import IrcNetwork
@@ -108,6 +109,30 @@ async def test_a_person_who_takes_a_nick_gets_nothing_of_what_was_said_under_it(
         await until(lambda: irc.heard("eve"))
         assert len(await store.sessions("me")) == 2
     assert irc.heard("eve") == ["what did I tell you?"]
+
+
+async def test_a_person_who_takes_a_nick_links_nothing_and_ends_no_link(irc: IrcNetwork, tmp_path: Path) -> None:
+    irc.settings["allow"] = [f"{name}!~{name}@127.0.0.1" for name in ("anna", "bert", "carl")]
+    async with running(irc.settings, tmp_path, Says("ok")) as store:
+        codes = []
+        for name in ("anna", "bert"):
+            await irc.say(name, " /link")
+            await until(lambda name=name: irc.heard(name))  # type: ignore[misc]
+            codes.append(irc.heard(name)[0].split()[4][:8])
+        await irc.say("carl", f" /link {codes[0]}")
+        await until(lambda: irc.heard("carl"))
+        eve = await irc.person("eve")
+        await (await irc.person("anna")).close()
+        while not any(line.command == "NICK" and line.params == ["anna"] for line in eve.lines):
+            eve.write("NICK anna")
+            await asyncio.sleep(0.05)
+        for text in (" /link", f" /link {codes[1]}", " /unlink", "what was said?", " /status"):
+            await eve.tell("everbot", text)
+        await irc.say("carl", "still there?")
+        await until(lambda: irc.heard("carl")[-1] == "ok")
+        (shared,) = (await LinkStore(store, "me").read()).shared
+        assert [one.account for one in shared.members] == [f"irc:{name}!~{name}@127.0.0.1" for name in ("anna", "carl")]
+    assert irc.heard("eve") == []
 
 
 async def test_a_person_who_changes_their_nick_has_the_same_limit(irc: IrcNetwork, tmp_path: Path) -> None:

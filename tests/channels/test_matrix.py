@@ -12,10 +12,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from everloop.channels.base import Later, Part, Received, StateRow, make_channel
+from everloop.channels.links import LinkStore
 from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
@@ -26,7 +28,8 @@ from everloop.testing.channels import config_of, conform, running, storm, take_o
 from ..support.commands import everloop
 from ..support.web_servers import answer, serving
 from .flood import check_flood
-from .says import Says, found, until
+from .hooks import HookNetwork
+from .says import Recalls, Says, found, until
 from .synapse import EncryptedNetwork, MatrixNetwork, People, Synapse, people, synapse
 from .transcription import SOUND, Endpoint
 
@@ -125,6 +128,42 @@ async def test_a_thread_is_a_session_and_gaps_of_a_sync_are_read_from_the_histor
     assert sorted(says.asked) == [*sorted(["in a thread"]), *(f"message {n}" for n in range(6)), "the root"]
     assert len(keys) == 2
     assert [one["m.relates_to"]["event_id"] for one in contents if "m.relates_to" in one] == [root]
+
+
+async def test_a_person_who_joins_a_room_hears_nothing_of_the_session_that_it_shares(
+    matrix: MatrixNetwork, tmp_path: Path
+) -> None:
+    """Not even one who has Anna's name."""
+    anna, eve, room = matrix.anna, matrix.eve, matrix.rooms["1"]
+    matrix.settings["allow"] = [anna["user_id"], eve["user_id"]]
+
+    def let_in() -> None:
+        matrix.invite(anna, eve, room)
+        matrix.join(eve, room)
+        path = f"/_matrix/client/v3/profile/{quote(eve['user_id'])}/displayname"
+        matrix.server.call("PUT", path, {"displayname": anna["user_id"]}, eve["access_token"])
+
+    async with (
+        HookNetwork().running() as hook,
+        running([matrix.settings, hook.settings], tmp_path, Recalls()) as store,
+    ):
+        await hook.say("anna", "/link")
+        await until(lambda: hook.heard("anna"))
+        await matrix.say("1", f"/link {hook.heard('anna')[0].split()[4][:8]}")
+        await told(matrix, room, 1)
+        await hook.say("anna", "a secret")
+        await until(lambda: len(hook.heard("anna")) == 3)
+        await asyncio.to_thread(let_in)
+        await asyncio.to_thread(matrix.write, eve, room, "/unlink")
+        await asyncio.to_thread(matrix.write, eve, room, f"{matrix.bot['user_id']}: what was said?")
+        first = await told(matrix, room, 2)
+        for who in (eve, anna):
+            await asyncio.to_thread(matrix.write, who, room, f"{matrix.bot['user_id']}: and of {who['user_id']}?")
+        contents = await told(matrix, room, 4)
+        assert "what was said?" in first[-1]["body"]
+        assert "a secret" not in str(contents)
+        (shared,) = [one for one in (await LinkStore(store, "me").read()).shared if one.is_shared]
+        assert [one.account for one in shared.members] == ["hook:anna", f"matrix:{anna['user_id']}"]
 
 
 async def _cursor(store: Any) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from everloop import LLMProvider, LLMResponse
 from everloop.channels import preview
 from everloop.channels.discord import Discord
+from everloop.channels.links import ALONE
 from everloop.channels.slack import Slack
 from everloop.channels.telegram import Telegram
 from everloop.providers.base import Delta
@@ -25,6 +26,7 @@ from .fake_discord import FakeDiscord
 from .fake_slack import FakeSlack
 from .fake_telegram import FakeTelegram
 from .says import Says, found, until
+from .test_promises import ALLOWED, CHATS, WHO
 
 FIRST, SECOND = "The beans are nearly ", "ripe, and the peas as well."
 
@@ -35,7 +37,9 @@ class Writes(LLMProvider):
     default_model = "writes"
 
     def __init__(self) -> None:
-        self.goes_on, self.ends = asyncio.Event(), asyncio.Event()
+        self.starts, self.goes_on, self.ends = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.starts.set()
+        self.begun = 0
 
     async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
         return LLMResponse(FIRST + SECOND)
@@ -43,6 +47,8 @@ class Writes(LLMProvider):
     async def stream(
         self, messages: Any, tools: Any = None, model: str | None = None
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
+        self.begun += 1
+        await self.starts.wait()
         yield Delta(text=FIRST)
         await self.goes_on.wait()
         yield Delta(text=SECOND)
@@ -126,6 +132,40 @@ async def test_typing_is_shown_while_the_turn_runs(tmp_path: Path, monkeypatch: 
             model.goes_on.set()
             model.ends.set()
             await until(lambda: discord.heard("1") == [FIRST + SECOND])
+
+
+async def test_a_chat_that_left_a_session_is_shown_no_more_of_it(network: Any, tmp_path: Path) -> None:
+    model, kind = Writes(), network.settings["name"]
+    network.settings["allow"] = ALLOWED[kind]
+    home, other = CHATS[kind]
+
+    async def say(chat: str, text: str) -> None:
+        await network.say(chat, text, **WHO[kind](chat))
+
+    async with running(network.settings, tmp_path, model) as store:
+        await say(home, " /link")
+        await until(lambda: network.heard(home))
+        await say(other, f" /link {network.heard(home)[0].split()[4][:8]}")
+        await until(lambda: len(network.heard(home)) == 2 and network.heard(other))
+        model.starts.clear()
+        await say(home, "write it")
+        await until(lambda: model.begun)
+        await say(other, "and for me?")  # waits behind the first
+        await found(lambda: _waits(store, f"{kind}:{home}"))
+        model.starts.set()
+        await until(lambda: network.heard(other)[-1] == FIRST + "…")
+        await say(home, " /unlink")
+        await until(lambda: ALONE in network.heard(home))
+        model.goes_on.set()
+        await asyncio.sleep(0.5)  # 25 times as long as between two changes of a draft
+        assert [text for text in changes(network) if SECOND in text] == []
+        model.ends.set()
+        await until(lambda: network.heard(other)[-1] == FIRST + SECOND)  # the answer to its own message
+        await found(lambda: _is_clean(store, kind))
+
+
+async def _waits(store: Any, session: str) -> bool:
+    return bool(await store.waiting("me", session))
 
 
 async def _has_draft(store: Any, name: str) -> bool:

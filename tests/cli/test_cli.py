@@ -65,8 +65,25 @@ async def test_an_unknown_command_or_flag_is_reported_in_one_line():
     is_one_error(await everloop("srve"), "srve", 'did you mean "serve"?', "--help")
     is_one_error(await everloop("what files are here"), "everloop run")
     is_one_error(await everloop(".", "--workspace", "x"), "either")
-    is_one_error(await everloop("run", "--modle", "x", "goal"), "--modle")
+    is_one_error(
+        await everloop("run", "--modle", "x", "goal"), "--modle (did you mean --model?)", "everloop run --help"
+    )
+    is_one_error(await everloop("--modle", "x"), "--modle (did you mean --model?)", "everloop --help")
+    is_one_error(await everloop("chat", "--trst"), "--trst (did you mean --trust?)", "everloop chat --help")
+    is_one_error(await everloop("--zzz", "log"), "there is no flag --zzz;")
+    is_one_error(await everloop("log", "mine"), '"mine" is one argument too many', "everloop log --help")
     is_one_error(await everloop("log", "-n", "0"), "above 0")
+
+
+async def test_a_link_comes_with_a_hint_if_no_server_is_there():
+    async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as listening:
+        port = str(listening.sockets[0].getsockname()[1])
+        there = await everloop("link", "--port", port)
+    gone = await everloop("link", "--port", port)
+    for done in (there, gone):
+        assert re.fullmatch(rf"http://127\.0\.0\.1:{port}/#link=[0-9a-f.]+\n", done.out)
+    assert there.err == ""
+    assert gone.err == f"everloop: nothing answers at port {port} yet: `everloop serve` starts it\n"
 
 
 async def test_json_loses_no_character_where_the_output_is_not_utf8(server):

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from everloop import ContextBuilder
+from everloop.channels.base import SHIPPED, make_channel
+from everloop.cli import channel_setup
 from everloop.cli.init import FILES, command
-from everloop.config import Config
+from everloop.config import ChannelConfig, Config
 from everloop.context.skills import Skills
 from everloop.errors import EverloopError
 from everloop.sandbox.reach import Reach
@@ -75,6 +77,25 @@ async def test_at_a_terminal_it_asks_for_a_chat_network_and_shows_no_secret():
     assert stat.S_IMODE((home / "config.toml").stat().st_mode) == 0o600
     async with terminal("init") as screen:  # with a channel configured, it asks nothing
         assert await screen.ends() == 0
+
+
+SAMPLES = {
+    "server": "https://chat.example.org",
+    "url": "https://hook.example.org",
+    "address": "agent@example.org",
+    "jid": "agent@example.org",
+}
+
+
+def test_what_is_asked_for_is_all_that_each_network_needs():
+    assert set(channel_setup.NETWORKS) == set(SHIPPED) - {"push"}  # which is turned on in the browser
+    for network, questions in channel_setup.NETWORKS.items():
+        given = {one.key: SAMPLES.get(one.key, f"{one.key}-1") for one in questions}
+        given |= {"secret": 32 * "s"} if network == "webhook" else {}  # which is made
+        channel, options = make_channel(ChannelConfig(name=network, options=given))
+        assert channel.name == network
+        secrets = {key for key, value in given.items() if options.redacted(value) != value}
+        assert secrets - {"secret"} == {one.key for one in questions if one.secret}, network
 
 
 def test_the_example_of_the_skills_page_works_as_written(tmp_path):

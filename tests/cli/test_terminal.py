@@ -417,7 +417,8 @@ async def test_changes_of_the_last_turn_are_shown_and_undone_but_later_user_edit
         (workspace / "mine.txt").write_text("mine again\n")
         screen.type("/undo\r")
         await screen.shows("not undone: mine.txt: it has changed since")
-        await screen.shows("↶ gone.txt")
+        await screen.shows("↶ restored gone.txt")
+        assert "↶ removed d/made.txt" in screen.lines
         assert (workspace / "kept.txt").read_text() == "old\n"
         assert (workspace / "gone.txt").read_text() == "gone\n"
         assert (workspace / "mine.txt").read_text() == "mine again\n"
@@ -445,7 +446,7 @@ async def test_the_last_turn_of_an_earlier_process_is_undone(server, home):
     async with terminal(server=server) as screen:
         await screen.ready()
         screen.type("/undo\r")
-        await screen.shows("↶ plan.txt")
+        await screen.shows("↶ restored plan.txt")
         assert (workspace / "plan.txt").read_text() == "old\n"
         screen.type("/undo\r")
         await screen.shows("nothing to undo")

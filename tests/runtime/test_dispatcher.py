@@ -148,6 +148,29 @@ async def test_a_client_that_leaves_before_its_session_is_claimed_follows_no_tur
     assert followed["leaves"] == []
 
 
+async def test_a_process_that_ends_with_its_answer_leaves_the_next_message_to_the_process_that_waits_for_it(desk):
+    told: list[int | None] = []
+    desk.on_handoff = told.append
+    desk.dispatcher.run_only_awaited()
+    earlier = await desk.store.accept(said("earlier"))
+    desk.held.add("own")
+    own = await desk.dispatcher.submit(said("own"))
+    await asyncio.wait_for(desk.reached.wait(), 20)
+    later = await desk.store.accept(said("later"))  # by another process
+    desk.go.set()
+    assert await asyncio.wait_for(own, 20) == "own"
+    await until(lambda: desk.dispatcher.session("me", "test:one") is None)
+    assert await desk.store.over([earlier.id, later.id]) == [earlier.id]  # the own one was behind it
+    assert told == [later.session]
+    await desk.dispatcher.scan()
+    await until(lambda: desk.dispatcher.session("me", "test:one") is None)
+    claim = await desk.store.begin("me", "test:one", desk.other)
+    assert claim is not None
+    assert claim.message.content == "later"
+    assert not claim.resumed
+    assert told == [later.session]
+
+
 @pytest.mark.parametrize(("meant", "stopped"), [(None, True), ("t1", True), (5, True), ("t2", False), (6, False)])
 async def test_a_stop_for_one_turn_stops_no_other(desk, meant, stopped):
     """Also if that turn has just started, and the stop names the inbox row that opened it."""

@@ -108,3 +108,18 @@ async def test_the_code_of_a_person_who_was_just_unlinked_is_for_their_own_sessi
     await links.change(lambda kept: leave(kept, "hook:bert"))  # after his command was received, and before it ran
     made = await links.change(lambda kept: offer(kept, bert, "AAAAAAA3", time.time()))
     assert made.session == "hook:bert"
+
+
+async def test_a_pairing_code_is_confirmed_once_by_workers_that_take_it_at_once(opened):
+    workers = [Pairings(await opened(), "hook") for _ in range(2)]
+    for number in range(5):
+        eve = f"eve{number}"
+        code = await workers[0].new_code(Received(chat=eve, sender=eve, text="hi", id=f"m{number}"), eve)
+        assert code is not None
+        tries = [workers[n % 2].confirm(code, "me", message=f"pair{n}") for n in range(6)]
+        (paired,) = [one for one in await asyncio.gather(*tries) if one is not None]
+        assert paired.sender == eve
+        assert await workers[1].confirm(code, "me", message=paired.message) == paired  # it comes again
+        assert await workers[1].confirm(code, "me", message="another") is None
+        assert set(await workers[1].peers()) == {f"eve{n}" for n in range(number + 1)}
+        assert await workers[1].pending() == []

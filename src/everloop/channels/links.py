@@ -18,7 +18,7 @@ import msgspec
 from ..config import LINK, ChannelConfig
 from ..cron.jobs import job_of, timer_of
 from ..cron.zones import BadSchedule
-from ..store.base import Store
+from ..store.base import Store, Timer
 from ..text import one_line
 from ..threads import in_thread
 from .access import CODE_SECONDS, Access, Pairings, is_code, new_code, same_id
@@ -425,15 +425,19 @@ async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
     """
     gone = {(fold_case(one.account), one.session) for one in left}
     for timer in await store.timers(owner) if gone else ():
-        account = fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}")
-        if (account, timer.data.get("session")) in gone:
+        if (_asked_by(timer), timer.data.get("session")) in gone:
             await store.set_timer(msgspec.structs.replace(timer, data={**timer.data, "session": None}))
 
 
+def _asked_by(timer: Timer) -> str:
+    """Return the account that a job was asked for by, in lower case. Jobs of the command line are its chat's."""
+    return fold_case(f"{timer.data.get('channel')}:{timer.data.get('by') or timer.data.get('chat_id')}")
+
+
 async def pause_jobs(store: Store, owner: str, account: str) -> None:
-    """Pause the jobs that a person asked for."""
+    """Pause the jobs that a person asked for, or that answer in their chat."""
     for timer in await store.timers(owner):
-        if fold_case(f"{timer.data.get('channel')}:{timer.data.get('by')}") == fold_case(account):
+        if _asked_by(timer) == fold_case(account):
             try:
                 job = await in_thread(job_of, timer)
             except (ValueError, BadSchedule):  # it is damaged, and does not run

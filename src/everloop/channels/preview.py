@@ -30,6 +30,7 @@ QUIET_SECONDS = 3.0  # a session that has no turn for so long is considered done
 DRAFT = "draft:"
 MORE = " …"
 Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
+MaySee = Callable[[], Awaitable[bool]]
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Shown:
     session: str
     chat: str
     streams: bool  # drafts are shown
+    may_see: MaySee  # whether the session is still the chat's
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_over: bool = False
     text: str = ""
@@ -61,7 +63,9 @@ class Previews:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def preparing(self, session: str, chat_id: str, chat: str, is_thread: bool) -> AsyncIterator[None]:
+    async def preparing(
+        self, session: str, chat_id: str, chat: str, is_thread: bool, may_see: MaySee
+    ) -> AsyncIterator[None]:
         """Show what happens in a session, until its turn has ended or its answer is sent.
 
         The session is followed from before the message is put into the inbox, in the body, so that the turn streams.
@@ -70,7 +74,7 @@ class Previews:
         if chat_id in self._shown or not (streams or self._can.typing):
             yield
             return
-        shown = self._shown[chat_id] = Shown(session, chat, streams)
+        shown = self._shown[chat_id] = Shown(session, chat, streams, may_see)
         subscriber: SessionSubscriber | None = None
         try:
             if self._follow is not None:
@@ -178,6 +182,9 @@ class Previews:
                 return
             first = next(split(shown.text, self._can), None)
             if first is None:
+                return
+            if not await shown.may_see():
+                shown.is_over = True
                 return
             id = self._drafts.get(chat_id, "")
             pause = self._can.pace

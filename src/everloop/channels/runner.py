@@ -417,8 +417,13 @@ class ChannelInbox:
         if kind != "message":
             await self._put(incoming, kind)
             return True
-        where = (incoming.session_key, incoming.chat_id, message.chat, bool(message.thread))
-        async with self._previews.preparing(*where):
+        session = incoming.session_key
+
+        async def may_see() -> bool:
+            is_admitted = await self._access.standing(message) != "stranger"
+            return is_admitted and await self._session_of(message) == session
+
+        async with self._previews.preparing(session, incoming.chat_id, message.chat, bool(message.thread), may_see):
             await self._put(incoming, kind)
         return True
 

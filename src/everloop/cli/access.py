@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import socket
 import sys
 import time
 import webbrowser
@@ -18,6 +19,7 @@ from ..config.sources import DSN
 from ..errors import ConfigError, EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
+from ..text import one_line
 from .common import load_with_store
 from .output import as_json
 
@@ -121,7 +123,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
 
 def _unknown(name: str) -> EverloopError:
     # The user may have pasted the token itself: never show enough of it to be used.
-    return EverloopError(f'there is no token "{name[:12]}…": `everloop token list` shows their names')
+    return EverloopError(f'there is no token "{one_line(name, 13)}": `everloop token list` shows their names')
 
 
 def _table(tokens: list[Token]) -> str:
@@ -145,9 +147,18 @@ def link(options: argparse.Namespace) -> int:
         raise ConfigError("name the port of the server with --port")
     link = asyncio.run(_new_link(config))
     print(link)
+    if not _is_answered(config.host, config.port):
+        print(f"everloop: nothing answers at port {config.port} yet: `everloop serve` starts it", file=sys.stderr)
     if options.open and not webbrowser.open(link):
         print("everloop: no browser was found here: open the link yourself", file=sys.stderr)
     return 0
+
+
+def _is_answered(host: str, port: int) -> bool:
+    """Return whether a server listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
 
 
 async def _new_link(config: Config) -> str:

@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "restore": ("everloop restore monday.db",),
     "check-history": ("everloop check-history", "everloop check-history --store postgresql://db/everloop"),
     "migrate": ("everloop migrate ~/.everloop/everloop.db postgresql://db/everloop",),
-    "move": ("everloop move anna postgresql://db-a/everloop postgresql://db-b/everloop --files /mnt/b",),
+    "move": ("everloop move anna postgresql://db-a/el postgresql://db-b/el --files /mnt/b",),
     "directory": ("everloop directory", "everloop directory ben postgresql://db-b/everloop"),
     "doctor": ("everloop doctor", "everloop doctor --model"),
     "completion": (

@@ -42,6 +42,26 @@ class Parser(argparse.ArgumentParser):
         self.epilog = epilog(self.prog.partition(" ")[2])
         return super().format_help()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse, and refuse what is unknown here, where the flags of the command are known."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown[0])
+        return options, unknown
+
+    def has_flag(self, argument: str) -> bool:
+        return argument == "--" or argument.partition("=")[0] in self._option_string_actions
+
+    def refuse(self, argument: str) -> NoReturn:
+        """End with the error that there is no such argument."""
+        if not argument.startswith("-"):
+            self.error(f'"{argument[:60]}" is one argument too many')
+        from difflib import get_close_matches
+
+        flag = argument.partition("=")[0]
+        close = get_close_matches(flag, [*self._option_string_actions], 1, 0.7)
+        self.error(f"there is no flag {flag[:60]}" + (f" (did you mean {close[0]}?)" if close else ""))
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         sys.stdout.flush()  # now, when an error can still be told
         super().exit(status, message)
@@ -57,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         known = parser()
         given = sys.argv[1:] if arguments is None else list(arguments)
-        options = known.parse_args(_with_folder(given, known.commands))
+        options = known.parse_args(_with_folder(given, known))
         module, _, function = options.command.partition(":")
         status: int = getattr(import_module(f"everloop.cli.{module}"), function or "command")(options)
         sys.stdout.flush()
@@ -82,14 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
-def _with_folder(arguments: list[str], commands: frozenset[str]) -> list[str]:
+def _with_folder(arguments: list[str], known: Parser) -> list[str]:
     """Read `everloop [chat] FOLDER` as `everloop [chat] --workspace FOLDER`.
 
     Without `chat`, a folder named like a command is written ./NAME.
     """
     skip = in_chat = False
+    commands = known.commands
     for place, argument in enumerate(arguments):
         if skip or argument.startswith("-"):
+            if not skip and not in_chat and not known.has_flag(argument):
+                known.refuse(argument)
             skip = not skip and argument in VALUED
             continue
         if argument == "chat" and not in_chat:
@@ -406,7 +429,7 @@ def _flags(*, hidden: bool = False, without: str = "") -> Parser:
         ("--provider", "NAME", "which model API to use"),
         ("--base-url", "URL", "address of the model API"),
         ("--model", "NAME", "the model to use"),
-        ("--store", "FILE", "the database file"),
+        ("--store", "STORE", "the database: a file, or a postgresql:// address"),
     ):
         if name != without:
             flags.add_argument(name, metavar=value, help=argparse.SUPPRESS if hidden else text)

@@ -167,6 +167,7 @@ async def run(
 
     async with make_agent(config) as agent:
         agent.subagents.waits = True  # the process ends with the answer
+        agent.dispatcher.run_only_awaited()
         agent.watch(key, tell_of_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
         answer = asyncio.create_task(agent.ask(goal, key, *chat_of(key), on_event=watch))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -46,7 +48,11 @@ def restore(options: argparse.Namespace) -> int:
     if isinstance(config.store, DSN) and options.in_place and options.file is None:
         from ..store.postgres.restored import mark_restored
 
-        _report(config.store, mark_restored(config.store, config.lease_seconds))
+        places = asyncio.run(_places(config.store_directory)) if config.store_directory else {}
+        found = mark_restored(config.store, config.lease_seconds, places)
+        _report(config.store, found)
+        for owner in found.moved:
+            print(f"{owner} has moved to {places[owner]} since: what the backup had of them is deleted here.")
         return 0
     if options.in_place and not isinstance(config.store, DSN):
         raise EverloopError("name the file of the backup; --in-place is for a PostgreSQL database")
@@ -56,6 +62,17 @@ def restore(options: argparse.Namespace) -> int:
     found = backup.restore(file, store, _Bar("restored"))
     _report(store, found, found.set_aside)
     return 0
+
+
+async def _places(dsn: DSN) -> dict[str, DSN]:
+    """The databases of the owners in the directory."""
+    from ..store.postgres.directory import Directory
+
+    directory = Directory(dsn)
+    try:
+        return {owner: place for owner, place, _ in await directory.places()}
+    finally:
+        await directory.close()
 
 
 def _report(store: Path | DSN, found: Restored, set_aside: Path | None = None) -> None:
@@ -195,25 +212,26 @@ def move(options: argparse.Namespace) -> int:
     folders = _folders(options.owner, config.home, Path(options.files).expanduser()) if options.files else None
     from ..store.postgres.move_owner import move_owner
 
-    def copy_files() -> None:
-        """Called before the commits: a copy that fails moves nothing."""
-        if folders is not None and folders[0].is_dir():
-            try:
-                shutil.copytree(*folders, symlinks=True, dirs_exist_ok=True)
-            except (OSError, shutil.Error) as error:
-                raise EverloopError(f"the workspace cannot be copied ({error}): nothing was moved") from None
-
     source, target = DSN(options.source), DSN(options.target)
-    directory = config.store_directory
-    moved = move_owner(options.owner, source, target, copy_files, lease=config.lease_seconds, directory=directory)
-    for table, rows in moved.rows.items():
-        print(f"{table:<13} {rows:>9}")
-    logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
-    print(
-        f"All rows have arrived in {target}, and {logs} the same, entry by entry; work waited for {moved.pause:.1f} s."
-    )
+    lease, directory = config.lease_seconds, config.store_directory
     if folders is not None:
+        files = _Files(*folders)
+        files.copy()
+        moved = move_owner(options.owner, source, target, files.copy, lease=lease, directory=directory)
+    else:
+        moved = move_owner(options.owner, source, target, lease=lease, directory=directory)
+    if any(moved.rows.values()):
+        for table, rows in moved.rows.items():
+            print(f"{table:<13} {rows:>9}")
+        logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
+        waited = f"work waited for {moved.pause:.1f} s"
+        print(f"All rows have arrived in {target}, and {logs} the same, entry by entry; {waited}.")
+    else:
+        print(f"All rows had arrived in {target} before.")
+    if folders is not None and folders[0].is_dir():
         print(f"Files: {folders[0]} is copied to {folders[1]}; the first is still there.")
+    elif folders is not None:
+        print(f"Files: there is no {folders[0]}.")
     if directory is not None:
         print(f"The directory {directory} names {target} for {options.owner}.")
     return 0
@@ -224,6 +242,53 @@ def _folders(owner: str, home: Path, other: Path) -> tuple[Path, Path]:
     if owner == OWNER:
         raise EverloopError("--files: the workspace of the owner `me` is your own folder: copy it yourself")
     return home / "owners" / owner, other / "owners" / owner
+
+
+class _Files:
+    """Copies a folder: first while its owner works, and then only what has changed since."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._source, self._target = source, target
+        self._copied: set[Path] = set()
+
+    def copy(self) -> None:
+        if not self._source.is_dir():
+            return
+        before, self._copied = self._copied, set()
+        try:
+            self._copy(self._source, self._target)
+            for deleted in before - self._copied:
+                deleted.unlink(missing_ok=True)
+        except OSError as error:
+            raise EverloopError(f"the files cannot be copied ({error}): correct that and run it again") from None
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        with os.scandir(source) as found:
+            entries = list(found)
+        for one in entries:
+            other = target / one.name
+            with contextlib.suppress(FileNotFoundError):  # it was deleted a moment ago
+                if one.is_dir(follow_symlinks=False):
+                    self._copy(Path(one.path), other)
+                    continue
+                if one.is_symlink():
+                    other.unlink(missing_ok=True)
+                    other.symlink_to(os.readlink(one.path))
+                elif _look(other) != _look(Path(one.path)):
+                    other.unlink(missing_ok=True)
+                    shutil.copy2(one.path, other)
+                self._copied.add(other)
+        shutil.copystat(source, target)
+
+
+def _look(path: Path) -> tuple[int, int, int] | None:
+    """What tells a changed file from an unchanged one."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_mode, found.st_size, found.st_mtime_ns
 
 
 # ---------------------------------------------------------------------------------------------- directory

@@ -391,8 +391,9 @@ class Chat:
             self._output.line("There is nothing to undo: no turn of this session has changed a file.", "dim")
             return
         done, kept = await self._changes.undo(changes)
+        new = {change.path for change in changes.changes if change.before is None}
         for path in done:
-            self._output.line(f"↶ {path}", "good")
+            self._output.line(f"↶ {'removed' if path in new else 'restored'} {path}", "good")
         for problem in kept:
             self._output.line(f"✗ not undone: {problem}", "bad")
         if not changes.whole:

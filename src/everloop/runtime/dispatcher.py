@@ -221,6 +221,13 @@ class Dispatcher:
             if not awaited and not coming and not session.key.startswith(f"{SUBAGENTS}:"):
                 session.leave()
 
+    def run_only_awaited(self) -> None:
+        """Start no turn that nothing here waits for: the process ends with its answer, and would interrupt it.
+
+        Sub-agents are exempt.
+        """
+        self._worker.only_awaited = True
+
     async def leave(self, seconds: float) -> None:
         """Start no more turns, and hand off each running one after its current step.
 

@@ -17,7 +17,7 @@ import msgspec
 
 from .. import events
 from ..actions import Park, next_action
-from ..bus import InboundMessage, Kind, StopRequest
+from ..bus import INSIDE, InboundMessage, Kind, StopRequest
 from ..commands import command_of
 from ..engine import Turn
 from ..errors import EverloopError, OwnerMoved, StaleLease, StoreError
@@ -207,6 +207,12 @@ class Worker(msgspec.Struct):
     runs: bool  # turns run here; otherwise everything is handed over to other processes
     kick: Callable[[str, str], None]  # check the inbox of a session
     retry: Callable[[str, str], None]  # check again after a failure, with a delay
+    only_awaited: bool = False  # start no turn, except a sub-agent's, that nothing here waits for
+
+    def leaves(self, owner: str, key: str) -> bool:
+        """Return whether what is in the inbox of a session is left to other processes."""
+        is_subagent = key.partition(":")[0] in INSIDE
+        return self.only_awaited and not is_subagent and not self.waiters.in_session(owner, key)
 
     async def hand_over(self, submission: Submission) -> None:
         """Put a message into the inbox for a turn that another process runs."""
@@ -361,6 +367,8 @@ class Session:
             return False
         submission = self.current = self.fresh.popleft() if self.fresh else None
         self.again = False
+        if submission is None and self._worker.leaves(self.owner, self.key):
+            return False
         # read while the turn is being started: one wake-up serves both
         self.system = self._store.aside(self._host.system_prompt)
         try:
@@ -479,6 +487,8 @@ class Session:
             if (repeated or not submissions) and not claim.message.reply:
                 self._host.on_unclaimed_answer(row)
             answer(submissions, text)
+        if self.again and not self.fresh and self._worker.leaves(self.owner, self.key):
+            self._host.on_handoff(claim.session)
         return bool(self.fresh) or self.again
 
     # ------------------------------------------------------------------------------------------ messages meanwhile

@@ -578,6 +578,7 @@ class Restored(msgspec.Struct, frozen=True):
     open_turns: int
     unsent: int  # answers that may have been sent since
     cut_off: int = 0  # calls that may have run since
+    moved: tuple[str, ...] = ()  # owners who have moved to another database since, and are deleted here
 
 
 def may_have_run(log: Sequence[Entry]) -> tuple[str, ...]:

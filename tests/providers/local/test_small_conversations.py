@@ -15,7 +15,7 @@ from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.answers import leaked_text, uses_unknown_file
 from everloop.providers.local.small.conversation import Turn
 from everloop.providers.local.small.examples import EXAMPLES
-from everloop.providers.local.small.language import paths_in
+from everloop.providers.local.small.language import Request, paths_in
 from everloop.tools.narrow import NARROW, command_of, narrowed
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
@@ -371,7 +371,7 @@ def test_what_the_person_has_said_is_no_leak() -> None:
 )
 def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: str) -> None:
     request = then(LIST, "run the tests of my project")
-    request["_step"] = replace(request["_step"], turn=Turn(said))
+    request["_step"] = replace(request["_step"], turn=Turn(Request(said)))
     output = answered(json.dumps({"tool": "exec", "command": command}))
     again = SHAPING.read(output, retried(request))
     assert isinstance(again, dict)
@@ -414,7 +414,7 @@ def test_a_time_zone_is_no_file() -> None:
 
 @pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])
 def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) -> None:
-    assert not uses_unknown_file("exec", {"command": "rm *.log"}, said, ["old.log", said])
+    assert not uses_unknown_file("exec", {"command": "rm *.log"}, Request(said), ["old.log", said])
 
 
 # ---------------------------------------------------------------------------------------------- narrow tools

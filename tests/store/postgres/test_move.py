@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.cli.stores import _Files
 from everloop.config.sources import DSN
-from everloop.errors import OwnerMoved, StoreError
+from everloop.errors import EverloopError, OwnerMoved, StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
@@ -190,6 +192,8 @@ async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_databa
         async with opened(PostgresStore(dsn)) as store:
             with pytest.raises(OwnerMoved):
                 await store.accept(InboundMessage("test", "user", "1", "lost?", owner="anna").addressed())
+    for dsn in (database, other):
+        assert check_history(partial(postgres.sql, database=name_of(dsn))).violations == []
     again = await everloop("move", "anna", database, other)
     if done == 3:
         assert (again.status, again.err.count("\n")) == (2, 1)
@@ -203,6 +207,22 @@ async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_databa
         assert check_history(partial(postgres.sql, database=name_of(dsn))).violations == []
     async with opened(PostgresStore(other)) as store:
         await store.accept(InboundMessage("test", "user", "1", "new", owner="anna").addressed())
+
+
+async def test_a_token_whose_name_was_taken_during_an_interrupted_move_is_told_and_not_lost(
+    postgres, database, other, worker
+):
+    await filled(postgres, database, worker)
+    mine = rows(postgres, database, "anna")
+    await cut_off(postgres, database, other, 3, how="refused")
+    values = "('x', 'x', 'laptop', 'ben', 1)"
+    postgres.sql(f"INSERT INTO token (id, hash, name, owner, created_at) VALUES {values}", database=name_of(other))
+    done = await everloop("move", "anna", database, other)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert 'another token named "laptop": revoke one of the two first' in done.err
+    postgres.sql("UPDATE token SET revoked_at = 2 WHERE id = 'x'", database=name_of(other))
+    assert (await everloop("move", "anna", database, other)).status == 0
+    assert rows(postgres, other, "anna") == mine
 
 
 async def test_what_an_interrupted_move_has_left_hinders_no_later_one(postgres, database, other, worker):
@@ -253,6 +273,33 @@ async def test_the_database_that_fails_is_the_one_that_is_named(postgres, databa
         assert (done.status, done.err.count("\n")) == (2, 1)
         assert f"the disk of the store {DSN(dsn)} is full: free some space" in done.err
         postgres.sql("DROP FUNCTION is_full CASCADE", database=name_of(dsn))
+
+
+def test_files_are_copied_while_work_continues_and_only_what_has_changed_is_copied_again(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "memory").mkdir(parents=True)
+    for name in ("kept", "changed", "deleted"):
+        (source / "memory" / name).write_text(name)
+    (source / "link").symlink_to("memory/kept")
+    files = _Files(source, target)
+    files.copy()
+    first = (target / "memory" / "kept").stat().st_ino
+    (source / "memory" / "changed").write_text("since")
+    (source / "memory" / "deleted").unlink()
+    (source / "new").mkdir()
+    (source / "new" / "file").write_text("new")
+    files.copy()
+    assert (target / "memory" / "kept").stat().st_ino == first
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
+    assert found == {"memory/kept", "memory/changed", "new/file", "link"}
+    assert (target / "memory" / "changed").read_text() == "since"
+    assert (target / "link").readlink() == Path("memory/kept")
+    assert (target / "memory" / "kept").stat().st_mtime == (source / "memory" / "kept").stat().st_mtime
+    _Files(source, target).copy()  # as when the command is run again
+    (target / "memory" / "changed").unlink()
+    (target / "memory" / "changed").mkdir()
+    with pytest.raises(EverloopError, match="the files cannot be copied"):
+        files.copy()
 
 
 async def test_two_moves_of_one_owner_at_once_are_one(postgres, database, other, worker):

@@ -12,8 +12,13 @@ import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, tool
 from everloop.bus import OutboundMessage
+from everloop.config.sources import DSN
+from everloop.errors import OwnerMoved
 from everloop.log import Call, CallEnded, ModelAnswered, TurnEnded
+from everloop.store.base import Timer
 from everloop.store.peers import new_worker, retire
+from everloop.store.postgres.directory import entry_of
+from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider
 from tests.support.commands import everloop
@@ -89,6 +94,35 @@ async def test_a_restored_database_repeats_no_call_and_marks_what_may_have_been_
     assert values == {"olm:a": '{"encrypts":false}', "other": '{"encrypts":true}'}
     await store.close()
     retire(worker)
+
+
+async def test_owners_who_have_moved_since_the_backup_are_deleted_where_it_is_restored(
+    postgres, database, empty, tmp_path: Path
+):
+    """Otherwise two databases would go on with their turns and jobs."""
+    store = PostgresStore(database)
+    for owner in ("anna", "bob"):
+        await store.accept(InboundMessage("chat", owner, "1", "hi", owner=owner).addressed())
+        await store.set_timer(Timer(owner, "t", 1.0, {}))
+    await store.close()
+    dump = str(tmp_path / "everloop.dump")
+    await asyncio.to_thread(run, "pg_dump", "--format=custom", f"--file={dump}", database)
+    with postgres.database() as other, postgres.database() as directory:
+        await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other), directory=DSN(directory))
+        with entry_of("bob", DSN(directory)) as entry:  # the restored database, by another address
+            await asyncio.to_thread(entry.put, DSN(f"{empty}&application_name=x"))
+        await asyncio.to_thread(run, "pg_restore", "--no-owner", f"--dbname={empty}", dump)
+        done = await everloop("restore", "--in-place", EVERLOOP_STORE=empty, EVERLOOP_STORE_DIRECTORY=directory)
+        assert (done.status, done.err) == (0, "")
+        assert f"anna has moved to {DSN(other)} since: what the backup had of them is deleted here." in done.out
+        assert "bob" not in done.out
+    store = PostgresStore(empty)
+    assert [timer.owner for timer in await store.timers()] == ["bob"]
+    assert await store.sessions("anna") == []
+    assert len(await store.sessions("bob")) == 1
+    with pytest.raises(OwnerMoved):
+        await store.accept(InboundMessage("chat", "anna", "1", "hi", owner="anna").addressed())
+    await store.close()
 
 
 async def test_a_database_in_use_by_a_worker_is_not_marked_and_one_that_it_left_is(database, tmp_path: Path):

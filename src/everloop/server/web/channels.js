@@ -15,7 +15,7 @@ export function View() {
     <p class="lead">The chat networks in which your agent answers.</p>
     <${Notifications} />
     <${Waiting} data=${data} error=${error} />
-    ${data && !channels.length && html`<p class="hint">There is none yet. <code>everloop init</code> asks for one, on the server.</p>`}
+    ${data && !channels.length && html`<p class="hint">No chat network is connected yet. <code>everloop init</code>, on the server, connects one.</p>`}
     ${channels.some(hasPeople) && html`<${Pairing} isOperator=${data.operator} onDone=${reload} />`}
     ${channels.length > 0 && html`
       <ul class="cards" aria-label="Channels">${channels.map((one) => html`<${Channel} key=${one.name} channel=${one} onDone=${reload} />`)}</ul>`}

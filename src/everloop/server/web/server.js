@@ -26,8 +26,8 @@ function Health() {
   return html`<div class="scroll"><table class="data"><caption class="hidden">Checks</caption>
     <thead class="hidden"><tr><th scope="col">Check</th><th scope="col">State</th><th scope="col">Found</th></tr></thead>
     <tbody>${data.checks.map((/** @type {any} */ one) => html`<tr key=${one.name}>
-      <td>${one.name}</td><td><span class=${`badge ${one.ok ? "is-good" : "is-bad"}`}>${one.ok ? "well" : "wrong"}</span></td>
-      <td dir="auto">${one.found}${one.fix && html`<br /><code>${one.fix}</code>`}</td></tr>`)}</tbody></table></div>
+      <td>${one.name}</td><td><span class=${`badge ${one.ok ? "is-good" : "is-bad"}`}>${one.ok ? "ok" : "wrong"}</span></td>
+      <td class="found" dir="auto">${one.found}${one.fix && html`<br /><code>${one.fix}</code>`}</td></tr>`)}</tbody></table></div>
     <p><button type="button" class="small" onClick=${reload}>Check again</button></p>`;
 }
 

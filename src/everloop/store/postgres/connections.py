@@ -83,6 +83,7 @@ BATCH = 64  # writes per transaction
 RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
 SLOW_SECONDS = 1.5  # a failed attempt that took this long marks its server as silent: others are tried first
 SILENT_SECONDS = 5.0  # delay before a silent server is tried again
+BROKEN_OFF_SECONDS = 1.0  # the same for one that was connected: it may only have been slow
 LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
 # Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
@@ -184,6 +185,7 @@ class Primary:
         self._latest = ""
         self._lock = threading.Lock()
         self._try_at: dict[int, float] = {}  # when to retry a silent server
+        self._servers: weakref.WeakKeyDictionary[Connection, int] = weakref.WeakKeyDictionary()
 
     def connect(self) -> Connection:
         """Open a connection, or raise a one-line StoreError."""
@@ -201,6 +203,8 @@ class Primary:
                 continue
             self._try_at.pop(number, None)
             if self._is_latest(connection):
+                with self._lock:
+                    self._servers[connection] = number
                 return connection
             connection.close()
             failed = Unreachable(
@@ -209,6 +213,16 @@ class Primary:
             )
         assert failed is not None
         raise failed
+
+    def give_up(self, connection: Connection | None) -> None:
+        """Break all connections, because the server of this one is silent. The others are tried before it."""
+        if connection is not None:
+            with self._lock:
+                number = self._servers.get(connection)
+                if number is not None:
+                    self._try_at[number] = time.monotonic() + BROKEN_OFF_SECONDS
+            break_off(connection)
+        self.break_all()
 
     def _to_try(self) -> list[int]:
         """Return the servers in order, without those that another thread has just found silent."""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
-from .connections import Unreachable, break_off
+from .connections import Unreachable
 from .replication import StandbyWatch
 from .transactions import FRESH, NOW
 
@@ -74,7 +74,7 @@ class Heartbeat:
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
         self.owes = False  # a wake-up could not be sent and is due
-        self.standby = StandbyWatch()
+        self.standby = StandbyWatch(always=primary is not None)  # that also finds a silent server sooner
         self._timeline = ""  # of the most recently connected primary
         self._renewed_at = -math.inf  # time of the last renewal, by `_clock`
         self._term = 0
@@ -178,9 +178,7 @@ class Heartbeat:
             if (asked_at := self._asked_at) and time.monotonic() - asked_at > SILENT_SECONDS:
                 self._asked_at = 0.0
                 log.warning("the store has not answered for %.0f s: looking for the primary", SILENT_SECONDS)
-                if (connection := self._connection) is not None:
-                    break_off(connection)
-                primary.break_all()
+                primary.give_up(self._connection)
             time.sleep(WATCH_SECONDS)
 
     def _run(self, stop: Stop) -> None:

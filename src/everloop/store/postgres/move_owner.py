@@ -3,8 +3,8 @@
 The log, which only grows, is copied while work continues. Then the owner's sessions are locked in the old database, the
 rest is copied, and there are three commits:
 
-1. The new database has everything, but no worker finds it: the sessions have a name of their own as owner, and all
-   other rows are staged in separate tables.
+1. The new database has everything, but no worker finds it: the sessions belong to a placeholder, `arriving:OWNER`, and
+   all other rows are staged in tables of their own.
 2. The old database deletes everything, and leaves a mark that refuses late arrivals.
 3. The new database takes everything over from the staging tables.
 
@@ -42,7 +42,7 @@ WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
 HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
 OF_OWNER = ("timer", "spent", "token", "file_mark", "session_grant", "request_text")
 STAGED = ("inbox", "outbox", *OF_OWNER)
-ARRIVING = "arriving:"  # before the owner of sessions that another database still works on; no owner has a colon
+ARRIVING = "arriving:"  # prefix of the placeholder; no owner has a colon
 BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0"
 HELD = """SELECT worker, key FROM session WHERE owner = %(owner)s AND worker IS NOT NULL
     UNION SELECT o.worker, s.key FROM outbox o JOIN session s ON s.id = o.session
@@ -117,7 +117,7 @@ def move_owner(
         Migration(source).through(old)
         Migration(target).through(new)
         try:
-            if _is_same(old, new):
+            if is_same(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
             return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
         except StoreError:
@@ -135,7 +135,24 @@ def _failed(*databases: tuple[DSN, Connection]) -> DSN:
     return states.get(TransactionStatus.UNKNOWN) or states.get(TransactionStatus.INERROR) or databases[0][0]
 
 
-def _is_same(old: Connection, new: Connection) -> bool:
+def delete_owner(db: Connection, owner: str, target: DSN, at: float) -> None:
+    """Delete everything of an owner who is in another database, and leave the mark that refuses late arrivals."""
+    ids = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = %s", (owner,)).fetchall()]
+    for query in deleting.DELETE:
+        db.execute(query, (ids,))
+    for table in (*OF_OWNER, "rate"):
+        db.execute(f"DELETE FROM {table} WHERE owner = %s", (owner,))
+    db.execute(MARK, (owner, target.without_password, at))
+
+
+def has_any(db: Connection, owner: str) -> bool:
+    """Return whether a database has anything of the owner."""
+    tables = [table for table in ("session", *OF_OWNER) if table != "spent"]  # which may arrive late
+    queries = (f"SELECT 1 FROM {table} WHERE owner = %s LIMIT 1" for table in tables)
+    return any(db.execute(query, (owner,)).fetchone() for query in queries)
+
+
+def is_same(old: Connection, new: Connection) -> bool:
     """Return whether both are the same database: an advisory lock belongs to one database of one server."""
     key = secrets.randbits(62)
     old.execute("SELECT pg_advisory_lock(%s)", (key,))
@@ -173,7 +190,7 @@ class _Move:
         for connection in (self._old, self._new):
             if connection.execute(ONLY_MOVE, (self._owner,)).fetchone() != (True,):
                 raise StoreError(f"another command is currently moving {self._owner}: wait until it ends")
-        if not self._was_moved():
+        if not self._was_moved(before_commit):
             try:
                 self._copy_and_leave(before_commit, wait)
             except BaseException:
@@ -185,7 +202,7 @@ class _Move:
             self._entry.put(self._target)
         return self._moved
 
-    def _was_moved(self) -> bool:
+    def _was_moved(self, before_commit: Callable[[], None]) -> bool:
         """Complete an earlier move that was interrupted; return whether there is nothing else to do."""
         gone, come = (db.execute(MARKED, (self._owner,)).fetchone() for db in (self._old, self._new))
         staged = self._new.execute("SELECT to_regclass(%s)", (self._staged["inbox"],)).fetchone() != (None,)
@@ -197,11 +214,12 @@ class _Move:
         if staged and gone is not None and come is not None and gone[1] == come[1]:
             began = time.monotonic()
             entries = "SELECT count(*) FROM entry e JOIN session s ON s.id = e.session WHERE s.owner = %s"
+            before_commit()  # it may not have been asked for in the earlier run
             (self._moved.rows["entry"],) = self._new.execute(entries, (ARRIVING + self._owner,)).fetchone() or (0,)
             self._arrive()
             self._moved.pause = time.monotonic() - began
             return True
-        if gone is None or self._has_any():
+        if gone is None or has_any(self._old, self._owner):
             return False
         if staged:  # by a move that was interrupted before the owner moved elsewhere
             self._new.execute(BEGIN)
@@ -221,7 +239,7 @@ class _Move:
             self._wait_for_queue(wait)
         began = self._lock_out(wait)
         sessions = self._sessions()
-        if not self._has_any():
+        if not has_any(self._old, self._owner):
             raise StoreError(f"{self._source} has nothing of {self._owner}: `everloop token list` names owners")
         if self._places.keys() - sessions.keys():
             raise StoreError("a session was deleted in the meantime: try again")
@@ -233,8 +251,7 @@ class _Move:
         self._check_free()
         (at,) = self._new.execute(f"SELECT {NOW}").fetchone() or (0.0,)
         self._new.execute(MARK, (self._owner, self._source.without_password, at))
-        self._delete(list(sessions))
-        self._old.execute(MARK, (self._owner, self._target.without_password, at))
+        delete_owner(self._old, self._owner, self._target, at)
         self._new.execute("COMMIT")
         if self._entry is not None:
             self._entry.keep_held()
@@ -341,12 +358,6 @@ class _Move:
     def _sessions(self) -> dict[int, str]:
         return dict(self._old.execute("SELECT id, key FROM session WHERE owner = %s", (self._owner,)).fetchall())
 
-    def _has_any(self) -> bool:
-        """Return whether the old database has anything of the owner."""
-        tables = [table for table in ("session", *OF_OWNER) if table != "spent"]  # which may arrive late
-        queries = (f"SELECT 1 FROM {table} WHERE owner = %s LIMIT 1" for table in tables)
-        return any(self._old.execute(query, (self._owner,)).fetchone() for query in queries)
-
     def _lengths_of(self, sessions: Iterable[int]) -> dict[int, int]:
         return dict(self._old.execute(LENGTHS, (list(sessions),)).fetchall())
 
@@ -412,12 +423,6 @@ class _Move:
                 copy.write(row)
                 count += 1
         return count
-
-    def _delete(self, sessions: list[int]) -> None:
-        for query in deleting.DELETE:
-            self._old.execute(query, (sessions,))
-        for table in (*OF_OWNER, "rate"):
-            self._old.execute(f"DELETE FROM {table} WHERE owner = %s", (self._owner,))
 
 
 def _values(parts: list[Part]) -> list[list[int]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .connections import Connection
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 1.5  # interval of looks for the synchronous standby, on a server with one
+LOOK_SECONDS = 1.5  # interval of looks for the synchronous standby
 LONGEST_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
 
 # Commits of this database that wait for a synchronous standby, and how long the first of them has waited. Sessions of
@@ -41,10 +41,12 @@ def look(db: Connection) -> Replication:
 class StandbyWatch:
     """Looks whether the server's commits wait for a synchronous standby, or would, and reports it once."""
 
-    def __init__(self) -> None:
+    def __init__(self, always: bool = False) -> None:
+        """With `always`, it looks even if the server is configured to wait for no standby."""
         # Seconds without a synchronous standby, or that a commit had been waiting for one, at the last look.
         self.wait = 0.0
         self.is_needed = False  # the server is configured to wait for one
+        self._always = always
         self._missing_since = math.inf  # time of the look that first found none
         self._look_at = 0.0  # time of the next look
 
@@ -52,8 +54,8 @@ class StandbyWatch:
         self.is_needed = db.execute(NAMES).fetchone() not in (None, ("",))
 
     def due_in(self) -> float:
-        """Return the seconds until the next look; infinity if the server waits for no standby."""
-        return self._look_at - time.monotonic() if self.is_needed else math.inf
+        """Return the seconds until the next look; infinity if there is none."""
+        return self._look_at - time.monotonic() if self.is_needed or self._always else math.inf
 
     def look(self, db: Connection) -> None:
         """Report that there is no synchronous standby, or that it confirms nothing, once; and when that is over."""

@@ -7,8 +7,11 @@ may have been used. The next start treats them as it treats what a killed proces
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ...config.sources import DSN
 from ...errors import StoreError
@@ -16,6 +19,7 @@ from ...log import CallsBegun, decode_entry, encode_entry, kind_of
 from ..claims import Restored, may_have_run
 from .connections import connect, explain
 from .heartbeat import RENEWALS
+from .move_owner import delete_owner, has_any, is_same
 from .schema import migrate
 from .transactions import FRESH, NOW
 
@@ -41,15 +45,21 @@ MARKS = (
 UNSENT = "UPDATE outbox SET worker = NULL, tries = tries + 1 WHERE sent_at IS NULL"
 
 
-def mark_restored(dsn: DSN, lease: float) -> Restored:
-    """Write down what may have happened since the backup, in one transaction. No worker may be at work."""
+def mark_restored(dsn: DSN, lease: float, places: Mapping[str, DSN] | None = None) -> Restored:
+    """Write down what may have happened since the backup, in one transaction. No worker may be at work.
+
+    `places` are the databases of owners, from the directory. Those who have moved since the backup are deleted here.
+    """
     with closing(connect(dsn)) as db:
         try:
             migrate(db, dsn)
             _refuse_workers(db, dsn, lease)
+            moved = _moved(db, places or {})
             with db.transaction():
                 db.execute("LOCK TABLE session, inbox, outbox, worker IN EXCLUSIVE MODE")
-                return _mark(db)
+                for owner, place in moved.items():
+                    delete_owner(db, owner, place, time.time())
+                return replace(_mark(db), moved=tuple(moved))
         except StoreError:
             raise
         except Exception as error:
@@ -63,6 +73,22 @@ def _refuse_workers(db: Connection, dsn: DSN, lease: float) -> None:
         time.sleep(1.2 * lease / RENEWALS)
     if seen and db.execute(RENEWED, ([id for id, _ in seen], [at for _, at in seen])).fetchone() is not None:
         raise StoreError(f"{dsn} is in use: stop all servers and workers first (`everloop status` shows what runs)")
+
+
+def _moved(db: Connection, places: Mapping[str, DSN]) -> dict[str, DSN]:
+    """Return those who are in another database, and have something both there and here."""
+    found = {}
+    with ExitStack() as stack:
+        others: dict[DSN, Connection | None] = {}  # None for this database itself
+        for owner, place in places.items():
+            if not has_any(db, owner):
+                continue
+            if place not in others:
+                other = stack.enter_context(closing(connect(place)))
+                others[place] = None if is_same(db, other) else other
+            if (there := others[place]) is not None and has_any(there, owner):
+                found[owner] = place
+    return found
 
 
 def _mark(db: Connection) -> Restored:

@@ -1,5 +1,4 @@
-"""Checks of what a small model wrote (text of the examples, unknown files, false claims), and fixed sentences after
-calls."""
+"""Checks of what a small model wrote (text of the examples, unknown files), and fixed sentences after calls."""
 
 from __future__ import annotations
 
@@ -12,20 +11,7 @@ from ....tools.narrow import failed, outcome, quote
 from ....tools.seen import is_file
 from .conversation import Turn
 from .examples import EXAMPLES
-from .language import (
-    CHANGES,
-    ENGLISH,
-    asks_for_listing,
-    asks_for_whole_file,
-    clauses,
-    is_question,
-    language_of,
-    load_toml,
-    matches,
-    means,
-    paths_in,
-    replaces_all,
-)
+from .language import CHANGES, ENGLISH, Request, language_of, load_toml, paths_in
 
 # ---------------------------------------------------------------------------------------------- leaks
 
@@ -61,24 +47,19 @@ def _example_terms() -> list[tuple[str, re.Pattern[str]]]:
     return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms if term not in _COMMON]
 
 
-def uses_unknown_file(tool: str, arguments: Mapping[str, Any], request: str, known: Iterable[str]) -> bool:
+def uses_unknown_file(tool: str, arguments: Mapping[str, Any], request: Request, known: Iterable[str]) -> bool:
     """Whether a command names a file that never came up, or deletes or moves files by a pattern without being asked
     to change several."""
     if tool != "exec":
         return False
     grounds = "\n".join(known)
     command = _NEW_FILE.sub(" ", str(arguments.get("command", "")))
-    several = replaces_all(request) or matches(request, "several") or len(paths_in(request)) > 1
+    several = request.replaces_all or request.matches("several") or len(paths_in(request)) > 1
     if _BY_PATTERN.search(command) and not several:
         return True
     names = {path.rpartition("/")[2] for path in paths_in(grounds)}
     paths = [path.rpartition("/")[2] for path in paths_in(command) if is_file(path)]
     return any(path not in grounds and not any(name in path for name in names) for path in paths)
-
-
-def claims_change(answer: str) -> bool:
-    """Whether an answer says that the model has changed something."""
-    return matches(answer, "claim")
 
 
 # ---------------------------------------------------------------------------------------------- sentences after calls
@@ -91,13 +72,9 @@ def sentence(name: str, language: str, **values: str) -> str:
     return _SENTENCES.get(language, _SENTENCES[ENGLISH])[name].format_map(values)
 
 
-def imitates_report(answer: str) -> bool:
-    """Whether an answer has the form of a sentence after a call, or of a file that was read."""
-    return _report_pattern().match(answer) is not None
-
-
 @cache
-def _report_pattern() -> re.Pattern[str]:
+def report_pattern() -> re.Pattern[str]:
+    """The pattern of all sentences after calls, and of a file that was read."""
     forms = [re.escape(form) for named in _SENTENCES.values() for name, form in named.items() if name != "unsure"]
     with_paths = [re.sub(r"\\{(?:path|to)\\}", lambda _: _PATH, form) for form in forms]
     any_values = [re.sub(r"\\{\w+\\}", r"[^\\n]+?", form) for form in with_paths]
@@ -109,16 +86,16 @@ def final_sentence(turn: Turn) -> str:
     if not turn.calls or failed(turn.calls[-1].result) or _has_several_tasks(turn.request):
         return ""
     name, arguments, result = turn.calls[-1]
-    if name == "read_file" and asks_for_whole_file(turn.request):
+    if name == "read_file" and turn.request.asks_for_whole_file:
         return quote(name, arguments, result)
-    if name == "list_dir" and asks_for_listing(turn.text):
+    if name == "list_dir" and turn.text.asks_for_listing:
         return quote(name, arguments, result)
-    if (name == "exec" and not means(turn.request, "run")) or (name in ("exec", "count_lines") and not turn.file):
+    if (name == "exec" and not turn.request.means("run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""
     values = outcome(name, arguments, result)
     return sentence(name, language_of(turn.request), **values) if values and name in _SENTENCES[ENGLISH] else ""
 
 
-def _has_several_tasks(request: str) -> bool:
+def _has_several_tasks(request: Request) -> bool:
     tasks = (*CHANGES, "run", "remind", "remember", "count", "show", "read", "say", "find")
-    return matches(request, "then") or sum(means(part, *tasks) or is_question(part) for part in clauses(request)) > 1
+    return request.matches("then") or sum(part.means(*tasks) or part.is_question for part in request.clauses) > 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....tools.narrow import cut, narrowed
 from ....tools.seen import Call, Seen, seen_in
-from .language import content_words, matches, name_words, words
+from .language import Request, content_words, name_words, words
 
 Message = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Turn:
     `continues` whether it only adds to the request before.
     """
 
-    text: str
+    text: Request
     calls: tuple[Call, ...] = ()
     file: str = ""
     corrects: bool = False
@@ -41,9 +41,9 @@ class Turn:
     start: int = 0  # the index of the turn's first message
 
     @property
-    def request(self) -> str:
+    def request(self) -> Request:
         """The user's text, with the name of the file that it refers to."""
-        return f"{self.text} ({self.file})" if self.file else self.text
+        return Request(f"{self.text} ({self.file})") if self.file else self.text
 
     @property
     def called(self) -> list[str]:
@@ -73,7 +73,7 @@ def current_turn(messages: Sequence[Message]) -> Turn:
     start = max((at for at, message in enumerate(rest) if message.get("role") == "user"), default=0)
     text = without_clock(text_of(rest[start])) if rest and rest[start].get("role") == "user" else ""
     calls = tuple(calls_with_results(rest[start:]))
-    return Turn(cut(text, MAX_CLASSIFIED), calls, system="\n\n".join(system), messages=rest, start=start)
+    return Turn(Request(cut(text, MAX_CLASSIFIED)), calls, system="\n\n".join(system), messages=rest, start=start)
 
 
 def calls_with_results(messages: Sequence[Message]) -> list[Call]:
@@ -116,7 +116,7 @@ def text_of(message: Message) -> str:
 # ---------------------------------------------------------------------------------------------- references to files
 
 
-def described_file(request: str, paths: Iterable[str]) -> str:
+def described_file(request: Request, paths: Iterable[str]) -> str:
     """The path whose words occur in a request (`the old report` for report_old.txt), or ""."""
     said = {_singular(word) for word in words(request)}
     scores: dict[str, tuple[float, float, int]] = {}
@@ -127,16 +127,16 @@ def described_file(request: str, paths: Iterable[str]) -> str:
     return max(scores, key=lambda path: scores[path], default="")
 
 
-def referenced_file(request: str, seen: Seen) -> str:
+def referenced_file(request: Request, seen: Seen) -> str:
     """The file that a request refers to without naming it: described, the other one, the copy, or the last one."""
     files, candidates = [*seen.files, *seen.touched], [seen.focus]
-    if matches(request, "other"):  # the one whose name is most like that of the last one
+    if request.matches("other"):  # the one whose name is most like that of the last one
         focus = set(name_words(seen.focus))
         others = (path for path in files if path != seen.focus)
         candidates = sorted(others, key=lambda path: len(focus & set(name_words(path))))
-    elif matches(request, "copy"):
+    elif request.matches("copy"):
         candidates = [path for path in seen.copies if seen.has(path)]
-    elif matches(request, "original"):
+    elif request.matches("original"):
         candidates = [path for path in seen.copies.values() if seen.has(path)]
     found = described_file(request, candidates if len(candidates) > 1 else files)
     return found or (candidates or [seen.focus])[-1]
@@ -146,7 +146,7 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and word.isascii() else word
 
 
-def shares_words(request: str, lines: Iterable[str]) -> bool:
+def shares_words(request: Request, lines: Iterable[str]) -> bool:
     """Whether a content word of a request occurs in the lines."""
     said = {word for word in content_words(request) if len(word) > 1}
     known = {word for line in lines for word in words(line)}

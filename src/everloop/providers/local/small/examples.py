@@ -15,21 +15,7 @@ from typing import Any
 
 from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB, quote
 from ....tools.seen import Call
-from .language import (
-    CHANGES,
-    ENGLISH,
-    TASKS,
-    commands_in,
-    features,
-    is_question,
-    language_of,
-    load_toml,
-    matches,
-    means,
-    paths_in,
-    script_of,
-    words,
-)
+from .language import CHANGES, ENGLISH, TASKS, Request, features, language_of, load_toml, paths_in, script_of, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ LANGUAGE_BONUS = 0.15  # added to the similarity of an example in the request's 
 Weights = dict[str, float]
 
 
-def rank(request: str, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
+def rank(request: Request, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
     """The examples most similar to a request whose tools are all offered, each with its cosine similarity."""
     index, idf = _index()
     wanted = _unit_vector(features(request), idf)
@@ -82,7 +68,7 @@ def rank(request: str, offered: frozenset[str], count: int) -> list[tuple[float,
     return [(score, index[-number][0]) for score, number in sorted(scored, reverse=True)[:count] if score > 0]
 
 
-def nearest(request: str, offered: frozenset[str], count: int) -> list[Example]:
+def nearest(request: Request, offered: frozenset[str], count: int) -> list[Example]:
     """The most similar examples in the request's language, or else in English: a small model answers in the language
     that it has just read."""
     language = language_of(request)
@@ -114,7 +100,7 @@ def _index() -> tuple[list[tuple[Example, Weights]], Weights]:
 _NEEDS_FILES = tuple(set(TASKS) - {"create", "write", "web"})  # a poem needs no file, and the weather no search
 
 
-def _share(request: str, offered: frozenset[str], condition: Callable[[Example], bool]) -> float | None:
+def _share(request: Request, offered: frozenset[str], condition: Callable[[Example], bool]) -> float | None:
     """The share of the similar examples that meet a condition, weighted by similarity; None without similar ones."""
     near = rank(request, offered, NEIGHBOURS)
     if not near or near[0][0] < MIN_SIMILARITY:
@@ -122,37 +108,37 @@ def _share(request: str, offered: frozenset[str], condition: Callable[[Example],
     return sum(score for score, example in near if condition(example)) / sum(score for score, _ in near)
 
 
-def needs_tool(request: str, offered: frozenset[str]) -> bool:
+def needs_tool(request: Request, offered: frozenset[str]) -> bool:
     """Whether similar requests needed a tool, and this one has a word of such a task."""
     share = _share(request, offered, lambda example: bool(example.steps))
-    tasks = TASKS if is_question(request) else _NEEDS_FILES
-    return share is not None and share >= 0.8 and means(request, *tasks, "show", "read", "before", "told", "every")
+    tasks = TASKS if request.is_question else _NEEDS_FILES
+    return share is not None and share >= 0.8 and request.means(*tasks, "show", "read", "before", "told", "every")
 
 
-def asks_of_past(request: str, offered: frozenset[str]) -> bool:
+def asks_of_past(request: Request, offered: frozenset[str]) -> bool:
     """Whether only a search through earlier conversations can answer a request."""
-    if paths_in(request) or means(request, *CHANGES, "show", "remind", "file", "folder"):
+    if paths_in(request) or request.means(*CHANGES, "show", "remind", "file", "folder"):
         return False
     near = [example.tools for _, example in rank(request, offered, 3)]
-    return {"memory_search"} in near and means(request, "before", "told")
+    return {"memory_search"} in near and request.means("before", "told")
 
 
-def may_continue(request: str, offered: frozenset[str], made: Sequence[str]) -> bool:
+def may_continue(request: Request, offered: frozenset[str], made: Sequence[str]) -> bool:
     """Whether similar requests needed another change after those that were made."""
     changes = sum(tool not in LOOKING for tool in made)
     share = _share(request, offered, lambda example: example.changes > changes)
     return share is None or share > 0.15
 
 
-def may_change(request: str, offered: frozenset[str]) -> bool:
+def may_change(request: Request, offered: frozenset[str]) -> bool:
     """Whether a request allows changes, by its words or because most similar requests needed some."""
-    if means(commands_in(request), *CHANGES, "remember", "remind") or means(request, "run", "command"):
+    if request.commands.means(*CHANGES, "remember", "remind") or request.means("run", "command"):
         return True
     share = _share(request, offered, lambda example: example.changes > 0)
-    return not is_question(request) and share is not None and share > 0.5
+    return not request.is_question and share is not None and share > 0.5
 
 
-def is_answered_by(request: str, offered: frozenset[str], tool: str) -> bool:
+def is_answered_by(request: Request, offered: frozenset[str], tool: str) -> bool:
     """Whether a result is itself the answer: a list of files is, and a file if it was for most similar requests."""
     near = [(score, example) for score, example in rank(request, offered, NEIGHBOURS) if tool in example.tools]
     quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote(*one.steps[0]))
@@ -168,22 +154,22 @@ def names_of(tools: Iterable[Tool]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in tools)
 
 
-def select_tools(tools: Sequence[Tool], request: str, called: Iterable[str] = ()) -> list[Tool]:
+def select_tools(tools: Sequence[Tool], request: Request, called: Iterable[str] = ()) -> list[Tool]:
     """The tools to offer for a request, in their own order: the common ones, those of similar examples, those already
     called, and those whose name or description the request mentions."""
-    if not (means(request, "web") or matches(request, "url")):
+    if not (request.means("web") or request.matches("url")):
         tools = [tool for tool in tools if tool.get("name") not in WEB]
     names = names_of(tools)
     wanted = {*called, *(name for name in COMMON if name in names)}
     for example in nearest(request, names, NEIGHBOURS):
         wanted |= example.tools
-    wanted |= {tool for tool, meaning in CALLED_FOR_BY.items() if tool in names and means(request, meaning)}
+    wanted |= {tool for tool, meaning in CALLED_FOR_BY.items() if tool in names and request.means(meaning)}
     others = sorted(((mention_score(tool, request), str(tool.get("name"))) for tool in tools), reverse=True)
     wanted |= {name for score, name in others[: max(0, MAX_TOOLS - len(wanted))] if score}
     return [tool for tool in tools if tool.get("name") in wanted]
 
 
-def mention_score(tool: Tool, request: str) -> int:
+def mention_score(tool: Tool, request: Request) -> int:
     """How many words of its name and description a request mentions, for tools without examples."""
     if tool.get("name") in TOOLS_WITH_EXAMPLES:
         return 0

@@ -17,20 +17,18 @@ from .examples import EXAMPLES, Tool
 from .language import (
     PATTERNS,
     WORD_END,
+    WORD_SETS,
+    Request,
     content_words,
     cron_time,
     cron_weekday,
     folders_in,
     load_toml,
-    matches,
-    means,
     paths_in,
     phrases_in,
-    replaces_all,
     tokens,
     whole_words,
     without_paths,
-    word_set,
     words,
 )
 
@@ -47,6 +45,11 @@ _TYPES = ("integer", "number", "boolean", "string")
 _NON_EMPTY = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
 )
+# By tool, the combinations of arguments in the examples: a small model is offered no others.
+_SHAPES: dict[str, dict[_Shape, None]] = {}
+for _step in (step for example in EXAMPLES for step in example.steps):
+    _shape = tuple((key, value if key in _MODES else None) for key, value in _step.arguments.items())
+    _SHAPES.setdefault(_step.tool, {})[_shape] = None
 
 
 def grammar(tools: Iterable[Tool], expected: Expected = "either", values: Values | None = None) -> str:
@@ -116,20 +119,6 @@ def _string_part(text: str, start: bool = False, end: bool = False) -> str:
     return _literal('"' * start + inner + '"' * end)
 
 
-def _shapes() -> dict[str, list[_Shape]]:
-    """By tool, the combinations of arguments in the examples: a small model is offered no others."""
-    shapes: dict[str, list[_Shape]] = {}
-    for example in EXAMPLES:
-        for step in example.steps:
-            shape = tuple((key, value if key in _MODES else None) for key, value in step.arguments.items())
-            if shape not in shapes.setdefault(step.tool, []):
-                shapes[step.tool].append(shape)
-    return shapes
-
-
-_SHAPES = _shapes()
-
-
 # ---------------------------------------------------------------------------------------------- values of arguments
 
 RECENT_MESSAGES = 8  # whose paths can be named
@@ -164,7 +153,7 @@ def argument_values(turn: Turn) -> dict[str, dict[str, Any]]:
     if any(fields := [*cron_time(turn.request), any_day, any_day, day]):  # the fields that were not named are free
         parts = ' " " '.join(_literal(field) if field else "field" for field in fields)
         # What recurs at a time of day is a job by the calendar.
-        must = ["cron"] if fields[0] and means(turn.request, "every") else []
+        must = ["cron"] if fields[0] and turn.request.means("every") else []
         values["cron"] = {"cron": " ".join([_literal('"'), parts, _literal('"')]), "must": must}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
@@ -201,7 +190,7 @@ def _narrow_values(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> 
 
 _KEY = re.compile(r"\s*[\"']?[\w.-]+[\"']?\s*[=:]\s*")
 _BEFORE_OLD, _AFTER_OLD = PATTERNS["before_old"].pattern, PATTERNS["after_old"].pattern
-_JOINING_WORDS = word_set("joining")
+_JOINING_WORDS = WORD_SETS["joining"]
 _CLAUSE_END = re.compile(r"[.,;!?]\s")
 _PUNCTUATION = ".,:;!?\"'“”«»()"
 
@@ -211,7 +200,7 @@ def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
     lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
     if not files:
         return {}
-    every = replaces_all(turn.request)
+    every = turn.request.replaces_all
     named = phrases_in(turn.request, "\n".join(lines))
     if lines and not (every and named):
         places = replacement_places(turn.request, lines)
@@ -224,11 +213,11 @@ def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
         return {
             "old_text": f"({' | '.join(_edit_rule(line, places.get(line, ()), new, turn.request) for line in old)})"
         }
-    new = new_phrases(turn.request, named if lines else ()) if named and matches(turn.request, "pair") else []
+    new = new_phrases(turn.request, named if lines else ()) if named and turn.request.matches("pair") else []
     return {"old_text": named, "new_text": new, "must": ["replace_all"] if every else []}
 
 
-def _edit_rule(line: str, places: Iterable[tuple[str, str]], new: Sequence[str], request: str) -> str:
+def _edit_rule(line: str, places: Iterable[tuple[str, str]], new: Sequence[str], request: Request) -> str:
     """A line and what replaces it: the line with another phrase of the request in one of the places, or a line with the
     same beginning and the same punctuation at its end."""
     phrases = " | ".join(map(_string_part, new))
@@ -243,7 +232,7 @@ def _edit_rule(line: str, places: Iterable[tuple[str, str]], new: Sequence[str],
     return f"{begin} ({' | '.join(forms)})" if forms else f"{begin} {free}"
 
 
-def replacement_places(request: str, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+def replacement_places(request: Request, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
     """By line, the text before and after the phrase that is to be replaced in it; empty if the request names none."""
     found = list(dict.fromkeys(lines))
     certain: dict[str, list[tuple[str, str]]] = {}
@@ -255,11 +244,11 @@ def replacement_places(request: str, lines: Iterable[str]) -> dict[str, list[tup
             occurrences = whole_words(old).finditer(line, len(key_of(line)))
             if around := [(line[: one.start()], line[one.end() :]) for one in occurrences]:
                 places.setdefault(line, []).extend(around)
-    names_both = matches(request, "both") and not any(names_key(request, line) for line in found)
+    names_both = request.matches("both") and not any(names_key(request, line) for line in found)
     return certain or (possible if names_both else {})
 
 
-def new_phrases(request: str, old: Sequence[str]) -> list[str]:
+def new_phrases(request: Request, old: Sequence[str]) -> list[str]:
     """The phrases of a request that can replace the old ones."""
     stripped = dict.fromkeys(phrase.strip(_PUNCTUATION) for phrase in phrases_in(request))
     within = [phrase for phrase in stripped if phrase and not _CLAUSE_END.search(phrase)]
@@ -267,7 +256,7 @@ def new_phrases(request: str, old: Sequence[str]) -> list[str]:
     return [phrase for phrase in new if not _JOINING_WORDS & {phrase.lower().split()[0], phrase.lower().split()[-1]}]
 
 
-def most_similar(request: str, lines: Iterable[str]) -> list[str]:
+def most_similar(request: Request, lines: Iterable[str]) -> list[str]:
     """The lines that share most words with a request; all if none shares any."""
     said = content_words(without_paths(request))
     shared = {line: len(said & set(words(line))) for line in lines if line.strip()}
@@ -281,13 +270,13 @@ def key_of(line: str) -> str:
     return found[0] if found else ""
 
 
-def names_key(request: str, line: str) -> bool:
+def names_key(request: Request, line: str) -> bool:
     """Whether a line is a setting whose key a request names."""
     key = content_words(key_of(line))
     return bool(key) and key <= {*words(without_paths(request))}
 
 
-def kept_beginning(request: str, line: str) -> str:
+def kept_beginning(request: Request, line: str) -> str:
     """What a line keeps when it is replaced: its key, or a first word that the request does not mention."""
     if key := key_of(line):
         return key

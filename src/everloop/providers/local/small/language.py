@@ -22,16 +22,8 @@ _DATA = load_toml("language")
 PATTERNS: Mapping[str, re.Pattern[str]] = {name: re.compile(text, re.I) for name, text in _DATA["patterns"].items()}
 
 
-def matches(text: str, pattern: str) -> bool:
-    """Whether the pattern of this name occurs in a text."""
-    return PATTERNS[pattern].search(text) is not None
-
-
-def word_set(name: str) -> frozenset[str]:
-    return frozenset(_DATA["words"][name].split())
-
-
-STOPWORDS = word_set("stopwords")
+WORD_SETS = {str(name): frozenset(listed.split()) for name, listed in _DATA["words"].items()}
+STOPWORDS = WORD_SETS["stopwords"]
 
 # ---------------------------------------------------------------------------------------------- meanings
 
@@ -46,11 +38,6 @@ _BY_PREFIX = sorted(
 )
 _PHRASES = [(re.compile(rf"(?<!\w)(?:{phrases})\b"), f" §{meaning} ") for meaning, phrases in _DATA["phrases"].items()]
 _MEANING_MARKS = frozenset(f"§{meaning}" for meaning in (*MEANINGS, *_DATA["phrases"]))
-
-
-def means(text: str, *meanings: str) -> bool:
-    """Whether a word or a phrase of a text has one of the meanings. Names of files have none."""
-    return not _meanings_in(text).isdisjoint(f"§{meaning}" for meaning in meanings)
 
 
 @lru_cache(maxsize=64)  # dozens of meanings are looked up in one request
@@ -114,23 +101,23 @@ def language_of(text: str) -> str:
     return max(_LANGUAGE_WORDS, key=lambda language: len(said & _LANGUAGE_WORDS[language]))
 
 
-def cron_weekday(text: str) -> str:
+def cron_weekday(request: Request) -> str:
     """The one weekday that is named, as a field of cron, or ""."""
-    named = [str(number) for number, names in enumerate(_DATA["days"]["names"]) if re.search(names, text, re.I)]
+    named = [str(number) for number, names in enumerate(_DATA["days"]["names"]) if re.search(names, request, re.I)]
     return named[0] if len(named) == 1 else ""
 
 
-def cron_time(text: str) -> tuple[str, str]:
+def cron_time(request: Request) -> tuple[str, str]:
     """The minute and the hour of the one time of day that is named, as fields of cron, or two times ""."""
     times = [
-        (int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in PATTERNS["time"].finditer(text)
+        (int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in PATTERNS["time"].finditer(request)
     ]
     if len(set(times)) != 1:
         return "", ""
     hour, minute = times[0]
-    if matches(text, "pm") and hour < 12:
+    if request.matches("pm") and hour < 12:
         hour += 12
-    elif matches(text, "am") and hour == 12:
+    elif request.matches("am") and hour == 12:
         hour = 0
     return (str(minute), str(hour)) if hour < 24 and minute < 60 else ("", "")
 
@@ -150,7 +137,7 @@ _CERTAIN_PATH = re.compile(r"[\w-]{2,}\.[A-Za-z]\w{0,4}$|\w\.[A-Za-z]\w{1,4}$|\w
 _TOKEN = re.compile(r"[A-Za-z0-9_./~-]+|[^\W\d_a-zA-Z][\w.-]*")
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|(?<!\w)'[^']+'(?!\w)")
 _WORD = re.compile(r"[a-zà-öø-ÿß]+|\d+|[\u3040-\u30ff\u4e00-\u9fff]+|[\uac00-\ud7a3]+|§\w+")
-_BEFORE_FOLDER = word_set("before_folder")
+_BEFORE_FOLDER = WORD_SETS["before_folder"]
 
 
 def words(text: str) -> list[str]:
@@ -184,19 +171,18 @@ def files_in(text: str) -> list[str]:
     return [path for path in paths_in(text) if is_file(path)]
 
 
-def names_path(text: str) -> bool:
-    """Whether a text certainly names a file or a folder; `and/or` and `e.g.` only look like one."""
-    return any(_CERTAIN_PATH.search(path) for path in raw_paths_in(text))
-
-
 def folders_in(text: str, after_prepositions: bool = True) -> list[str]:
     """The names next to a word for a folder. Names after "in" and the like may be folders, too."""
     said = tokens(text)
-    near = [said[max(0, at - 2) : at] + said[at + 1 : at + 3] for at, word in enumerate(said) if means(word, "folder")]
+    near = [
+        said[max(0, at - 2) : at] + said[at + 1 : at + 3]
+        for at, word in enumerate(said)
+        if Request(word).means("folder")
+    ]
     if after_prepositions:
         near.append([name for word, name in pairwise(said) if word.lower() in _BEFORE_FOLDER and not is_file(name)])
     found = dict.fromkeys(name for names in near for name in names)
-    return [name for name in found if name.lower() not in STOPWORDS and not means(name, *MEANINGS)]
+    return [name for name in found if name.lower() not in STOPWORDS and not Request(name).means(*MEANINGS)]
 
 
 def without_paths(text: str) -> str:
@@ -227,56 +213,73 @@ def whole_words(phrase: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(phrase)}{WORD_END}")
 
 
-# ---------------------------------------------------------------------------------------------- kinds of requests
+# ---------------------------------------------------------------------------------------------- requests
 
-_ASKS = word_set("asks")
-
-
-def is_question(text: str) -> bool:
-    """Whether a request is a question, not a polite command."""
-    return matches(text, "question") or (re.search("[?\uff1f]", text) is not None and not matches(text, "polite"))
+_ASKS = WORD_SETS["asks"]
 
 
-def clauses(text: str) -> list[str]:
-    """The parts of a request between punctuation and conjunctions."""
-    return [part for part in PATTERNS["clause_end"].split(text) if part.strip()]
+class Request(str):
+    """A request of the user, or a part of it, and what its words say about it."""
 
+    def means(self, *meanings: str) -> bool:
+        """Whether a word or a phrase has one of the meanings. Names of files have none."""
+        return not _meanings_in(self).isdisjoint(f"§{meaning}" for meaning in meanings)
 
-def commands_in(text: str) -> str:
-    """A request without its questions."""
-    return " ".join(clause for clause in clauses(text) if not is_question(clause))
+    def matches(self, pattern: str) -> bool:
+        """Whether the pattern of this name occurs."""
+        return PATTERNS[pattern].search(self) is not None
 
+    @property
+    def is_question(self) -> bool:
+        """Whether it is a question, not a polite command."""
+        asks = re.search("[?\uff1f]", self) is not None
+        return self.matches("question") or (asks and not self.matches("polite"))
 
-def asks_to_run_afterwards(text: str) -> bool:
-    """Whether a result is to be run: `… and run it`."""
-    return any(means(" ".join(clause.split()[:2]), "run") for clause in clauses(text)[1:])
+    @property
+    def clauses(self) -> list[Request]:
+        """Its parts between punctuation and conjunctions."""
+        return [Request(part) for part in PATTERNS["clause_end"].split(self) if part.strip()]
 
+    @property
+    def commands(self) -> Request:
+        """It without its questions."""
+        return Request(" ".join(clause for clause in self.clauses if not clause.is_question))
 
-def asks_for_edit(text: str) -> bool:
-    """Whether a request says what one existing file should say."""
-    if len(files_in(text)) != 1 or is_question(text):
-        return False
-    if means(text, "delete", "run", "command", "add", "remind", "remember", "copy", "move"):
-        return False
-    return means(text, "change") or (matches(text, "should") and not means(text, "create", "write"))
+    @property
+    def names_path(self) -> bool:
+        """Whether it certainly names a file or a folder; `and/or` and `e.g.` only look like one."""
+        return any(_CERTAIN_PATH.search(path) for path in raw_paths_in(self))
 
+    @property
+    def asks_to_run(self) -> bool:
+        """Whether it asks to run what it asks for first: `… and run it`."""
+        return any(Request(" ".join(clause.split()[:2])).means("run") for clause in self.clauses[1:])
 
-def replaces_all(text: str) -> bool:
-    """Whether the words to be replaced may occur several times."""
-    return matches(without_paths(text), "every")
+    @property
+    def asks_for_edit(self) -> bool:
+        """Whether it says what one existing file should say."""
+        if len(files_in(self)) != 1 or self.is_question:
+            return False
+        if self.means("delete", "run", "command", "add", "remind", "remember", "copy", "move"):
+            return False
+        return self.means("change") or (self.matches("should") and not self.means("create", "write"))
 
+    @property
+    def replaces_all(self) -> bool:
+        """Whether the words to be replaced may occur several times."""
+        return Request(without_paths(self)).matches("every")
 
-def asks_for_whole_file(text: str) -> bool:
-    """Whether a request is to show a file, and nothing about it in particular."""
-    if matches(text, "exists"):
-        return False
-    said = words(PATTERNS["refers_to_file"].sub(" ", without_paths(text)))
-    shows = ("show", "read", "say", "file", "collection")
-    return all(word in STOPWORDS or word in _ASKS or means(word, *shows) for word in said)
+    @property
+    def asks_for_whole_file(self) -> bool:
+        """Whether it asks to see a file, and for nothing in it in particular."""
+        said = words(PATTERNS["refers_to_file"].sub(" ", without_paths(self)))
+        meanings = ("show", "read", "say", "file", "collection")
+        asks = all(word in STOPWORDS or word in _ASKS or Request(word).means(*meanings) for word in said)
+        return asks and not self.matches("exists")
 
-
-def asks_for_listing(text: str) -> bool:
-    """Whether a request asks which files there are, and nothing else."""
-    rest = [word for word in words(text) if word not in STOPWORDS and word not in _ASKS]
-    shows = ("file", "folder", "here")
-    return means(text, *shows) and len(rest) <= 3 and all(means(word, *shows, "show") for word in rest)
+    @property
+    def asks_for_listing(self) -> bool:
+        """Whether it asks which files there are, and for nothing else."""
+        rest = [Request(word) for word in words(self) if word not in STOPWORDS and word not in _ASKS]
+        meanings = ("file", "folder", "here")
+        return self.means(*meanings) and len(rest) <= 3 and all(word.means(*meanings, "show") for word in rest)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ....tools.narrow import cut, short_result
 from ....tools.seen import Seen
-from .conversation import Message, calls_of, text_of, without_clock
+from .conversation import Message, Turn, calls_of, text_of, without_clock
 from .examples import CLIENT, FIXED, PROMPTS, Example, Tool
 from .grammar import call_text
 
@@ -23,8 +23,10 @@ def shared_prefix(names: frozenset[str]) -> list[Message]:
     """The system prompt and the fixed examples of these tools: the same bytes for all conversations."""
     if not names:
         return [{"role": "system", "content": PROMPTS["no_tools"]}]
-    shown: list[Message] = [{"role": "system", "content": PROMPTS["system"]}]
-    return shown + [message for one in FIXED if one.tools <= names for message in example_messages(one)]
+    return [
+        {"role": "system", "content": PROMPTS["system"]},
+        *example_messages(one for one in FIXED if one.tools <= names),
+    ]
 
 
 def client_prefix(system: str, tools: Iterable[Tool]) -> list[Message]:
@@ -36,15 +38,18 @@ def client_prefix(system: str, tools: Iterable[Tool]) -> list[Message]:
         types = {key: f"<{schema.get('type', 'any')}>" for key, schema in properties.items()}
         forms.append(f"{call_text(str(tool.get('name')), types)} – {tool.get('description') or ''}"[:TOOL_LIMIT])
     about = "\n\n".join(part for part in (agent_context(system), PROMPTS["client"], "\n".join(forms)) if part)
-    return [{"role": "system", "content": about}, *(one for each in CLIENT for one in example_messages(each))]
+    return [{"role": "system", "content": about}, *example_messages(CLIENT)]
 
 
-def example_messages(example: Example) -> list[Message]:
-    shown: list[Message] = [{"role": "user", "content": example.request}]
-    for tool, arguments, result in example.steps:
-        shown.append({"role": "assistant", "content": call_text(tool, arguments)})
-        shown.append(_result_message(tool, result, RESULT_LIMIT))
-    return [*shown, {"role": "assistant", "content": example.answer}]
+def example_messages(examples: Iterable[Example]) -> list[Message]:
+    shown: list[Message] = []
+    for example in examples:
+        shown.append({"role": "user", "content": example.request})
+        for tool, arguments, result in example.steps:
+            shown.append({"role": "assistant", "content": call_text(tool, arguments)})
+            shown.append(_result_message(tool, result, RESULT_LIMIT))
+        shown.append({"role": "assistant", "content": example.answer})
+    return shown
 
 
 def _result_message(tool: str, result: str, limit: int) -> Message:
@@ -75,17 +80,28 @@ def context_messages(system: str, seen: Seen) -> list[Message]:
     ]
 
 
-def talk_messages(system: str, conversation: Sequence[Message], seen: Seen) -> list[Message]:
+def talk_messages(turn: Turn) -> list[Message]:
     """The prompt of talk: what was said, and what the files touched last say. No tools and no examples."""
-    files = [f"{path} says now:\n" + "\n".join(seen.texts[path]) for path in seen.touched[-2:] if seen.texts.get(path)]
-    about = "\n\n".join(part for part in (agent_context(system), *(text[:600] for text in files)) if part)
+    texts = turn.seen.texts
+    files = [f"{path} says now:\n" + "\n".join(texts[path]) for path in turn.seen.touched[-2:] if texts.get(path)]
+    about = "\n\n".join(part for part in (agent_context(turn.system), *(text[:600] for text in files)) if part)
     shown: list[Message] = [{"role": "system", "content": f"{PROMPTS['talk']}\n\n{about}".strip()}]
-    said = [message for message in conversation if message.get("role") in ("user", "assistant") and text_of(message)]
+    said = [message for message in turn.messages if message.get("role") in ("user", "assistant") and text_of(message)]
     for left, message in zip(range(len(said), 0, -1), said, strict=True):
         text, limit = without_clock(text_of(message)), RESULT_LIMIT if left <= RECENT_MESSAGES else OLD_LIMIT
         asked = left == 1 and message["role"] == "user"
         shown.append({"role": message["role"], "content": text if asked else cut(text, limit)})
     return shown
+
+
+def task_messages(turn: Turn, introduction: str) -> list[Message]:
+    """The part of a task's prompt without examples: the context, the conversation, and the current turn."""
+    return [
+        *context_messages(turn.system, turn.seen_before),
+        *conversation_messages(turn.messages[: turn.start], OLD_LIMIT),
+        *([{"role": "user", "content": introduction}] if introduction else []),
+        *conversation_messages(turn.messages[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
+    ]
 
 
 def conversation_messages(conversation: Sequence[Message], limit: int, request: str = "") -> list[Message]:

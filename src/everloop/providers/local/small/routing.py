@@ -11,36 +11,17 @@ from itertools import pairwise
 from typing import Any
 
 from ....tools.narrow import CLEARLY, LOOKING, MEANT_BY, NARROW, WRITING, failed, run_of
-from ....tools.seen import Call
 from .conversation import Turn, described_file, referenced_file, shares_words, text_of
 from .examples import Tool, asks_of_past, may_change, may_continue, mention_score, names_of, needs_tool
 from .grammar import Expected, Values
-from .language import (
-    CHANGES,
-    PATTERNS,
-    TASKS,
-    asks_for_edit,
-    asks_for_listing,
-    asks_for_whole_file,
-    asks_to_run_afterwards,
-    commands_in,
-    files_in,
-    is_question,
-    matches,
-    means,
-    names_path,
-    paths_in,
-    replaces_all,
-    word_set,
-    words,
-)
+from .language import CHANGES, PATTERNS, TASKS, WORD_SETS, Request, files_in, paths_in, words
 
 MAX_INSTRUCTION = 240  # characters; a longer paragraph may be pasted
 MAX_ADDITION = 9  # words of a request that only adds to the one before
 MAX_FAILURES = 3  # calls of a turn that may fail
-_NEEDS_TOOL = tuple(word_set("needs_tool"))
-_OWN_THINGS = word_set("own_things")
-_CODE_EXTENSIONS = word_set("code_extensions")
+_NEEDS_TOOL = tuple(WORD_SETS["needs_tool"])
+_OWN_THINGS = WORD_SETS["own_things"]
+_CODE_EXTENSIONS = WORD_SETS["code_extensions"]
 _NEEDS_EXISTING_FILE = ("add", "delete", "rename", "move", "copy")
 _NEEDS_NO_LISTING = ("folder", "create", "told", "before", "remind", "remember")
 
@@ -52,56 +33,53 @@ def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     request, seen = without_pasted_text(turn.text), turn.seen_before
     with_file = replace(turn, file=referenced_file(request, seen))
     named = files_in(request)
-    if named or names_path(request):
-        is_target = means(request, "rename", "move", "copy") and len(named) == 1 and not seen.has(named[0])
+    if named or request.names_path:
+        is_target = request.means("rename", "move", "copy") and len(named) == 1 and not seen.has(named[0])
         return with_file if is_target else turn
     described = described_file(request, [*seen.files, *seen.touched])
-    if means(request, "hello", "thanks", "bye") and not means(request, *CHANGES, "run", "remember") and not described:
+    if request.means("hello", "thanks", "bye") and not request.means(*CHANGES, "run", "remember") and not described:
         return None
-    into_file = means(request, "add", "delete", "rename") or (
-        means(request, "file") and means(request, "create", "write")
-    )
-    if (matches(request, "piece") or matches(request, "explain")) and not into_file and not described:
+    into_file = request.means("add", "delete", "rename") or (request.means("file") and request.means("create", "write"))
+    if (request.matches("piece") or request.matches("explain")) and not into_file and not described:
         return None
     if request != turn.text:  # the pasted text does not say what is wanted
-        return turn if means(request, *CHANGES, "file", "remind", "remember") else None
-    asks = is_question(request)
-    adds = matches(request, "continues") and len(request.split()) <= MAX_ADDITION and not asks
+        return turn if request.means(*CHANGES, "file", "remind", "remember") else None
+    asks = request.is_question
+    adds = request.matches("continues") and len(request.split()) <= MAX_ADDITION and not asks
     if described:
         return replace(with_file, continues=adds)
-    changes = means(request, *CHANGES[2:], "run")
-    if turn.has_recent_file and seen.focus and not means(request, "folder", "here"):
-        about_file = matches(request, "refers_to_file") or means(request, "show", "read", "say", "count", "collection")
+    changes = request.means(*CHANGES[2:], "run")
+    if turn.has_recent_file and seen.focus and not request.means("folder", "here"):
+        about_file = request.matches("refers_to_file") or request.means("show", "read", "say", "count", "collection")
         if asks and not about_file and not changes:
             return None
         corrects = (adds and seen.last == "edit_file") or _corrects_value(request, turn)
-        corrects = corrects and not means(request, *_NEEDS_EXISTING_FILE, "run")
-        if about_file or changes or ((adds or corrects) and not matches(request, "first_person")):
+        corrects = corrects and not request.means(*_NEEDS_EXISTING_FILE, "run")
+        if about_file or changes or ((adds or corrects) and not request.matches("first_person")):
             return replace(with_file, corrects=corrects and not asks, continues=adds)
-        if corrects or not means(request, *_NEEDS_TOOL):
-            return None
-    counts = means(request, "count") and not _OWN_THINGS.isdisjoint(words(request))
-    web = matches(request, "url") or (means(request, "web") and not matches(request, "in_general"))
-    is_task = changes or counts or means(request, *_NEEDS_TOOL) or web or matches(request, "by_command")
+    counts = request.means("count") and not _OWN_THINGS.isdisjoint(words(request))
+    web = request.matches("url") or (request.means("web") and not request.matches("in_general"))
+    is_task = changes or counts or request.means(*_NEEDS_TOOL) or web or request.matches("by_command")
     is_task = is_task or any(mention_score(tool, request) for tool in offered)
     return turn if is_task or needs_tool(request, names_of(offered)) else None
 
 
-def without_pasted_text(text: str) -> str:
+def without_pasted_text(text: str) -> Request:
     """What the user says about a pasted text: only that decides what is done."""
     said = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", text)
     parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", said) if part.strip()]
     ends = [*parts[:1], *parts[1:][-1:]]
-    return "\n".join(part for part in ends if len(part) < MAX_INSTRUCTION and "\n" not in part.strip()) or said
+    lines = [part for part in ends if len(part) < MAX_INSTRUCTION and "\n" not in part.strip()]
+    return Request("\n".join(lines) or said)
 
 
-def _corrects_value(request: str, turn: Turn) -> bool:
+def _corrects_value(request: Request, turn: Turn) -> bool:
     """Whether a request corrects the file touched last: it says so, or says no and names a value."""
     seen = turn.seen_before
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", request))
-    short = seen.last == "edit_file" and len(request.split()) <= 4 and not matches(request, "remark")
+    short = seen.last == "edit_file" and len(request.split()) <= 4 and not request.matches("remark")
     names_value = value or short or shares_words(request, seen.texts.get(seen.focus, ()))
-    return matches(request, "surely_corrects") or (matches(request, "corrects") and bool(names_value))
+    return request.matches("surely_corrects") or (request.matches("corrects") and bool(names_value))
 
 
 def with_listed_file(turn: Turn) -> Turn:
@@ -119,33 +97,33 @@ def certain_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]
     script, or saving the last answer."""
     request, files = turn.request, files_in(turn.request)
     if not turn.calls and "list_dir" in names:
-        needs_file = means(request, *_NEEDS_EXISTING_FILE) or (turn.file and is_question(request))
+        needs_file = request.means(*_NEEDS_EXISTING_FILE) or (turn.file and request.is_question)
         unknown = not turn.seen.listed and (not files or (turn.file and _mentions_unknown(turn)))
-        if asks_for_listing(request) or (needs_file and unknown and not means(request, *_NEEDS_NO_LISTING)):
+        if request.asks_for_listing or (needs_file and unknown and not request.means(*_NEEDS_NO_LISTING)):
             return "list_dir", {"path": "."}
     if not turn.calls and "write_file" in names and len(files) == 1 and (text := _answer_to_save(turn, files[0])):
         return "write_file", {"path": files[0], "content": text}
     if turn.called not in ([], ["list_dir"]) or "read_file" not in names or len(files) != 1:
         return None
     path = files[0]
-    if turn.file and "exec" in names and means(request, "run") and (command := run_of(path)):
+    if turn.file and "exec" in names and request.means("run") and (command := run_of(path)):
         return "exec", {"command": command}
-    if turn.file and "exec" in names and means(request, "count"):
+    if turn.file and "exec" in names and request.means("count"):
         return "count_lines", {"path": path}
     if turn.file and removal_tool(turn) == "read_file":
         return "read_file", {"path": path}
-    edits = turn.corrects or (asks_for_edit(request) and not replaces_all(request))
-    again = turn.continues and turn.seen_before.last == "read_file" and not means(request, *CHANGES)
-    asks = turn.file and (is_question(request) or again or means(request, "show", "read"))
-    asks = asks or (asks_for_whole_file(request) and not turn.calls)
-    if (edits or asks) and not means(request, "run", *_NEEDS_EXISTING_FILE):
+    edits = turn.corrects or (request.asks_for_edit and not request.replaces_all)
+    again = turn.continues and turn.seen_before.last == "read_file" and not request.means(*CHANGES)
+    asks = turn.file and (request.is_question or again or request.means("show", "read"))
+    asks = asks or (request.asks_for_whole_file and not turn.calls)
+    if (edits or asks) and not request.means("run", *_NEEDS_EXISTING_FILE):
         return "read_file", {"path": path}
     return None
 
 
 def _answer_to_save(turn: Turn, path: str) -> str:
     """The last answer if it is to be saved to a file; of answers with code, the code."""
-    if len(turn.text) > MAX_INSTRUCTION or not matches(turn.text, "saves_that"):
+    if len(turn.text) > MAX_INSTRUCTION or not turn.text.matches("saves_that"):
         return ""
     said = [(message.get("role"), text_of(message)) for message in turn.messages[: turn.start]]
     answers = [text for (asked, _), (role, text) in pairwise(said) if (asked, role) == ("user", "assistant")]
@@ -158,21 +136,21 @@ def fenced_code(answer: str) -> str:
     return "\n".join(re.findall(r"^```[^\n]*\n(.*?)^```", answer, re.M | re.S))
 
 
-def code_file(request: str) -> str:
+def code_file(request: Request) -> str:
     """The file of code that a request describes by what it does, not by its text, or ""."""
     files = files_in(request)
-    if len(files) != 1 or files[0].rpartition(".")[2] not in _CODE_EXTENSIONS or not means(request, "create", "write"):
+    if len(files) != 1 or files[0].rpartition(".")[2] not in _CODE_EXTENSIONS or not request.means("create", "write"):
         return ""
-    return files[0] if matches(request, "does") and not matches(request, "literally") else ""
+    return files[0] if request.matches("does") and not request.matches("literally") else ""
 
 
 def _mentions_unknown(turn: Turn) -> bool:
     """Whether a request mentions something that is in no file seen so far, so that another file may be meant."""
     seen = turn.seen_before
     lines = [*seen.touched, *(line for text in seen.texts.values() for line in text)]
-    nouns = [found["noun"] for found in PATTERNS["noun"].finditer(turn.text)]
+    nouns = [Request(found["noun"]) for found in PATTERNS["noun"].finditer(turn.text)]
     return not all(
-        means(noun, "end", "line") or matches(f"the {noun}", "refers_to_file") or shares_words(noun, lines)
+        noun.means("end", "line") or Request(f"the {noun}").matches("refers_to_file") or shares_words(noun, lines)
         for noun in nouns
     )
 
@@ -180,13 +158,13 @@ def _mentions_unknown(turn: Turn) -> bool:
 def removal_tool(turn: Turn) -> str:
     """The tool for what is to be removed: `remove_line`, `delete` for the file itself, `read_file` if the file must be
     read to know, or "" if nothing is."""
-    if not means(turn.text, "delete"):
+    if not turn.text.means("delete"):
         return ""
-    if matches(turn.text, "file_itself") or described_file(turn.text, [turn.file]):
+    if turn.text.matches("file_itself") or described_file(turn.text, [turn.file]):
         return "delete"
     if shares_words(turn.text, turn.seen.texts.get(turn.file, ())):
         return "remove_line"
-    return "delete" if matches(turn.text, "points") or turn.file in turn.seen.texts else "read_file"
+    return "delete" if turn.text.matches("points") or turn.file in turn.seen.texts else "read_file"
 
 
 # ---------------------------------------------------------------------------------------------- the next step
@@ -203,7 +181,7 @@ def next_step(
     if has_failed:
         chosen = offered  # another tool may be needed
     expected = expected_next(turn, names_of(chosen))
-    if turn.calls and turn.called[-1] == "read_file" and (turn.file or asks_for_whole_file(turn.request)):
+    if turn.calls and turn.called[-1] == "read_file" and (turn.file or turn.request.asks_for_whole_file):
         expected = "words"
     guessed = not paths_in(turn.request)  # nothing is deleted or moved by a guess at what is meant
     return expected, [
@@ -218,11 +196,11 @@ def only_tool(turn: Turn) -> str:
     """The tool that must come next if it is clear what to do with the file referred to, or ""."""
     if not turn.file or not LOOKING.issuperset(turn.called):
         return ""
-    if turn.corrects or (means(turn.text, "change") and not means(turn.text, "add", "delete", "rename", "run")):
+    if turn.corrects or (turn.text.means("change") and not turn.text.means("add", "delete", "rename", "run")):
         return "edit_file" if turn.calls else "read_file"
-    if means(turn.text, "delete"):
+    if turn.text.means("delete"):
         return removal_tool(turn)
-    if clear := next((tool for meaning, tool in CLEARLY.items() if means(turn.text, meaning)), ""):
+    if clear := next((tool for meaning, tool in CLEARLY.items() if turn.text.means(meaning)), ""):
         return clear
     return "append" if turn.continues and turn.seen.last in WRITING and not turn.calls else ""
 
@@ -232,12 +210,12 @@ def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
     if not names:
         return "words"
     if not turn.calls:  # a request that names a file is not answered without any call
-        past = is_question(turn.request) and asks_of_past(turn.request, names)
-        return "call" if past or names_path(turn.request) or needs_tool(turn.request, names) else "either"
+        past = turn.request.is_question and asks_of_past(turn.request, names)
+        return "call" if past or turn.request.names_path or needs_tool(turn.request, names) else "either"
     failures = [failed(call.result) for call in turn.calls]
     done = [call.tool for call in turn.calls if not failed(call.result)]
     if sum(failures) < MAX_FAILURES and LOOKING.issuperset(done):
-        edits = "edit_file" in names and (turn.corrects or asks_for_edit(turn.request))
+        edits = "edit_file" in names and (turn.corrects or turn.request.asks_for_edit)
         if done[-1:] == turn.called[-1:] == ["read_file"] and ("edit_file" in turn.called or edits):
             return "call"  # the file was read in order to be changed
         if not any(failures) and _has_untouched_file(turn):
@@ -245,7 +223,10 @@ def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
     if _must_run(turn, names):
         return "call"
     if failures[-1]:
-        retry = sum(failures) == 1 and _is_retryable(turn.calls[-1])
+        tool, _, result = turn.calls[-1]
+        # A word as a command, a time that is none, or a text that is not in the file: another form may succeed.
+        wrong_form = tool == "cron" or (tool == "edit_file" and "does not exist" not in result)
+        retry = sum(failures) == 1 and (wrong_form or "command not found" in result)
         return "call" if retry else "either" if sum(failures) < MAX_FAILURES else "words"
     return "either" if may_continue(turn.request, names, done) else "words"
 
@@ -256,7 +237,7 @@ def is_possible(tool: str, turn: Turn, expected: Expected, names: frozenset[str]
         return _is_possible_first(tool, turn, names, bool(values.get("read_file")))
     if tool == "list_dir" and any(call.tool == "read_file" and not failed(call.result) for call in turn.calls):
         return False  # the file is already found
-    edits = turn.corrects or asks_for_edit(turn.request)
+    edits = turn.corrects or turn.request.asks_for_edit
     if not (edits or may_change(turn.request, names)):  # instructions in a file that was read are not the user's
         return tool in LOOKING
     if expected != "call":
@@ -275,24 +256,24 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
     named = files_in(request)
     if tool in NARROW:
         renames = tool == "move" and len(named) == 2
-        return renames or means(request, *MEANT_BY[tool]) or (tool == "append" and turn.continues)
+        return renames or request.means(*MEANT_BY[tool]) or (tool == "append" and turn.continues)
     if asks_of_past(request, offered):
         return tool == "memory_search"
     if tool == "edit_file" and "read_file" in offered:
-        return knows_files and replaces_all(request)
+        return knows_files and request.replaces_all
     if tool == "read_file" and not knows_files:
-        return means(request, "read", "show", "say", "file", "folder")
-    if tool in ("list_dir", "grep") and means(request, "count"):
+        return request.means("read", "show", "say", "file", "folder")
+    if tool in ("list_dir", "grep") and request.means("count"):
         return not named
     if tool == "cron":
-        return means(request, *MEANT_BY[tool])
-    if tool == "write_file" and means(request, "add", "end"):  # it would replace the existing file
-        return means(request, "create", "file", "run") or (means(request, "write") and not means(request, "end"))
-    asks = is_question(request) and not means(commands_in(request), *TASKS)
-    if tool == "write_file" and (asks or means(request, "count", "delete") or asks_for_edit(request)):
-        return means(request, "create", "write", "file")
+        return request.means(*MEANT_BY[tool])
+    if tool == "write_file" and request.means("add", "end"):  # it would replace the existing file
+        return request.means("create", "file", "run") or (request.means("write") and not request.means("end"))
+    asks = request.is_question and not request.commands.means(*TASKS)
+    if tool == "write_file" and (asks or request.means("count", "delete") or request.asks_for_edit):
+        return request.means("create", "write", "file")
     if tool in ("exec", "write_file"):
-        return names_path(request) or means(request, *TASKS, "show") or matches(request, "machine")
+        return request.names_path or request.means(*TASKS, "show") or request.matches("machine")
     return True
 
 
@@ -300,17 +281,11 @@ def _must_run(turn: Turn, names: frozenset[str]) -> bool:
     """Whether what was just written is to be run."""
     name, _, result = turn.calls[-1]
     written = name in ("write_file", "edit_file") and not failed(result)
-    return "exec" in names and written and asks_to_run_afterwards(turn.request)
-
-
-def _is_retryable(call: Call) -> bool:
-    """Whether a call failed by its form: a word as a command, a text that is not in the file, a time that is none."""
-    missed_text = call.tool == "edit_file" and "does not exist" not in call.result
-    return "command not found" in call.result or call.tool == "cron" or missed_text
+    return "exec" in names and written and turn.request.asks_to_run
 
 
 def _has_untouched_file(turn: Turn) -> bool:
     """Whether a change is missing: a file was named, and no call has touched it."""
     arguments = json.dumps([call.arguments for call in turn.calls], ensure_ascii=False)
     untouched = any(path not in arguments for path in paths_in(turn.request))
-    return untouched and len(turn.calls) < MAX_FAILURES and means(turn.request, *CHANGES)
+    return untouched and len(turn.calls) < MAX_FAILURES and turn.request.means(*CHANGES)

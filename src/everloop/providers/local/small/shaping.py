@@ -17,22 +17,12 @@ from uuid import uuid4
 from ....tools.narrow import LOOKING, NARROW, command_of, failed, quote, short_result
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
-from .answers import claims_change, final_sentence, imitates_report, leaked_text, sentence, uses_unknown_file
+from . import prompt
+from .answers import final_sentence, leaked_text, report_pattern, sentence, uses_unknown_file
 from .conversation import Message, Turn, current_turn, referenced_file, text_of
-from .examples import TOOLS_WITH_EXAMPLES, Tool, introduction, is_answered_by, names_of, nearest, select_tools
+from .examples import TOOLS_WITH_EXAMPLES, Example, Tool, introduction, is_answered_by, names_of, nearest, select_tools
 from .grammar import Expected, Values, argument_values, grammar
-from .language import language_of
-from .prompt import (
-    OLD_LIMIT,
-    RESULT_LIMIT,
-    client_prefix,
-    context_messages,
-    conversation_messages,
-    example_messages,
-    merge_roles,
-    shared_prefix,
-    talk_messages,
-)
+from .language import Request, language_of
 from .routing import certain_call, code_file, fenced_code, next_step, route, with_listed_file
 
 LARGE = 3_000_000_000  # bytes of a model's file from which on it needs no help: about four billion parameters
@@ -81,10 +71,8 @@ class SmallShaping:
             offered += NARROW.values()
         turn = current_turn(messages)
         if offered and not TOOLS_WITH_EXAMPLES & names_of(offered):  # a client's own tools
-            stable = client_prefix(turn.system, offered)
-            own = conversation_messages(turn.messages, RESULT_LIMIT)
-            step = Step(turn, "either", offered, without_examples=[stable[0], *own])
-            return _constrained_request([*stable, *own], len(stable), step)
+            own = prompt.conversation_messages(turn.messages, prompt.RESULT_LIMIT)
+            return _constrained_request(Step(turn, "either", offered), prompt.client_prefix(turn.system, offered), own)
         routed = route(turn, offered) if offered else turn
         if routed is None and not turn.calls:
             return _plain_request(Step(turn, tools=offered, is_talk=True))
@@ -99,26 +87,16 @@ class SmallShaping:
             wish = f"\n\nAnswer with the code of {file} alone, in one fenced block."
             return _plain_request(Step(turn, is_talk=True, code_file=file), wish)
         chosen = select_tools(offered, turn.request, turn.called)
-        # The examples are those for all chosen tools in every round of the turn, so that they stay cached.
-        introduced, chosen_names = introduction(chosen), names_of(chosen)
         values = argument_values(turn)
         expected, possible = next_step(turn, chosen, offered, values)
         if self.may_skip_model and expected != "call" and (done := final_sentence(turn)):
             return LLMResponse(done)
         if turn.calls and is_answered_by(turn.request, names_of(possible), turn.called[-1]):
             values["words"] = {"begin": quote(*turn.calls[-1])}
-        near = nearest(turn.request, chosen_names, NEAREST_SHOWN) if possible else []
-        stable = shared_prefix(names)
-        own = [
-            *context_messages(turn.system, turn.seen_before),
-            *conversation_messages(turn.messages[: turn.start], OLD_LIMIT),
-            *([{"role": "user", "content": introduced}] if introduced else []),
-            *conversation_messages(turn.messages[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
-        ]
-        # Examples come before the conversation: after it, "the list" and "it" would mean theirs.
-        shown = [*stable, *(message for example in reversed(near) for message in example_messages(example)), *own]
-        step = Step(turn, expected, possible, values, without_examples=[*stable[:1], *own])
-        return _constrained_request(shown, len(stable), step)
+        # Examples for all chosen tools, not only for the possible ones: the same in each round, so they stay cached.
+        near = nearest(turn.request, names_of(chosen), NEAREST_SHOWN) if possible else []
+        own = prompt.task_messages(turn, introduction(chosen))
+        return _constrained_request(Step(turn, expected, possible, values), prompt.shared_prefix(names), own, near)
 
     def visible(self, text: str) -> str:
         """Words are shown while they are written, a call is not."""
@@ -135,7 +113,7 @@ class SmallShaping:
             saved = _tool_call("write_file", {"path": step.code_file, "content": fenced_code(text) or f"{text}\n"})
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if step.is_talk:
-            if step.tools and imitates_report(text):  # talk made no call that could be reported
+            if step.tools and report_pattern().match(text):  # talk made no call that could be reported
                 file = referenced_file(step.turn.text, step.turn.seen_before)
                 return self._prepare_task(replace(step.turn, file=file), step.tools)
             return LLMResponse(text, finish_reason=reason, usage=usage)
@@ -157,19 +135,30 @@ class SmallShaping:
 
 def _plain_request(step: Step, wish: str = "") -> dict[str, Any]:
     """A request in the model's own template, without grammar, tools and examples."""
-    *before, last = merge_roles(talk_messages(step.turn.system, step.turn.messages, step.turn.seen))
+    *before, last = prompt.merge_roles(prompt.talk_messages(step.turn))
     shown = [*before, {**last, "content": last["content"] + wish}]
     return {**_OPTIONS, "messages": shown, "stable": 0, "_step": step}
 
 
-def _constrained_request(shown: Sequence[Message], stable: int, step: Step) -> dict[str, Any]:
-    """A request with a grammar for the answer. The first `stable` messages are the same for all conversations."""
+def _constrained_request(
+    step: Step, stable: Sequence[Message], own: Sequence[Message], near: Sequence[Example] = ()
+) -> dict[str, Any]:
+    """A request with a grammar for the answer. The `stable` messages are the same for all conversations, `own` ones
+    belong to this one. The examples come between them: after it, "the list" and "it" would mean theirs."""
     turn = step.turn
     said = [text_of(message) for message in turn.messages if message.get("role") != "assistant"]
-    known = [turn.system, *said, *turn.seen.files]
-    step = replace(step, known=known, without_examples=merge_roles(step.without_examples))
-    made = grammar(step.tools, step.expected, step.values)
-    return {**_OPTIONS, "messages": merge_roles(shown), "stable": stable, "grammar": made, "_step": step}
+    step = replace(
+        step,
+        known=[turn.system, *said, *turn.seen.files],
+        without_examples=prompt.merge_roles([*stable[:1], *own]),
+    )
+    return {
+        **_OPTIONS,
+        "messages": prompt.merge_roles([*stable, *prompt.example_messages(reversed(near)), *own]),
+        "stable": len(stable),
+        "grammar": grammar(step.tools, step.expected, step.values),
+        "_step": step,
+    }
 
 
 def _text_of_answer(answer: Mapping[str, Any]) -> tuple[str, str]:
@@ -208,11 +197,11 @@ def _retry_if_false(text: str, call: ToolCallRequest | None, request: dict[str, 
         repeated = (call.name, call.arguments) in [(name, arguments) for name, arguments, _ in calls]
         return _retry(request, "words") if repeated else None
     done = any(name not in LOOKING and not failed(result) for name, _, result in calls)
-    if done or not step.tools or not claims_change(text):
+    if done or not step.tools or not Request(text).matches("claim"):
         return None
     if calls and failed(calls[-1].result):
-        report = f"That was not done. The result was:\n{short_result('', calls[-1].result, OLD_LIMIT)}\nSay so."
-        return _retry(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": report})
+        told = f"That was not done. The result was:\n{short_result('', calls[-1].result, prompt.OLD_LIMIT)}\nSay so."
+        return _retry(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": told})
     return None if step.expected == "words" and not calls else _retry(request, "call")
 
 

@@ -278,7 +278,7 @@ async def test_pipelined_requests_pass_the_guard_one_by_one(house):
     assert len(house.entered) == 2
 
 
-async def test_a_request_after_a_refused_upgrade_passes_the_guard_too(house):
+async def test_a_request_after_an_ignored_upgrade_passes_the_guard_too(house):
     upgrade = head("GET /read", "Connection: Upgrade", "Upgrade: websocket")
     answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
     assert [answer.status for answer in answers] == [200, 403]

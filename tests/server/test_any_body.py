@@ -84,14 +84,14 @@ def test_half_a_character_is_replaced():
     assert whole.messages[0]["content"] == "a😀b"
 
 
-def test_of_a_key_that_stands_twice_the_last_counts_for_every_check():
+def test_of_a_duplicate_key_the_last_counts_for_every_check():
     body = b'{"messages":[{"role":"user","content":"x"}],"n":2,"n":1,"temperature":1,"temperature":9}'
     error = outcome(body)
     assert isinstance(error, ApiError)
     assert error.param == "temperature"
 
 
-def test_ten_megabytes_are_read_in_a_moment():
+def test_ten_megabytes_are_parsed_quickly():
     texts = [with_text(b"x" * 10_000_000), with_text(b"\\n" * 5_000_000), with_text(b"\\ud800" + b"x" * 10_000_000)]
     many = b'{"messages":[%b]}' % b",".join([b'{"role":"user","content":"0123456789"}'] * 250_000)
     flood = b"{%b}" % b",".join(b'"k%d":0' % number for number in range(500_000))
@@ -135,7 +135,7 @@ BODY = st.fixed_dictionaries({"messages": st.lists(MESSAGE, max_size=6)}, option
 
 @settings(max_examples=150)
 @given(BODY)
-def test_whatever_looks_like_a_request_is_read_or_refused(body):
+def test_anything_that_looks_like_a_request_is_read_or_refused(body):
     outcome(json.dumps(body).encode())
 
 

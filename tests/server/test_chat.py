@@ -136,7 +136,7 @@ async def test_with_its_own_tools_the_client_is_the_agent(server: Serving):
     assert said["content"] == "open the doors"
 
 
-async def test_a_streamed_call_comes_in_the_pieces_that_clients_put_together(server: Serving):
+async def test_a_streamed_call_comes_in_the_pieces_that_clients_assemble(server: Serving):
     server.fake.calls(call("get_weather", "w1", city="Oslo"), text="I look.")
     streamed = await server.stream("weather?", tools=[function("get_weather", city={"type": "string"})])
     assert streamed.calls() == [("w1", "get_weather", {"city": "Oslo"})]
@@ -206,7 +206,7 @@ async def test_the_models_finish_reason_is_passed_on(server: Serving):
         (400, "This model's maximum context length is 100 tokens", 400),
     ],
 )
-async def test_a_failure_of_the_model_has_its_own_status(server: Serving, status: int, message: str, then: int):
+async def test_each_failure_of_the_model_has_its_own_status(server: Serving, status: int, message: str, then: int):
     for stream in (False, True):
         server.fake.fail(status, message)
         found, error = await server.fails("hi", stream=stream)
@@ -216,7 +216,7 @@ async def test_a_failure_of_the_model_has_its_own_status(server: Serving, status
         assert error["code"] == "context_length_exceeded"
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_an_event_of_it(server: Serving):
+async def test_a_failure_in_the_middle_of_a_stream_is_one_of_its_events(server: Serving):
     server.fake.calls(call("list_dir", path="."), text="Let me see.")
     server.fake.fail(500, "boom")
     streamed = await server.stream("go")
@@ -291,7 +291,7 @@ async def test_an_unknown_path_lists_the_supported_apis(server: Serving, path: s
     assert all(name in body for name in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"))
 
 
-async def test_many_at_once_do_not_see_each_other(tmp_path: Path):
+async def test_many_concurrent_requests_do_not_see_each_other(tmp_path: Path):
     async with serving(tmp_path, model="tools-2x1-flist_dir-n3") as server:
 
         async def one(number: int) -> None:

@@ -54,7 +54,7 @@ async def test_several_answers_may_call_the_clients_tools(server):
     [({}, {}), ({"stream": True}, {}), ({"model": CHAT}, {"X-Session": "one"})],
     ids=["agent", "streamed agent", "session"],
 )
-async def test_what_would_act_or_be_kept_several_times_is_refused(server, fields, headers):
+async def test_a_request_that_would_act_or_be_kept_several_times_is_refused(server, fields, headers):
     status, error = await server.fails("Go.", headers, n=2, **fields)
     assert (status, error["param"]) == (400, "n")
     assert server.fake.requests == []
@@ -72,7 +72,7 @@ def choices_in(answer: Any) -> list[dict[str, Any]]:
     return [choice for chunk in answer.chunks for choice in chunk["choices"]]
 
 
-async def test_several_answers_are_streamed_side_by_side(tmp_path):
+async def test_several_answers_are_streamed_concurrently(tmp_path):
     async with asyncio.timeout(60), HeldOpenAI() as model, serving(tmp_path, base_url=model.base_url) as server:
         model.hold(Reply("First answer."), after_chunks=1)
         model.reply("Second answer, which ends first.")
@@ -118,7 +118,7 @@ async def test_streamed_answers_have_their_own_calls_and_probabilities(server):
     assert sorted(one["index"] for one in found if "logprobs" in one) == [0, 1]
 
 
-async def test_a_client_that_leaves_stops_all_streamed_answers(server):
+async def test_a_client_that_disconnects_stops_all_streamed_answers(server):
     for _ in range(2):
         server.fake.hang(100, 1, "Never said to its end.")
     body = {"messages": [{"role": "user", "content": "Go."}], "n": 2, "stream": True, "model": CHAT}
@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_stops_all_streamed_answers(server):
     assert len(server.fake.requests) == 2
 
 
-async def test_an_answer_that_breaks_off_ends_the_stream_with_its_error(server):
+async def test_an_interrupted_answer_ends_the_stream_with_its_error(server):
     server.fake.reply("Half an", cut_after=1)
     server.fake.reply("Half an", cut_after=1)
     answer = await server.stream("Go.", n=2, model=CHAT)
@@ -163,7 +163,7 @@ async def test_log_probabilities_reach_the_client(server):
     assert (sent["logprobs"], sent["top_logprobs"]) == (True, 2)
 
 
-async def test_log_probabilities_of_a_stream_come_behind_it(server):
+async def test_log_probabilities_of_a_stream_follow_it(server):
     server.fake.replies.append(streamed())
     answer = await server.stream("What needs doing?", logprobs=True, top_logprobs=2)
     assert answer.text == TEXT
@@ -172,7 +172,7 @@ async def test_log_probabilities_of_a_stream_come_behind_it(server):
 
 
 @pytest.mark.parametrize("bad", [{"content": [{"token": 5}]}, {"content": "x"}, "x", [1]])
-async def test_log_probabilities_in_another_shape_are_left_out(server, bad):
+async def test_log_probabilities_in_another_format_are_left_out(server, bad):
     server.fake.replies.append(streamed(bad))
     answer = await server.stream("What needs doing?", logprobs=True)
     assert answer.text == TEXT

@@ -36,7 +36,7 @@ async def test_a_body_may_be_as_large_as_allowed_and_not_a_byte_more(house):
     assert house.bodies == [b"x" * 1000]
 
 
-async def test_a_body_in_chunks_is_held_to_the_same_limit(house):
+async def test_a_chunked_body_has_the_same_limit(house):
     chunked = head("POST /echo", JSON + "Transfer-Encoding: chunked", "Connection: close")
     (answer,) = await house.raw(chunked, *["64\r\n" + "x" * 100 + "\r\n"] * 10, "0\r\n\r\n")
     assert answer.status == 200
@@ -52,7 +52,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent(house):
     assert house.entered == []
 
 
-async def test_a_client_that_waits_to_be_told_to_send_its_body_is_told(house):
+async def test_a_client_that_expects_to_be_told_to_send_its_body_is_told(house):
     reader, writer = await house.connect()
     writer.write(head("POST /echo", JSON + "Content-Length: 2", "Expect: 100-continue").encode())
     assert (await reader.readline()).startswith(b"HTTP/1.1 100")
@@ -96,7 +96,7 @@ async def test_concurrent_requests_are_limited_per_token(house):
     assert house.guard.running == 0
 
 
-async def test_all_together_get_so_many_requests_at_once_and_health_is_not_counted(house):
+async def test_all_tokens_together_get_so_many_concurrent_requests_and_health_is_not_counted(house):
     tokens = [await house.token(name) for name in ("anna", "berta", "carla", "dora")]
     waiting = [asyncio.create_task(house.ask("POST", "/wait", authorization=f"Bearer {one}")) for one in tokens[:3]]
     await until(house, 3)
@@ -109,7 +109,7 @@ async def test_all_together_get_so_many_requests_at_once_and_health_is_not_count
     assert (await house.ask(authorization=f"Bearer {tokens[3]}")).status == 200
 
 
-async def test_a_place_is_free_again_however_a_request_ended(house):
+async def test_a_slot_is_free_again_however_a_request_ended(house):
     for _ in range(4):
         await house.ask("POST", "/broken")
         await house.ask("POST", "/broken_stream")
@@ -140,14 +140,14 @@ async def test_a_slow_body_times_out_and_its_rest_is_never_parsed_as_a_request(h
     assert house.entered == []
 
 
-async def test_a_body_that_breaks_off_in_bad_chunks_runs_nothing(house):
+async def test_a_body_that_ends_in_bad_chunks_runs_nothing(house):
     chunked = head("POST /echo", JSON + "Transfer-Encoding: chunked")
     answers = await house.raw(chunked + "2\r\n{}\r\n", "ZZ\r\n\r\n" + head("GET /read"), pause=0.05)
     assert all(answer.status in (400, 408) and answer.error for answer in answers)
     assert house.entered == []
 
 
-async def test_a_body_that_comes_steadily_may_take_longer_than_the_patience_for_silence(tmp_path):
+async def test_a_steady_body_may_take_longer_than_the_limit_for_silence(tmp_path):
     async with opened_house(tmp_path, body_limit=1_000_000, body_seconds=0.6) as house:
         pieces = [b"x" * 16_000] * 8
         start = head("POST /echo", JSON + f"Content-Length: {16_000 * 8}", "Connection: close")
@@ -175,7 +175,7 @@ async def closed_after(house: House, *pieces: bytes, pause: float = 0.1) -> floa
     return time.monotonic() - began
 
 
-async def test_a_head_that_dribbles_and_a_connection_that_says_nothing_are_closed(tmp_path):
+async def test_a_slow_head_and_a_silent_connection_are_closed(tmp_path):
     dribble = [b"GET /read HTTP/1.1\r\nHost: localhost\r\n", *[b"X: 1\r\n"] * 50]
     async with opened_house(tmp_path, head_seconds=0.4, idle_seconds=30) as house:
         assert 0.3 < await closed_after(house, *dribble) < 20
@@ -186,7 +186,7 @@ async def test_a_head_that_dribbles_and_a_connection_that_says_nothing_are_close
         assert 1.1 < await closed_after(house) < 20
 
 
-async def test_the_patience_for_heads_does_not_touch_a_request_that_is_being_handled(tmp_path):
+async def test_the_time_limit_for_heads_does_not_affect_a_request_in_progress(tmp_path):
     async with opened_house(tmp_path, head_seconds=0.2, idle_seconds=0.3) as house:
         waiting = asyncio.create_task(house.raw(head("POST /wait", JSON + "Content-Length: 2"), b"{", b"}", pause=0.05))
         await until(house, 1)
@@ -195,7 +195,7 @@ async def test_the_patience_for_heads_does_not_touch_a_request_that_is_being_han
         assert [answer.status for answer in await waiting] == [200]
 
 
-async def test_a_client_that_does_not_read_what_it_is_sent_is_cut_off(tmp_path):
+async def test_a_client_that_does_not_read_is_disconnected(tmp_path):
     async with opened_house(tmp_path, send_seconds=0.4) as house:
         _, writer = await house.connect()
         writer.write(head("GET /endless").encode())
@@ -207,7 +207,7 @@ async def test_a_client_that_does_not_read_what_it_is_sent_is_cut_off(tmp_path):
         writer.close()
 
 
-async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(tmp_path):
+async def test_a_slow_client_that_reads_is_not_disconnected(tmp_path):
     async with opened_house(tmp_path, send_seconds=1.0) as house:
         reader, writer = await house.connect()
         writer.write(head("GET /endless").encode())
@@ -258,7 +258,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-async def test_what_two_readers_could_read_differently_runs_nothing_and_is_told_in_openais_shape(house, name):
+async def test_an_ambiguous_request_runs_nothing_and_its_error_has_openais_format(house, name):
     answers = await house.raw(STRANGE[name])
     assert house.entered == []
     assert answers, "the client gets no error"
@@ -267,25 +267,25 @@ async def test_what_two_readers_could_read_differently_runs_nothing_and_is_told_
         assert answer.error
 
 
-async def test_text_beyond_ascii_in_a_header_is_allowed_when_it_is_text(house):
+async def test_text_beyond_ascii_in_a_header_is_allowed_if_it_is_valid(house):
     (answer,) = await house.raw(head("GET /read", "X-Session: Jürgen", "Connection: close"))
     assert answer.status == 200
 
 
-async def test_requests_behind_one_another_on_a_connection_pass_the_guard_one_by_one(house):
+async def test_pipelined_requests_pass_the_guard_one_by_one(house):
     answers = await house.raw(head("GET /read") + head("GET /read", "Origin: http://evil.test") + LAST)
     assert [answer.status for answer in answers] == [200, 403, 200]
     assert len(house.entered) == 2
 
 
-async def test_a_request_behind_an_upgrade_that_is_not_taken_passes_the_guard_too(house):
+async def test_a_request_after_an_ignored_upgrade_passes_the_guard_too(house):
     upgrade = head("GET /read", "Connection: Upgrade", "Upgrade: websocket")
     answers = await house.raw(upgrade + "GET /read HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
     assert [answer.status for answer in answers] == [200, 403]
     assert len(house.entered) == 1
 
 
-async def test_large_bodies_have_so_much_room_together_and_small_ones_always_pass(tmp_path):
+async def test_large_bodies_share_a_limit_and_small_ones_always_pass(tmp_path):
     async with opened_house(tmp_path, body_limit=1_000_000, bodies_limit=1_500_000) as house:
         large = b" " * 700_000
         working = [asyncio.create_task(house.ask("POST", "/wait", large)) for _ in range(2)]
@@ -327,7 +327,7 @@ async def test_idle_connections_do_not_block_new_ones_and_active_ones_stay(tmp_p
             writer.close()
 
 
-async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
+async def test_if_every_connection_is_busy_a_new_one_is_told_so(tmp_path):
     async with opened_house(tmp_path, connections=3) as house:
         working = [asyncio.create_task(house.ask("POST", "/wait")) for _ in range(3)]
         async with asyncio.timeout(20):
@@ -344,7 +344,7 @@ async def test_where_every_connection_is_at_work_a_new_one_is_told_so(tmp_path):
         assert (await house.ask()).status == 200
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be():
+def test_the_limit_of_open_files_is_raised_as_far_as_possible():
     program = """
 import resource
 from everloop.server.connections import connection_limit

@@ -59,7 +59,7 @@ async def ollama(behind: FakeOpenAI, delay: float = 0.0) -> AsyncIterator[None]:
 
 @pytest.mark.platform("an Ollama of the person's own may stand at its address")
 @pytest.mark.parametrize("delay", [0.0, 1.5], ids=["at once", "on a busy machine"])
-async def test_an_ollama_on_this_machine_answers_where_no_model_is_set(tmp_path: Path, delay: float):
+async def test_an_ollama_on_this_machine_answers_if_no_model_is_set(tmp_path: Path, delay: float):
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
         try:
             async with ollama(fake, delay):
@@ -70,7 +70,7 @@ async def test_an_ollama_on_this_machine_answers_where_no_model_is_set(tmp_path:
             pytest.skip(f"port {PORT} is taken")
 
 
-async def test_with_no_ollama_and_no_weights_one_line_says_what_to_do(tmp_path: Path):
+async def test_without_ollama_and_weights_one_line_says_what_to_do(tmp_path: Path):
     done = await asyncio.wait_for(
         everloop("serve", "--port", "0", EVERLOOP_HOME=str(tmp_path), EVERLOOP_MODEL="", EVERLOOP_BASE_URL=""), 50
     )

@@ -23,7 +23,7 @@ WORDS = [f"word{number} " for number in range(40)]
 TEXT = "".join(WORDS)
 
 
-async def test_a_feed_has_the_entries_and_the_words_as_they_come(server: Serving, ada: PageClient):
+async def test_a_feed_has_the_entries_and_the_text_as_it_arrives(server: Serving, ada: PageClient):
     server.fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
     feed = await ada.feed("web:1")
     await ada.say("web:1", "go")
@@ -37,7 +37,7 @@ async def test_a_feed_has_the_entries_and_the_words_as_they_come(server: Serving
     feed.close()
 
 
-async def test_from_every_id_of_a_feed_exactly_the_rest_comes(server: Serving, ada: PageClient):
+async def test_from_every_id_of_a_feed_exactly_the_rest_follows(server: Serving, ada: PageClient):
     server.fake.reply("Let me look. ")
     server.fake.replies[-1].calls = [call("list_dir", path=".")]
     server.fake.reply("It is 😀 empty.", tokens=["It is ", "😀", " empty", "."], token_delay=0.1)
@@ -57,7 +57,7 @@ async def test_from_every_id_of_a_feed_exactly_the_rest_comes(server: Serving, a
             feed.close()
 
 
-async def test_a_client_that_reconnects_in_mid_stream_gets_every_word_once(server: Serving, ada: PageClient):
+async def test_a_client_that_reconnects_mid_stream_gets_every_word_once(server: Serving, ada: PageClient):
     server.fake.reply(TEXT, tokens=WORDS, token_delay=0.02)
     feed = await ada.feed("web:1")
     await ada.say("web:1", "go")
@@ -75,7 +75,7 @@ async def test_a_client_that_reconnects_in_mid_stream_gets_every_word_once(serve
         one.close()
 
 
-async def test_a_feed_goes_on_at_another_server_when_one_is_killed(tmp_path: Path):
+async def test_a_feed_continues_at_another_server_when_one_is_killed(tmp_path: Path):
     token, page = new_token(), Page()
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
         store = SQLiteStore(tmp_path / "everloop.db")
@@ -102,7 +102,7 @@ async def test_a_feed_goes_on_at_another_server_when_one_is_killed(tmp_path: Pat
     assert page.kinds == ["user", "answer", "end"]
 
 
-async def test_an_id_whose_entry_was_lost_begins_at_its_turn_again(server: Serving, ada: PageClient):
+async def test_an_id_whose_entry_was_lost_resumes_at_the_start_of_its_turn(server: Serving, ada: PageClient):
     for _ in range(2):
         server.fake.reply("fine")
     feed = await ada.feed("web:1")
@@ -149,7 +149,7 @@ async def test_the_feed_of_a_session_shows_what_another_process_wrote(server: Se
     feed.close()
 
 
-async def test_a_long_log_comes_from_its_end_or_from_a_number(server: Serving, ada: PageClient):
+async def test_a_long_log_is_read_from_its_end_or_from_a_number(server: Serving, ada: PageClient):
     await server.store.note("ada", "web:1", [TurnEnded("answer", str(number)) for number in range(1, 701)])
     cases: list[tuple[dict[str, Any], int | None]] = [
         ({}, 1),
@@ -169,7 +169,7 @@ async def test_a_long_log_comes_from_its_end_or_from_a_number(server: Serving, a
 
 
 @pytest.mark.parametrize("query", [{"after": "x"}, {"after": "1-zz"}, {"last": "0"}, {"last": "many"}])
-async def test_a_position_that_is_none_is_refused(ada: PageClient, query: dict[str, Any]):
+async def test_an_invalid_position_is_refused(ada: PageClient, query: dict[str, Any]):
     async with ada.http.get(f"{ada.url}/api/sessions/web:1/feed", params=query, headers=ada.headers) as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == next(iter(query))

@@ -25,7 +25,7 @@ async def page_client(client: Client, folder: Path, where: dict[str, str]) -> Pa
     return PageClient(client.url, client.http, token)
 
 
-async def test_a_worker_s_words_reach_the_feed_and_its_successor_repeats_none(tmp_path: Path, where: dict[str, str]):
+async def test_a_workers_text_reaches_the_feed_and_its_successor_repeats_none(tmp_path: Path, where: dict[str, str]):
     page = Page()
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         ada = await page_client(client, tmp_path, where)
@@ -55,7 +55,7 @@ async def test_a_worker_s_words_reach_the_feed_and_its_successor_repeats_none(tm
     assert "restart" not in [event.name for event in page.events]
 
 
-async def test_a_question_of_a_worker_s_turn_is_answered_at_the_server(tmp_path: Path, where: dict[str, str]):
+async def test_a_workers_question_is_answered_at_the_server(tmp_path: Path, where: dict[str, str]):
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         with (tmp_path / "config.toml").open("a") as config:
             config.write('[[policy]]\ndo = "ask"\ntool = "write_file"\n')

@@ -59,7 +59,7 @@ async def test_requests_wait_for_a_worker_and_are_answered_by_it(tmp_path: Path,
             assert (status, error["code"]) == (400, "model_refused")
 
 
-async def test_a_worker_that_is_ended_leaves_its_turn_after_the_step_to_another(tmp_path: Path, where: dict[str, str]):
+async def test_a_worker_that_is_ended_hands_off_its_turn_after_the_step(tmp_path: Path, where: dict[str, str]):
     """The worker is terminated during a model call: the answer is kept, and the other worker runs its tool calls."""
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
         async with worker(fake, tmp_path, **where) as first:
@@ -89,7 +89,7 @@ async def test_a_request_whose_worker_is_killed_is_answered_by_another(tmp_path:
             assert text_of(await asyncio.wait_for(asked, 20)) == "heard"
 
 
-async def test_a_stop_and_a_status_reach_the_turn_that_a_worker_runs(tmp_path: Path, where: dict[str, str]):
+async def test_a_stop_and_a_status_reach_a_workers_turn(tmp_path: Path, where: dict[str, str]):
     kept = {"X-Session": "long"}
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client, worker(fake, tmp_path, **where):
         fake.reply("never heard", delay=30)
@@ -151,7 +151,7 @@ async def test_the_turn_of_a_killed_server_ends_in_its_worker_unless_its_session
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Session": "kept"}])
-async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
+async def test_no_model_is_asked_for_a_client_that_left_before_a_worker_came(
     tmp_path: Path, where: dict[str, str], headers: dict[str, str]
 ):
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:
@@ -173,7 +173,7 @@ async def test_for_a_client_that_left_before_a_worker_came_no_model_is_asked(
         assert len(fake.requests) == 1
 
 
-async def test_a_server_that_drains_leaves_turns_of_others_after_their_step(tmp_path: Path, where: dict[str, str]):
+async def test_a_server_that_drains_hands_off_others_turns_after_their_step(tmp_path: Path, where: dict[str, str]):
     """It still waits for its own client; a turn it started for others now would be interrupted."""
     (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 6\n[worker]\nlease_seconds = 10\n")
     store = opened(tmp_path, where)

@@ -48,7 +48,7 @@ STRANGE_HOSTS = [
 
 
 @pytest.mark.parametrize("path", ["/echo", "/healthz", "/nothing"])
-async def test_a_name_that_is_not_ours_is_refused_on_every_route(house, path):
+async def test_a_foreign_host_name_is_refused_on_every_route(house, path):
     for host in STRANGE_HOSTS:
         answer = await house.ask("GET" if path == "/healthz" else "POST", path, host=host)
         assert answer.status in (400, 403), host
@@ -56,7 +56,7 @@ async def test_a_name_that_is_not_ours_is_refused_on_every_route(house, path):
     assert house.entered == []
 
 
-async def test_names_from_the_settings_and_the_address_that_was_reached_are_answered(tmp_path):
+async def test_names_in_the_settings_and_the_address_of_the_connection_are_answered(tmp_path):
     async with opened_house(tmp_path, host="127.0.0.5", hosts=["Chat.example.org", "[2001:db8::1]"]) as house:
         reader, writer = await asyncio.open_connection("127.0.0.5", house.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.5:1\r\n\r\n")
@@ -71,7 +71,7 @@ async def test_names_from_the_settings_and_the_address_that_was_reached_are_answ
         assert list(statuses.values()) == [b"200", b"200", b"403", b"403"]
 
 
-async def test_a_whole_url_as_target_is_held_to_its_own_name_too(house):
+async def test_a_full_url_as_target_is_checked_by_its_own_name_too(house):
     for target, entered in (
         ("http://evil.test/read", 0),
         ("http://localhost@evil.test/read", 0),
@@ -117,7 +117,7 @@ async def test_a_page_of_another_origin_is_refused_and_gets_no_cors_header(house
     assert house.entered == []
 
 
-async def test_our_own_page_is_let_in_also_behind_a_proxy_that_does_tls(tmp_path):
+async def test_our_own_page_is_admitted_even_behind_a_tls_proxy(tmp_path):
     async with opened_house(tmp_path, hosts=["chat.example.org"]) as house:
         own = f"http://127.0.0.1:{house.port}"
         assert (await house.ask(origin=own, sec_fetch_site="same-origin")).status == 200
@@ -127,7 +127,7 @@ async def test_our_own_page_is_let_in_also_behind_a_proxy_that_does_tls(tmp_path
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-async def test_a_configured_origin_gets_the_headers_that_its_browser_wants_and_others_none(tmp_path):
+async def test_a_configured_origin_gets_the_headers_that_its_browser_needs_and_others_none(tmp_path):
     async with opened_house(tmp_path, origins=["https://Editor.example.org/"]) as house:
         friend = "https://editor.example.org"
         answer = await house.ask(origin=friend, sec_fetch_site="cross-site")
@@ -154,7 +154,7 @@ async def test_a_configured_origin_gets_the_headers_that_its_browser_wants_and_o
 # ---------------------------------------------------------------------------------------------- the kind
 
 
-async def test_only_json_is_taken_also_on_loopback(house):
+async def test_only_json_is_accepted_even_on_loopback(house):
     kinds = [
         None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
         "application/jsonp",
@@ -235,7 +235,7 @@ async def test_a_token_revoked_by_another_process_is_refused_at_the_next_request
     assert guarded.owners == ["anna", "berta"]
 
 
-async def test_on_loopback_the_person_of_the_machine_needs_no_token_and_a_wrong_one_is_still_refused(house):
+async def test_on_loopback_the_machines_user_needs_no_token_and_a_wrong_one_is_still_refused(house):
     assert (await house.ask()).status == 200
     assert house.owners == ["me"]
     assert house.entered[0][TOKEN] is None
@@ -247,7 +247,7 @@ async def test_on_loopback_the_person_of_the_machine_needs_no_token_and_a_wrong_
     assert house.owners == ["me", "anna"]
 
 
-async def test_once_a_token_has_existed_every_request_needs_one_also_after_the_last_is_revoked(house):
+async def test_once_a_token_has_existed_every_request_needs_one_even_after_the_last_is_revoked(house):
     assert (await house.ask()).status == 200
     made = await everloop("token", "add", "anna", "--store", str(house.store.path))  # in another process
     token = made.lines[0]
@@ -273,7 +273,7 @@ async def test_a_server_started_after_the_last_token_was_revoked_still_requires_
         assert house.entered == []
 
 
-async def test_requests_that_come_together_before_the_first_token_share_queries_and_none_after_it(house, monkeypatch):
+async def test_concurrent_requests_before_the_first_token_share_queries_and_later_ones_make_none(house, monkeypatch):
     asked = []
     exist = house.store.tokens_exist
 
@@ -292,7 +292,7 @@ async def test_requests_that_come_together_before_the_first_token_share_queries_
     assert len(asked) == before
 
 
-async def test_a_token_opens_only_what_its_rights_say(guarded):
+async def test_a_token_grants_only_its_rights(guarded):
     tokens = {
         rights: await guarded.token(rights.replace(",", "-"), "me", rights) for rights in ("use", "admin", "use,admin")
     }
@@ -306,12 +306,12 @@ async def test_a_token_opens_only_what_its_rights_say(guarded):
     assert len(guarded.entered) == 4
 
 
-async def test_the_person_of_the_machine_has_all_rights_while_there_are_no_tokens(house):
+async def test_the_machines_user_has_all_rights_while_there_are_no_tokens(house):
     for path in ("/read", "/admin"):
         assert (await house.ask("GET", path)).status == 200
 
 
-async def test_the_key_that_a_client_makes_up_is_no_wrong_token_while_there_are_none(house):
+async def test_a_clients_invented_key_is_no_wrong_token_while_there_are_none(house):
     for made_up in ("Bearer sk-no-key-needed", "Bearer x", "Bearer ollama", "Bearer"):
         assert (await house.ask(authorization=made_up)).status == 200
     assert house.owners == ["me"] * 4
@@ -374,7 +374,7 @@ async def test_the_use_of_a_token_is_noted_once_an_hour(guarded):
     assert guarded.store.writer.commits == commits  # no request waits for the disk just for this
 
 
-async def test_health_needs_no_token_and_nothing_else_does_without(guarded):
+async def test_only_health_needs_no_token(guarded):
     assert (await guarded.ask("GET", "/healthz")).status == 200
     assert (await guarded.ask("GET", "/healthz?x=1")).status == 200
     for method, path in (
@@ -402,7 +402,7 @@ async def test_with_an_unreadable_store_every_request_is_refused_without_details
 # ---------------------------------------------------------------------------------------------- what goes out
 
 
-async def test_every_response_has_its_own_id_and_the_headers_that_keep_browsers_careful(house):
+async def test_every_response_has_its_own_id_and_security_headers(house):
     answers = [
         await house.ask(),
         await house.ask("GET", "/healthz"),
@@ -424,7 +424,7 @@ async def test_every_response_has_its_own_id_and_the_headers_that_keep_browsers_
     assert len({answer.header("x-request-id") for answer in answers} - {""}) == len(answers)
 
 
-async def test_an_unknown_address_and_a_wrong_method_are_errors_in_openais_shape(house):
+async def test_an_unknown_address_and_a_wrong_method_are_errors_in_openais_format(house):
     assert (await house.ask("GET", "/nothing")).error["code"] == "unknown_url"
     assert (await house.ask("POST", "/nothing/%2e%2e/%00")).status == 404
     wrong = await house.ask("GET", "/echo")
@@ -445,14 +445,14 @@ async def test_internal_errors_are_logged_and_not_sent(house, caplog):
     assert (raised.status, raised.error["type"]) == (500, "server_error")
 
 
-async def test_a_stream_that_breaks_is_cut_off_and_nothing_is_written_behind_it(house):
+async def test_a_stream_that_fails_is_cut_off_and_nothing_is_written_after_it(house):
     kind = "Content-Type: application/json\r\nContent-Length: 2"
     (answer,) = await house.raw(f"POST /broken_stream HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n\r\n{{}}")
     assert answer.body == b"5\r\nbegun\r\n"  # without the last chunk, which would say that it is whole
     assert len(house.entered) == 1
 
 
-async def test_a_guard_that_closes_turns_new_requests_away_and_lets_the_others_end(house):
+async def test_a_closing_guard_refuses_new_requests_and_lets_the_others_end(house):
     under_way = asyncio.create_task(house.ask("POST", "/wait"))
     while not house.entered:
         await asyncio.sleep(0.01)

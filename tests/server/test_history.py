@@ -30,7 +30,7 @@ def test_the_leading_system_messages_are_the_system_prompt():
     ]  # fmt: skip
 
 
-def test_texts_in_parts_become_one_text_and_pictures_stay():
+def test_text_parts_become_one_text_and_pictures_stay():
     said = [{"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}, *parts("what is it?")]
     far = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
     request = read(
@@ -59,7 +59,7 @@ def picture(url: Any, **fields: Any) -> list[dict[str, Any]]:
     ],
     ids=lambda url: str(url)[:30],
 )  # fmt: skip
-def test_a_picture_that_is_none_is_refused_by_its_place(url):
+def test_an_invalid_picture_is_refused_by_its_place(url):
     assert refused(messages=picture(url)).param == "messages[1].content[1].image_url.url"
 
 
@@ -70,13 +70,13 @@ def test_the_number_of_pictures_and_their_detail_are_checked():
 
 
 @pytest.mark.parametrize("kind", ["input_audio", "file", "refusal", "video_url", ""])
-def test_a_part_that_no_model_gets_is_refused_by_its_place(kind):
+def test_a_part_that_no_model_accepts_is_refused_by_its_place(kind):
     messages = [HELLO, {"role": "user", "content": [*parts("x"), {"type": kind, kind: {}}]}]
     assert refused(messages=messages).param == "messages[1].content[1]"
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-def test_pictures_stand_only_in_what_the_user_says_and_in_results(role):
+def test_pictures_occur_only_in_user_messages_and_results(role):
     message = {"role": role, "tool_call_id": "a", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}
     assert (refused(messages=[HELLO, message, HELLO]).param or "").startswith("messages[1].content[0]")
 
@@ -105,11 +105,11 @@ def test_pictures_stand_only_in_what_the_user_says_and_in_results(role):
         (None, "messages[1]"),
     ],
 )
-def test_a_message_that_cannot_be_read_is_refused_by_its_place(message, param):
+def test_an_unreadable_message_is_refused_by_its_place(message, param):
     assert refused(messages=[HELLO, message, HELLO]).param == param
 
 
-def test_what_an_assistant_said_comes_back_in_the_shapes_of_our_providers():
+def test_an_assistants_message_comes_back_in_our_providers_format():
     messages = [
         HELLO,
         {
@@ -155,17 +155,17 @@ def test_what_an_assistant_said_comes_back_in_the_shapes_of_our_providers():
         ([HELLO, {"role": "assistant", "content": "x"}, {"role": "system", "content": "y"}], "messages[1]"),
     ],
 )
-def test_a_conversation_that_no_model_takes_is_refused_by_the_place_of_its_fault(messages, param):
+def test_a_conversation_that_no_model_accepts_is_refused_by_the_place_of_its_error(messages, param):
     assert refused(messages=messages).param == param
 
 
-def test_a_reminder_may_stand_last():
+def test_a_reminder_may_come_last():
     request = read(messages=[HELLO, {"role": "system", "content": "Answer in French."}])
     assert request.messages[0] == HELLO
     assert request.messages[-1]["role"] == "system"
 
 
-def test_calls_that_have_the_same_id_in_two_answers_are_told_apart():
+def test_calls_with_the_same_id_in_two_answers_are_distinguished():
     messages = [HELLO, calls("0", "0_2"), result("0_2"), result("0"), calls("0"), result("0"), calls("0"), result("0")]
     made = read(messages=messages).messages
     ids = [call["id"] for message in made for call in message.get("tool_calls", ())]

@@ -42,7 +42,7 @@ async def test_two_keys_are_two_sessions(server: Serving):
     assert "ada" not in str(server.seen()[1:])
 
 
-async def test_results_of_the_clients_tools_come_back_into_a_kept_session(server: Serving):
+async def test_results_of_the_clients_tools_are_accepted_in_a_kept_session(server: Serving):
     tools = [function("get_weather", city={"type": "string"})]
     server.fake.calls(call("get_weather", "w1", city="Oslo"))
     answered = (await server.ask("weather?", ADA, tools=tools))["choices"][0]["message"]
@@ -58,7 +58,7 @@ async def test_results_of_the_clients_tools_come_back_into_a_kept_session(server
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
-async def test_a_result_comes_back_into_a_kept_session_without_its_call(server: Serving, api: str):
+async def test_a_result_is_accepted_in_a_kept_session_without_its_call(server: Serving, api: str):
     tools = [function("get_weather", city={"type": "string"})]
     server.fake.calls(call("get_weather", "w1", city="Oslo"))
     await server.ask("weather?", ADA, tools=tools)
@@ -76,7 +76,7 @@ async def test_a_result_comes_back_into_a_kept_session_without_its_call(server: 
     assert (status, error["param"]) == (400, "messages[0].tool_call_id")  # without a session there is no call
 
 
-async def test_commands_work_in_a_kept_session_and_are_words_elsewhere(server: Serving):
+async def test_commands_work_in_a_kept_session_and_are_text_elsewhere(server: Serving):
     server.fake.reply("hello")
     await server.ask("remember the canary", ADA)
     assert "new conversation" in text_of(await server.ask("/new", ADA))
@@ -88,7 +88,7 @@ async def test_commands_work_in_a_kept_session_and_are_words_elsewhere(server: S
     assert text_of(await server.ask("/new")) == "a slash"
 
 
-async def test_a_repeated_request_gets_the_answer_that_there_is(server: Serving):
+async def test_a_repeated_request_gets_the_existing_answer(server: Serving):
     once = {**ADA, "Idempotency-Key": "k1"}
     server.fake.calls(call("exec", command="echo x >> ran.txt"))
     server.fake.reply("done once")
@@ -105,7 +105,7 @@ async def test_the_same_key_in_two_sessions_is_two_requests(server: Serving):
         assert text_of(await server.ask("go", {"X-Session": key, "Idempotency-Key": "k"})) == f"for {key}"
 
 
-async def test_a_request_that_comes_again_while_it_runs_waits_for_the_same_answer(server: Serving):
+async def test_a_request_repeated_while_it_runs_waits_for_the_same_answer(server: Serving):
     once = {**ADA, "Idempotency-Key": "k1"}
     server.fake.reply("slow", delay=0.5)
     first, second = await asyncio.gather(server.ask("go", once), server.ask("go", once))
@@ -151,7 +151,7 @@ async def test_a_request_repeated_while_the_first_one_is_being_stopped_is_run_ag
     assert text_of(await server.ask("go", ONCE)) == "the answer of the second"
 
 
-async def test_a_key_that_was_used_for_another_message_is_refused(server: Serving):
+async def test_a_key_used_for_another_message_is_refused(server: Serving):
     server.fake.reply("done")
     await server.ask("pay Ada", ONCE)
     status, error = await server.fails("pay Bob", ONCE)
@@ -160,7 +160,7 @@ async def test_a_key_that_was_used_for_another_message_is_refused(server: Servin
     assert len(server.fake.requests) == 1
 
 
-async def test_a_colon_does_not_make_one_key_of_two(server: Serving):
+async def test_a_colon_does_not_make_two_keys_equal(server: Serving):
     for number, (session, key) in enumerate((("a:b", "c"), ("a", "b:c"), ("a:b:c", "1"), ("a", "b:c:1"))):
         server.fake.reply(f"answer {number}")
         body = await server.ask("go", {"X-Session": session, "Idempotency-Key": key})
@@ -201,13 +201,13 @@ async def test_a_client_reminder_after_the_last_message_does_not_hide_it(server:
     assert server.seen()[-1] == {"role": "user", "content": "hi"}
 
 
-async def test_a_wrong_key_for_repeats_is_refused_with_and_without_a_session(server: Serving):
+async def test_an_invalid_idempotency_key_is_refused_with_and_without_a_session(server: Serving):
     for headers in (ADA, {}):
         status, error = await server.fails("hi", {**headers, "Idempotency-Key": "k" * 201})
         assert (status, error["param"]) == (400, "Idempotency-Key")
 
 
-async def test_only_a_session_that_goes_on_is_summarised(tmp_path: Path):
+async def test_only_a_session_that_continues_is_summarised(tmp_path: Path):
     async with serving(tmp_path, window=12_000) as server:
         long = [{"role": "user", "content": "word " * 3_000}, {"role": "assistant", "content": "yes"}] * 2
         server.fake.reply("answer")
@@ -222,7 +222,7 @@ async def test_only_a_session_that_goes_on_is_summarised(tmp_path: Path):
 
 
 @pytest.mark.parametrize("header", ["X-Session", "Idempotency-Key"])
-async def test_a_request_cannot_be_of_two_sessions_at_once(server: Serving, header: str):
+async def test_a_request_cannot_belong_to_two_sessions(server: Serving, header: str):
     headers = [("X-Session", "ada"), ("Idempotency-Key", "k1"), (header, "other")]
     body = {"messages": [{"role": "user", "content": "hi"}]}
     async with server.http.post(server.url + CHAT, json=body, headers=headers) as response:

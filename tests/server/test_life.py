@@ -53,7 +53,7 @@ async def leave(server: Client, stream: bool, when: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_the_model_call(server: Serving, stream: bool):
+async def test_a_client_that_disconnects_ends_the_model_call(server: Serving, stream: bool):
     server.fake.hang(60)
     await leave(server, stream, lambda: server.fake.requests)
     await until(lambda: server.fake.requests[0].gone)
@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_ends_its_tools_at_once(server: Serving, stre
     assert not (workspace / "canary").exists()
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_stream_keeps_what_was_said(server: Serving):
+async def test_a_client_that_disconnects_mid_stream_keeps_what_was_said(server: Serving):
     server.fake.hang(60, after_chunks=2, text="one two three", tokens=["one", " two", " three"])
     async with server.post({"messages": [{"role": "user", "content": "go"}], "stream": True}) as response:
         async with asyncio.timeout(30):
@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_keeps_what_was_sai
     assert "one two" in str(await server.entries())
 
 
-async def test_a_client_that_stays_gets_the_answer_although_the_others_leave(server: Serving, monkeypatch):
+async def test_a_client_that_stays_gets_the_answer_although_the_others_disconnect(server: Serving, monkeypatch):
     """They leave just as it joins their turn, which then ends for lack of a waiter."""
     others = [await server.client(name, "ada") for name in ("first", "second")]
     stays = await server.client("stays", "ada")
@@ -196,7 +196,7 @@ async def test_a_killed_servers_stateless_turn_is_closed_as_abandoned_and_asks_n
 # ---------------------------------------------------------------------------------------------- graceful shutdown
 
 
-async def test_a_server_that_is_told_to_stop_lets_requests_end_and_takes_no_more(
+async def test_a_stopping_server_lets_requests_end_and_accepts_no_more(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
     fake.reply("finished", delay=3.0)
@@ -212,7 +212,7 @@ async def test_a_server_that_is_told_to_stop_lets_requests_end_and_takes_no_more
     assert len(fake.requests) == 1
 
 
-async def test_a_kept_turn_that_does_not_end_in_time_goes_on_at_the_next_start(
+async def test_a_kept_turn_that_does_not_end_in_time_continues_at_the_next_start(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
     (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 0.3\n")
@@ -230,7 +230,7 @@ async def test_a_kept_turn_that_does_not_end_in_time_goes_on_at_the_next_start(
     assert len(fake.requests) == 2
 
 
-async def test_a_server_ends_within_its_time_though_a_request_does_not(
+async def test_a_server_ends_in_time_although_a_request_does_not(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
     (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 8\n")
@@ -278,14 +278,14 @@ async def test_a_second_signal_ends_a_server_at_once(
         assert text_of(await Client(url, http).ask("go", ONCE)) == "after the restart"
 
 
-async def test_control_c_ends_it_with_the_status_of_a_shell(tmp_path: Path, fake: FakeOpenAI):
+async def test_control_c_ends_it_with_a_shells_status(tmp_path: Path, fake: FakeOpenAI):
     async with process(fake, tmp_path) as (server, _):
         server.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(server.wait(), 25) == 130
         assert b"Traceback" not in await server.stderr.read()
 
 
-async def test_a_port_that_is_taken_is_one_line(tmp_path: Path, fake: FakeOpenAI):
+async def test_a_port_in_use_is_one_line(tmp_path: Path, fake: FakeOpenAI):
     from ..support.commands import everloop
 
     async with process(fake, tmp_path) as (_, url):
@@ -325,7 +325,7 @@ async def test_with_all_tokens_revoked_it_listens_only_locally_and_refuses_every
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_a_request_that_had_not_begun_when_the_server_stopped_is_run_later_only_if_it_can_be_asked_for(
+async def test_a_request_not_begun_when_the_server_stopped_is_run_later_only_if_it_can_be_asked_for(
     tmp_path: Path, kept: bool
 ):
     store = SQLiteStore(tmp_path / "store.db")

@@ -129,7 +129,7 @@ async def test_the_agents_own_tools_run_and_the_client_sees_the_answer(server):
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_taken(server, streamed):
+async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_accepted(server, streamed):
     server.fake.calls(call("forecast", "c1", city="Oslo"), call("forecast", "c2", city="Rome"), text="I look.")
     asked = body("Rain?", tools=[WEATHER])
     if streamed:
@@ -184,7 +184,7 @@ async def test_a_client_whose_tools_run_elsewhere_does_not_get_the_agents(server
     assert "tools.web_search" in headers["Warning"]
 
 
-async def test_pictures_reach_the_model_also_in_results(server):
+async def test_pictures_reach_the_model_even_in_results(server):
     picture = {"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}
     image = {"type": "image", "source": picture}
     server.fake.reply("Red.")
@@ -203,7 +203,7 @@ async def test_pictures_reach_the_model_also_in_results(server):
     assert shown["content"] == [{"type": "image_url", "image_url": {"url": PIXEL}}]
 
 
-async def test_earlier_thoughts_and_cache_marks_are_taken(server):
+async def test_earlier_thoughts_and_cache_marks_are_accepted(server):
     mark = {"cache_control": {"type": "ephemeral"}}
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]},
@@ -250,7 +250,7 @@ async def test_tokens_are_counted_without_a_model(server):
         ({"tool_choice": {"type": "tool", "name": "nothing"}, "tools": [WEATHER]}, "tool_choice"),
     ],
 )
-async def test_an_error_has_anthropics_shape_and_names_what_is_wrong(server, fields, words):
+async def test_an_error_has_anthropics_format_and_names_the_cause(server, fields, words):
     status, _, said = await ask(server, {**body(), **fields})
     assert status == 400
     assert said.keys() == {"type", "error"}
@@ -259,7 +259,7 @@ async def test_an_error_has_anthropics_shape_and_names_what_is_wrong(server, fie
     assert server.fake.requests == []
 
 
-async def test_an_answer_that_breaks_off_ends_with_an_error_event(server):
+async def test_an_interrupted_answer_ends_with_an_error_event(server):
     server.fake.raw(HALF)
     events = await stream(server, body())
     assert events[-1][0] == "error"
@@ -280,14 +280,14 @@ async def test_a_session_is_kept(server):
     assert [message["role"] for message in server.seen()] == ["system", "user", "assistant", "user"]
 
 
-async def test_a_client_that_leaves_stops_the_model(server):
+async def test_a_client_that_disconnects_stops_the_model(server):
     server.fake.hang(50, after_chunks=2, text="one two three four")
     async with server.http.post(server.url + PATH, json={**body(), "stream": True}, headers=server.headers) as response:
         await response.content.readuntil(b"one")
     await server.model_left()
 
 
-async def test_a_long_tool_name_is_the_clients_again_in_the_answer(server):
+async def test_a_long_tool_name_is_restored_in_the_answer(server):
     name = "mcp__a-server-with-a-long-name__" + "a_tool_with_a_long_name" * 2
     server.fake.calls(call("forecast", city="x"))
     server.fake.reply("unknown")
@@ -300,7 +300,7 @@ async def test_a_long_tool_name_is_the_clients_again_in_the_answer(server):
     assert said["content"][0]["name"] == name
 
 
-async def test_the_models_are_listed_in_anthropics_shape_for_its_clients(server):
+async def test_the_models_are_listed_in_anthropics_format_for_its_clients(server):
     for headers, shape in (({"anthropic-version": "2023-06-01"}, "has_more"), ({}, "object")):
         async with server.http.get(f"{server.url}/v1/models", headers=headers) as response:
             listed = await response.json()

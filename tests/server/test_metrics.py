@@ -109,14 +109,14 @@ async def test_requests_are_counted_by_route_and_status(server):
     assert value(await scraped(server), REQUESTS, route="/metrics", status="200") == 1
 
 
-async def test_a_request_that_is_refused_by_the_guard_is_counted(tmp_path):
+async def test_a_request_refused_by_the_guard_is_counted(tmp_path):
     async with serving(tmp_path, server_tokens=True) as server:
         await server.fails("hi")
         found = await scraped(await server.client("prometheus", "me", "admin"))
         assert value(found, REQUESTS, route="/v1/chat/completions", status="401") == 1
 
 
-async def test_a_client_that_leaves_is_counted_as_such(server):
+async def test_a_client_that_disconnects_is_counted_as_such(server):
     server.fake.hang(20)
     asking = asyncio.create_task(server.ask("hi"))
     await until(lambda: server.fake.requests)
@@ -166,7 +166,7 @@ async def test_a_worker_with_an_address_serves_its_metrics_and_nothing_else():
         assert value(await scraped(client), REQUESTS, route="/metrics", status="200") == before + 1
 
 
-async def test_a_worker_asks_for_a_token_with_the_right_admin_once_there_is_one():
+async def test_a_worker_requires_a_token_with_the_right_admin_once_there_is_one():
     store = SQLiteStore(Path(os.environ["EVERLOOP_HOME"]) / "everloop.db")
     tokens = {rights: new_token() for rights in ("use", "admin")}
     for rights, token in tokens.items():
@@ -191,14 +191,14 @@ async def test_a_worker_ends_promptly_with_a_scraper_connected():
 
 
 @pytest.mark.parametrize("wrong", ["9464", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:x", "a b:1", "0.0.0.0:0"])
-async def test_an_address_that_is_none_or_that_others_could_reach_without_a_token_is_refused_at_the_start(wrong):
+async def test_an_invalid_address_or_one_that_others_could_reach_without_a_token_is_refused_at_the_start(wrong):
     async with FakeOpenAI() as fake:
         done = await finished(await start("worker", env=settings(fake, wrong)))
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
 
 
-async def test_a_port_that_is_taken_is_one_line():
+async def test_a_port_in_use_is_one_line_for_metrics():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -210,7 +210,7 @@ async def test_a_port_that_is_taken_is_one_line():
     assert str(port) in done.err
 
 
-async def test_a_client_that_leaves_while_the_store_is_unavailable_causes_no_unhandled_error(server, monkeypatch):
+async def test_a_client_that_disconnects_while_the_store_is_unavailable_causes_no_unhandled_error(server, monkeypatch):
     forgotten: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
     client = await server.client("prometheus", "me", "admin")

@@ -92,7 +92,7 @@ async def test_a_worker_counts_what_it_takes_from_the_store():
     assert value(found, "everloop_turns_taken_over_total") == 0
 
 
-async def test_a_turn_of_a_worker_that_was_killed_is_counted_as_taken_over():
+async def test_a_killed_workers_turn_is_counted_as_taken_over():
     await left_in_the_store("one")
     async with FakeOpenAI() as fake:
         fake.hang(30)

@@ -59,7 +59,7 @@ async def test_a_model_that_may_not_be_used_embeds_nothing(server: Serving):
     assert server.fake.forwarded == []
 
 
-async def test_ollamas_forms_are_answered_in_its_shapes(server: Serving):
+async def test_ollamas_requests_are_answered_in_its_formats(server: Serving):
     status, said = await post(server, "/api/embed", {"model": "embed-small:latest", "input": ["one", "three"]})
     assert (status, said["embeddings"], said["prompt_eval_count"]) == (200, [[3.0, 0.0], [5.0, 1.0]], 2)
     status, said = await post(server, "/api/embeddings", {"model": "scripted", "prompt": "one"})
@@ -67,7 +67,7 @@ async def test_ollamas_forms_are_answered_in_its_shapes(server: Serving):
     assert [body["model"] for _, body in server.fake.forwarded] == ["embed-small", "scripted"]
 
 
-async def test_a_text_is_completed_also_as_a_stream(server: Serving):
+async def test_a_text_is_completed_even_as_a_stream(server: Serving):
     status, said = await post(server, "/v1/completions", {"prompt": "Once upon", "model": "any", "max_tokens": 5})
     assert (status, said["choices"][0]["text"], said["object"]) == (200, "Once upon...", "text_completion")
     assert server.fake.forwarded == [("completions", {"prompt": "Once upon", "model": "scripted", "max_tokens": 5})]
@@ -80,7 +80,7 @@ async def test_a_text_is_completed_also_as_a_stream(server: Serving):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_the_models_server_cannot_do_is_refused_by_name(server: Serving, path: str):
+async def test_features_that_the_models_server_lacks_are_refused_by_name(server: Serving, path: str):
     server.fake.endpoints = frozenset()
     async with server.http.post(server.url + path, json=BODIES[path]) as response:
         body, status = await response.text(), response.status
@@ -88,7 +88,7 @@ async def test_what_the_models_server_cannot_do_is_refused_by_name(server: Servi
     assert "/v1/chat/completions" in body
 
 
-async def test_what_the_provider_cannot_do_is_refused_by_name(tmp_path: Path):
+async def test_features_that_the_provider_lacks_are_refused_by_name(tmp_path: Path):
     async with serving(tmp_path, provider="anthropic", api_key="k") as server:
         for path, asked in BODIES.items():
             status, said = await post(server, path, asked)
@@ -107,13 +107,13 @@ async def test_what_the_provider_cannot_do_is_refused_by_name(tmp_path: Path):
         ("/v1/completions", {"prompt": "x", "temperature": 3}, "temperature"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_its_name(server: Serving, path: str, body: Any, param: str):
+async def test_an_invalid_field_is_refused_by_name(server: Serving, path: str, body: Any, param: str):
     status, said = await post(server, path, body)
     assert (status, said["error"]["param"]) == (400, param)
     assert server.fake.forwarded == []
 
 
-async def test_rates_budgets_and_tokens_hold(tmp_path: Path):
+async def test_rates_budgets_and_tokens_apply(tmp_path: Path):
     async with serving(tmp_path, requests_per_minute=3, day_tokens=12) as server:
         asked = {"prompt": "x", "model": "scripted"}
         assert (await post(server, "/v1/completions", asked))[0] == 200  # four tokens
@@ -127,7 +127,7 @@ async def test_rates_budgets_and_tokens_hold(tmp_path: Path):
         assert (await post(server, "/v1/embeddings", {"input": "x"}))[0] == 401
 
 
-async def test_the_address_of_a_provider_may_name_its_chat(tmp_path: Path):
+async def test_a_providers_address_may_include_its_chat_path(tmp_path: Path):
     async with FakeOpenAI() as fake:
         address = f"{fake.base_url}/chat/completions"
         provider = make_provider(Config(home=tmp_path, base_url=address, model="m", retries=1))

@@ -50,13 +50,13 @@ async def test_a_chat_is_streamed_as_lines_by_default(server):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_the_durations_are_those_of_the_answer_in_nanoseconds(server, stream):
+async def test_the_durations_are_the_answers_in_nanoseconds(server, stream):
     server.fake.reply("Four.", delay=0.05)
     _, _, lines = await post(server, "chat", messages=HELLO, stream=stream)
     assert lines[-1]["total_duration"] >= lines[-1]["eval_duration"] >= 50_000_000
 
 
-async def test_a_chat_is_answered_whole(server):
+async def test_a_chat_is_answered_in_one_piece(server):
     server.fake.reply("Four.", reasoning="Two and two.")
     answer = await ask(server)
     assert answer["message"] == {"role": "assistant", "content": "Four.", "thinking": "Two and two."}
@@ -85,7 +85,7 @@ async def test_the_agents_own_tools_run_and_the_client_sees_the_answer(server):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_taken(server, stream):
+async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_accepted(server, stream):
     tools = [function("forecast", city={"type": "string"}), function("clock")]
     server.fake.calls(call("forecast", "c1", city="Oslo"), call("clock", "c2"))
     _, _, lines = await post(server, "chat", messages=HELLO, tools=tools, stream=stream)
@@ -154,13 +154,13 @@ async def test_pictures_and_formats_reach_the_model(server):
     assert server.fake.requests[-1].body["response_format"] == {"type": "json_object"}
 
 
-async def test_a_request_without_words_only_loads_the_model(server):
+async def test_a_request_without_a_message_only_loads_the_model(server):
     assert (await ask(server, messages=[]))["done_reason"] == "load"
     assert (await ask(server, "generate"))["done_reason"] == "load"
     assert server.fake.requests == []
 
 
-async def test_the_models_are_told(server):
+async def test_the_models_are_listed(server):
     _, tags = await server.get("/api/tags")
     assert [one["name"] for one in tags["models"]] == [
         "scripted:latest", "everloop/agent:latest", "everloop/chat:latest",
@@ -186,7 +186,7 @@ async def test_the_models_are_told(server):
         ("generate", {"prompt": "x", "suffix": "y"}, "suffix"),
     ],
 )
-async def test_an_error_has_ollamas_shape_and_names_what_is_wrong(server, path, fields, words):
+async def test_an_error_has_ollamas_format_and_names_the_cause(server, path, fields, words):
     status, _, (body,) = await post(server, path, **fields)
     assert status == 400
     assert body.keys() == {"error"}
@@ -194,7 +194,7 @@ async def test_an_error_has_ollamas_shape_and_names_what_is_wrong(server, path, 
     assert server.fake.requests == []
 
 
-async def test_an_answer_that_breaks_off_ends_with_an_error(server):
+async def test_an_interrupted_answer_ends_with_an_error(server):
     server.fake.raw(HALF)
     _, _, lines = await post(server, "chat", messages=HELLO)
     assert lines[-1].keys() == {"error"}
@@ -209,7 +209,7 @@ async def test_a_silent_stream_has_lines_as_signs_of_life(tmp_path):
         assert "".join(line["message"]["content"] for line in lines) == "late"
 
 
-async def test_a_body_without_a_content_type_is_taken_and_one_of_a_page_is_not(server):
+async def test_a_body_without_a_content_type_is_accepted_and_a_pages_is_not(server):
     body = json.dumps({"model": "scripted", "messages": HELLO, "stream": False}).encode()
 
     async def status(**headers: str) -> int:
@@ -227,7 +227,7 @@ async def test_a_body_without_a_content_type_is_taken_and_one_of_a_page_is_not(s
     assert len(server.fake.requests) == 1
 
 
-async def test_a_client_that_leaves_stops_the_model(server):
+async def test_a_client_that_disconnects_stops_the_model(server):
     server.fake.hang(50, after_chunks=2, text="one two three four")
     body = {"model": "scripted", "messages": HELLO}
     async with server.http.post(f"{server.url}/api/chat", json=body, headers=server.headers) as response:

@@ -101,7 +101,7 @@ async def test_a_text_is_answered(server):
     assert "Be brief." in server.seen()[0]["content"]
 
 
-async def test_log_probabilities_are_part_of_the_text_that_they_belong_to(server):
+async def test_log_probabilities_are_part_of_their_text(server):
     tokens = [{**one, "bytes": [*one["token"].encode()]} for one in TOKENS]
     shown = [
         {**one, "top_logprobs": [{**top, "bytes": [*top["token"].encode()]} for top in one["top_logprobs"]]}
@@ -171,7 +171,7 @@ async def test_the_agents_own_tools_run_and_the_client_sees_the_answer(server):
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("chained", [False, True], ids=["history", "previous"])
-async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_taken(server, streamed, chained):
+async def test_calls_of_the_clients_tools_are_handed_back_and_their_results_accepted(server, streamed, chained):
     server.fake.calls(call("forecast", "c1", city="Oslo"), call("forecast", "c2", city="Rome"), text="I look.")
     if streamed:
         events = await stream(server, "Rain?", tools=[WEATHER])
@@ -243,7 +243,7 @@ async def test_a_request_that_may_not_act_does_not(server, fields):
     assert not server.fake.requests[0].body.get("tools")
 
 
-async def test_pictures_reach_the_model_also_in_results(server):
+async def test_pictures_reach_the_model_even_in_results(server):
     image = {"type": "input_image", "image_url": PIXEL}
     server.fake.reply("Red.")
     await create(server, [{"role": "user", "content": [{"type": "input_text", "text": "Which?"}, image]}])
@@ -256,7 +256,7 @@ async def test_pictures_reach_the_model_also_in_results(server):
     assert len(server.seen()[-1]["content"]) == 2
 
 
-async def test_an_answer_in_a_schema(server):
+async def test_an_answer_follows_its_schema(server):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     server.fake.reply('{"n": 4}')
     wanted = {"format": {"type": "json_schema", "name": "number", "schema": schema, "strict": True}}
@@ -270,7 +270,7 @@ async def test_an_answer_in_a_schema(server):
 # ---------------------------------------------------------------------------------------------- stored responses
 
 
-async def test_a_previous_response_is_continued_and_can_be_branched_from(server):
+async def test_a_previous_response_is_continued_and_can_be_branched(server):
     answers = {}
     server.fake.reply("Hello Ida.")
     first = await create(server, "My name is Ida.")
@@ -289,7 +289,7 @@ async def test_a_previous_response_is_continued_and_can_be_branched_from(server)
     assert "third question" not in said
 
 
-async def test_requests_that_continue_one_response_at_once_see_it_and_nothing_of_each_other(server):
+async def test_concurrent_continuations_of_one_response_see_nothing_of_each_other(server):
     server.fake.reply("First.")
     first = await create(server, "begin")
     questions = [f"question {number}" for number in range(4)]
@@ -300,7 +300,7 @@ async def test_requests_that_continue_one_response_at_once_see_it_and_nothing_of
     assert sorted(asked) == [["begin", "First.", question] for question in questions]
 
 
-async def test_two_servers_of_a_store_continue_one_response_apart(server):
+async def test_two_servers_of_a_store_continue_one_response_separately(server):
     server.fake.reply("First.")
     first = await create(server, "begin")
     agent = await server.owners.agent("me")
@@ -316,7 +316,7 @@ async def test_two_servers_of_a_store_continue_one_response_apart(server):
     assert keys == [previous.row.message.session_key, "api:b"]
 
 
-async def test_a_stored_response_is_shown_again_as_it_was(server):
+async def test_a_stored_response_is_returned_unchanged(server):
     server.fake.calls(call("forecast", "c1", city="Oslo"), text="I look.")
     tool = {**WEATHER, "name": "weather.forecast"}
     server.fake.replies.clear()
@@ -327,7 +327,7 @@ async def test_a_stored_response_is_shown_again_as_it_was(server):
     assert made["output"][1]["name"] == made["tools"][0]["name"] == "weather.forecast"
 
 
-async def test_a_stream_that_is_read_again_goes_on_exactly_behind_an_event(server):
+async def test_a_stream_that_is_read_again_resumes_exactly_after_an_event(server):
     server.fake.reply("Water the beans, then rest a while.", reasoning="It is dry.")
     first = await stream(server, "What needs doing?")
     id = first[0]["response"]["id"]
@@ -342,7 +342,7 @@ async def test_a_stream_that_is_read_again_goes_on_exactly_behind_an_event(serve
         assert all(one["sequence_number"] > after for one in rest)
 
 
-async def test_an_item_is_named_by_its_id(server):
+async def test_an_item_is_referenced_by_its_id(server):
     server.fake.calls(call("forecast", "c1", city="Oslo"), text="I look.", reasoning="Hm.")
     said = await create(server, "Rain?", tools=[WEATHER])
     references = [{"type": "item_reference", "id": item["id"]} for item in said["output"]]
@@ -356,7 +356,7 @@ async def test_an_item_is_named_by_its_id(server):
     assert (status, error["error"]["param"]) == (404, "input[0].id")
 
 
-async def test_what_is_not_stored_is_not_found(server):
+async def test_a_response_that_is_not_stored_is_not_found(server):
     server.fake.reply("hi")
     said = await create(server, store=False)
     assert said["store"] is False
@@ -365,7 +365,7 @@ async def test_what_is_not_stored_is_not_found(server):
     assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_a_response_that_is_not_stored_may_continue_one_that_is_and_changes_nothing_of_it(server):
+async def test_an_unstored_response_may_continue_a_stored_one_and_changes_nothing_of_it(server):
     server.fake.reply("one")
     first = await create(server, "first question")
     server.fake.reply("two")
@@ -409,7 +409,7 @@ async def test_nothing_of_another_api_or_of_another_owner_is_found(tmp_path):
             assert (await http(nobody, method, path, {} if method == "POST" else None))[0] == 401
 
 
-async def test_a_command_is_a_text_unless_the_client_names_its_session(server):
+async def test_a_command_is_text_unless_the_client_names_its_session(server):
     server.fake.reply("I cannot help.")
     assert text_of(await create(server, "/help")) == "I cannot help."
     assert "/stop" in text_of(await create(server, "/help", {"X-Session": "named"}))
@@ -434,7 +434,7 @@ async def test_a_background_response_is_queued_and_read_later(server):
     assert (status, error["error"]["param"]) == (400, "background")
 
 
-async def test_a_background_stream_goes_on_without_its_client(server):
+async def test_a_background_stream_continues_without_its_client(server):
     server.fake.reply("one two three four five", token_delay=0.1)
     body = {"input": "Count.", "background": True, "stream": True}
     async with server.http.post(server.url + PATH, json=body, headers=server.headers) as response:
@@ -508,7 +508,7 @@ async def test_a_stored_response_is_finished_by_the_next_start_after_a_kill(tmp_
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_its_name(server, fields, param):
+async def test_an_invalid_field_is_refused_by_name(server, fields, param):
     status, _, body = await http(server, "POST", "", {"input": "hi", **fields})
     assert (status, body["error"]["param"]) == (400, param), body
     assert server.fake.requests == []
@@ -521,7 +521,7 @@ async def test_parameters_without_effect_are_named_in_a_header(server):
     assert headers["Warning"] == '299 everloop "no effect: max_tool_calls, reasoning.effort"'
 
 
-async def test_an_answer_that_breaks_off_is_a_failed_response(server):
+async def test_an_interrupted_answer_is_a_failed_response(server):
     server.fake.raw(HALF)
     events = await stream(server)
     assert events[-1]["type"] == "response.failed"
@@ -531,7 +531,7 @@ async def test_an_answer_that_breaks_off_is_a_failed_response(server):
     assert (shown["status"], shown["error"]["code"]) == ("failed", "model_refused")
 
 
-async def test_a_client_that_leaves_stops_the_model(server):
+async def test_a_client_that_disconnects_stops_the_model(server):
     server.fake.hang(50, after_chunks=2, text="one two three four")
     body = {"input": "Count.", "stream": True}
     async with server.http.post(server.url + PATH, json=body, headers=server.headers) as response:
@@ -539,7 +539,7 @@ async def test_a_client_that_leaves_stops_the_model(server):
     await server.model_left()
 
 
-async def test_a_token_for_clients_only_holds_here_too(tmp_path):
+async def test_a_token_for_clients_only_is_limited_here_too(tmp_path):
     async with serving(tmp_path) as server:
         token = new_token()
         await server.store.add_token("editor", "me", hash_of(token), ["use"], "client")

@@ -51,7 +51,7 @@ def references(value: Any) -> set[str]:
     return found | {value["$ref"]} if "$ref" in value else found
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_one():
+def test_every_reference_and_every_schema_is_valid():
     assert references(DOCUMENT["paths"]) | references(SCHEMAS) <= {f"#/components/schemas/{name}" for name in SCHEMAS}
     for schema in SCHEMAS.values():
         Draft202012Validator.check_schema(schema)
@@ -59,7 +59,7 @@ def test_every_reference_leads_somewhere_and_every_schema_is_one():
     assert document() == DOCUMENT
 
 
-def test_every_operation_has_a_name_of_its_own_and_says_how_it_can_fail():
+def test_every_operation_has_its_own_name_and_says_how_it_can_fail():
     paths = {path: list(found.values()) for path, found in DOCUMENT["paths"].items()}
     operations = [(path, operation) for path, found in paths.items() for operation in found]
     assert len({operation["operationId"] for _, operation in operations}) == len(operations)
@@ -77,12 +77,12 @@ def test_every_operation_has_a_name_of_its_own_and_says_how_it_can_fail():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_of_the_document_is_taken(name):
+def test_every_example_of_the_document_is_accepted(name):
     VALID.validate(EXAMPLES[name])
     assert isinstance(read(EXAMPLES[name]), ChatRequest)
 
 
-def test_an_assistants_message_needs_one_of_three_things():
+def test_an_assistants_message_needs_one_of_three_fields():
     call = EXAMPLES["its result"]["messages"][1]["tool_calls"]
     cases: list[dict[str, Any]] = [
         {"content": "x"}, {"refusal": "x"}, {"tool_calls": call}, {"content": None}, {"tool_calls": []}, {},
@@ -92,7 +92,7 @@ def test_an_assistants_message_needs_one_of_three_things():
         assert VALID.is_valid({"messages": [message]}) == any(said.values())
 
 
-def test_what_is_always_sent_is_required():
+def test_fields_that_are_always_sent_are_required():
     assert set(SCHEMAS["Completion"]["required"]) == {"id", "object", "created", "model", "choices"}
     assert set(SCHEMAS["Chunk"]["required"]) == {"id", "object", "created", "model", "choices"}
     assert set(SCHEMAS["ErrorFacts"]["required"]) == {"message", "type", "param", "code"}
@@ -133,7 +133,7 @@ def test_the_page_has_the_table_of_the_code():
     assert parameter_table() in PAGE.read_text(), f"docs/api.md must have this table:\n\n{parameter_table()}"
 
 
-def test_the_table_says_what_becomes_of_each_parameter():
+def test_the_table_says_how_each_parameter_is_handled():
     def outcome(name: str, value: Any, honours: frozenset[str]) -> str:
         request = read({"messages": [{"role": "user", "content": "x"}], "stream": True, name: value}, honours)
         if isinstance(request, ApiError):
@@ -214,7 +214,7 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 @settings(max_examples=75)
 @given(BODIES)
-def test_what_the_document_allows_is_taken_unless_its_parts_do_not_fit_each_other(body):
+def test_what_the_document_allows_is_accepted_unless_its_parts_contradict_each_other(body):
     assume(VALID.is_valid(body))
     outcome = read(body)
     if isinstance(outcome, ApiError):

@@ -49,14 +49,14 @@ async def test_listening_beyond_loopback_is_refused_in_one_line_without_a_token_
     assert not (await check_bind(host, tokens_exist=True)).loopback
 
 
-async def test_what_a_name_stands_for_is_found_once():
+async def test_a_name_is_resolved_once():
     assert (await check_bind("both.test", tokens_exist=True)).addresses == ("127.0.0.1", "192.0.2.7")
 
 
 @pytest.mark.parametrize(
     "host", ["no such host", "a" * 300, "\udcff", "127.0.0.1\0", "http://127.0.0.1", "127.0.0.1:80"]
 )
-async def test_a_host_that_is_none_is_an_error_in_one_line(host):
+async def test_an_invalid_host_is_an_error_in_one_line(host):
     with pytest.raises(ConfigError) as refused:
         await check_bind(host, tokens_exist=True)
     assert "\n" not in str(refused.value)

@@ -77,7 +77,7 @@ async def test_memory_of_one_owner_is_not_found_by_another(server: Serving):
     assert CANARY in str(server.seen())
 
 
-async def test_two_tokens_of_one_owner_share_all(server: Serving):
+async def test_two_tokens_of_one_owner_share_everything(server: Serving):
     one, two = await server.client("laptop", "ada"), await server.client("phone", "ada")
     server.fake.reply("noted")
     await one.ask(f"the word is {CANARY}", {"X-Session": "work"})
@@ -86,7 +86,7 @@ async def test_two_tokens_of_one_owner_share_all(server: Serving):
     assert CANARY in str(server.seen())
 
 
-async def test_another_owner_is_kept_in_the_workspace_even_where_the_person_is_not(tmp_path: Path):
+async def test_another_owner_is_restricted_to_the_workspace_even_if_the_person_is_not(tmp_path: Path):
     outside = tmp_path / "outside.txt"
     outside.write_text(CANARY)
     async with serving(tmp_path, restrict_to_workspace=False) as server:
@@ -97,7 +97,7 @@ async def test_another_owner_is_kept_in_the_workspace_even_where_the_person_is_n
         assert CANARY not in str(server.seen())
 
 
-async def test_a_budget_is_each_owners_own(tmp_path: Path):
+async def test_each_owner_has_a_separate_budget(tmp_path: Path):
     async with serving(tmp_path, day_tokens=3_000_000) as server:
         ada, bob = await server.client("ada"), await server.client("bob")
         server.fake.reply("hi", body=None)
@@ -125,7 +125,7 @@ def _today() -> str:
     return time.strftime("day %Y-%m-%d")
 
 
-async def test_a_revoked_token_is_out_from_the_next_request_on(
+async def test_a_revoked_token_is_refused_from_the_next_request_on(
     tmp_path: Path,
 ):
     async with FakeOpenAI() as fake, aiohttp.ClientSession() as http:
@@ -191,7 +191,7 @@ async def test_another_owner_does_not_learn_later_what_the_model_server_said(
     assert CANARY in caplog.text
 
 
-async def test_another_owner_does_not_read_where_the_model_is(server: Serving):
+async def test_another_owner_does_not_learn_where_the_model_is(server: Serving):
     ada = await server.client("ada")
     for client in (ada, server):
         server.fake.fail(401, f"the key {CANARY} is wrong")
@@ -211,9 +211,7 @@ OPENED = {
 }
 
 
-async def test_another_owner_gets_nothing_of_what_the_person_has_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_another_owner_gets_nothing_that_the_person_has_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RED_KEY", CANARY)
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -242,7 +240,7 @@ async def test_another_owner_gets_nothing_of_what_the_person_has_opened(
             assert [row.message.content for row in rows] == ["from another"] * own
 
 
-async def test_a_host_of_the_persons_own_network_is_not_for_others(tmp_path: Path):
+async def test_a_host_of_the_persons_private_network_is_not_for_others(tmp_path: Path):
     fetched: list[str] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -281,7 +279,7 @@ async def test_an_owners_jobs_and_sub_agents_use_the_owners_workspace_in_every_p
         assert owners == {"ada"}
 
 
-async def test_a_store_that_cannot_be_read_for_a_while_ends_no_server(tmp_path: Path):
+async def test_a_temporarily_unreadable_store_ends_no_server(tmp_path: Path):
     """An owner whose agent has not started yet still gets it once the store can be read again."""
 
     class Sick(SQLiteStore):

@@ -78,7 +78,7 @@ async def test_sessions_have_titles_and_states(server: Serving, ada: PageClient)
     assert (await ada.api("POST", "sessions/web:runs/stop", {}))[1] == {"stopped": False}
 
 
-async def test_an_owner_sees_only_their_own(server: Serving, ada: PageClient):
+async def test_an_owner_sees_only_their_own_sessions(server: Serving, ada: PageClient):
     page = await asked(server, ada)
     eve = await page_client(server, "eve")
     listed = (await eve.api("GET", "sessions"))[1]
@@ -130,14 +130,14 @@ async def test_always_allows_it_for_the_rest_of_the_session(server: Serving, ada
     assert page.kinds.count("asked") == 1
 
 
-async def test_only_the_question_that_was_shown_is_answered(server: Serving, ada: PageClient):
+async def test_only_the_displayed_question_is_answered(server: Serving, ada: PageClient):
     page = await asked(server, ada)
     for wrong in (page.question - 1, page.question + 1, 0):
         assert (await ada.answer("web:1", wrong, True))[0] == 409
     assert not (server.workspace("ada") / "note.txt").exists()
 
 
-async def test_a_message_is_taken_once_however_often_it_is_sent(server: Serving, ada: PageClient):
+async def test_a_message_is_accepted_once_however_often_it_is_sent(server: Serving, ada: PageClient):
     server.fake.reply("fine")
     for _ in range(3):
         await ada.say("web:1", "go", id="m1")
@@ -214,7 +214,7 @@ async def test_reading_and_writing_need_more_than_being_on_this_machine(tmp_path
         ("stop", [1]),
     ],
 )
-async def test_a_body_that_is_wrong_is_refused(ada: PageClient, path: str, body: object):
+async def test_an_invalid_body_is_refused(ada: PageClient, path: str, body: object):
     assert (await ada.api("POST", f"sessions/web:1/{path}", body))[0] == 400
 
 

@@ -35,7 +35,7 @@ async def changed(server: Serving, ada: PageClient, command: str) -> Path:
     return workspace
 
 
-async def test_what_the_policy_hides_is_not_shown_and_a_fixed_file_is_not_undone(server: Serving):
+async def test_a_file_hidden_by_the_policy_is_not_shown_and_a_fixed_one_not_undone(server: Serving):
     ada = await page_client(server, "ada")
     workspace = await changed(server, ada, "echo canary-word > secret.md; echo b > open.md; echo c > fixed.md")
     status, body = await ada.api("GET", "sessions/web:1/changes")
@@ -77,7 +77,7 @@ async def test_a_session_is_archived_by_its_owner_alone(server: Serving):
     assert [one["key"] for one in (await ada.api("GET", "sessions"))[1]["sessions"]] == ["web:1"]
 
 
-async def test_files_are_completed_within_the_own_workspace_and_named_ones_obey_the_policy(server: Serving):
+async def test_files_are_completed_within_the_workspace_and_named_ones_obey_the_policy(server: Serving):
     ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
     workspace = await changed(server, ada, "mkdir beds; echo x > beds/roses.md; echo canary-word > secret.md")
     assert (workspace / "beds" / "roses.md").exists()
@@ -99,7 +99,7 @@ def rewritten(path: Path, text: str) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-async def test_files_that_have_not_changed_are_not_read_again_for_the_next_message(server: Serving):
+async def test_unchanged_files_are_not_read_again_for_the_next_message(server: Serving):
     ada = await page_client(server, "ada")
     workspace = server.workspace("ada")
     workspace.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ async def test_files_that_have_not_changed_are_not_read_again_for_the_next_messa
     assert files == {"same.md": "first", "other.md": "later, and longer"}
 
 
-def test_what_is_kept_of_workspaces_is_bounded(tmp_path: Path):
+def test_recorded_workspaces_are_bounded(tmp_path: Path):
     snapshots = Snapshots(most=10)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -123,7 +123,7 @@ async def test_no_path_leads_out_of_the_workspace(server: Serving, ada: PageClie
     assert server.fake.requests == []
 
 
-async def test_the_person_of_the_machine_stays_in_the_workspace_without_restriction(tmp_path: Path):
+async def test_the_machines_user_stays_in_the_workspace_even_without_restriction(tmp_path: Path):
     (tmp_path / "secret.md").write_text(CANARY)
     async with serving(tmp_path, restrict_to_workspace=False) as server:
         await server.client("first")
@@ -134,7 +134,7 @@ async def test_the_person_of_the_machine_stays_in_the_workspace_without_restrict
             assert (await get(me, "files/text", path))[0] == 403
 
 
-async def test_the_policy_holds_for_the_page(server: Serving, ada: PageClient):
+async def test_the_policy_applies_to_the_page(server: Serving, ada: PageClient):
     folder = workspace(server)
     (folder / "private").mkdir()
     (folder / "private" / "a.md").write_text(CANARY)

@@ -59,7 +59,7 @@ async def test_usage_is_counted_by_day_session_and_model(server: Serving, ada: P
     assert (await eve.api("GET", "usage?days=0"))[0] == 400
 
 
-def test_days_are_those_of_utc():
+def test_days_are_in_utc():
     used = SessionUsage()
     answers = [ModelAnswered("x", usage={"prompt_tokens": 5}, model="m") for _ in range(3)]
     ends = (86_400 * 20_000 - 1, 86_400 * 20_000, 86_400 * 20_001 - 1)
@@ -97,7 +97,7 @@ async def test_only_the_operator_sees_tokens_health_and_workers(server: Serving,
     assert len(await server.store.tokens()) == before
 
 
-async def test_nothing_of_it_is_told_to_who_is_only_on_this_machine(tmp_path: Path):
+async def test_a_client_that_is_only_local_sees_none_of_it(tmp_path: Path):
     async with serving(tmp_path) as server:
         stranger = PageClient(server.url, server.http)
         for path in (*ADMIN_ONLY, "usage", "files", "memory", "jobs", "agents"):
@@ -106,9 +106,7 @@ async def test_nothing_of_it_is_told_to_who_is_only_on_this_machine(tmp_path: Pa
         assert await server.store.tokens() == []
 
 
-async def test_health_is_what_doctor_says_and_workers_have_leases(
-    server: Serving, operator: PageClient, ada: PageClient
-):
+async def test_health_is_that_of_doctor_and_workers_have_leases(server: Serving, operator: PageClient, ada: PageClient):
     server.fake.reply("slow", delay=30)
     feed = await ada.feed("web:1")
     await ada.say("web:1", "wait")

@@ -70,7 +70,7 @@ async def settled(server: Serving) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_question_and_an_end_are_told_and_nothing_that_was_said(tmp_path: Path):
+async def test_questions_and_ends_are_notified_without_message_texts(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service, policy=ASK) as server:
         ada = await page_client(server, "ada")
         browser = await subscribed(ada, service)
@@ -92,7 +92,7 @@ async def test_a_question_and_an_end_are_told_and_nothing_that_was_said(tmp_path
         assert await server.store.dead_letters() == []
 
 
-async def test_what_was_said_is_told_only_where_the_settings_want_it(tmp_path: Path):
+async def test_message_texts_are_notified_only_if_the_settings_allow_it(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service, {"content": True}) as server:
         ada = await page_client(server, "ada")
         browser = await subscribed(ada, service)
@@ -103,7 +103,7 @@ async def test_what_was_said_is_told_only_where_the_settings_want_it(tmp_path: P
         assert told["body"].endswith("The beans are wet.")
 
 
-async def test_each_owner_is_told_of_their_own_turns_and_a_revoked_login_of_none(tmp_path: Path):
+async def test_each_owner_is_notified_of_their_own_turns_and_a_revoked_login_of_none(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service) as server:
         ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
         adas, eves = await subscribed(ada, service), await subscribed(eve, service)
@@ -126,7 +126,7 @@ async def test_each_owner_is_told_of_their_own_turns_and_a_revoked_login_of_none
         assert (await ada.api("GET", "push"))[1]["subscriptions"] == 1  # the revoked one is gone
 
 
-async def test_a_browser_that_is_gone_is_forgotten_and_a_failing_service_is_asked_again(tmp_path: Path):
+async def test_a_vanished_browser_is_forgotten_and_a_failing_service_is_retried(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service) as server:
         ada = await page_client(server, "ada")
         gone, missing, well, failing = [await subscribed(ada, service) for _ in range(4)]
@@ -141,7 +141,7 @@ async def test_a_browser_that_is_gone_is_forgotten_and_a_failing_service_is_aske
         assert await server.store.dead_letters() == []
 
 
-async def test_nothing_is_told_while_a_page_is_visible(tmp_path: Path):
+async def test_nothing_is_notified_while_a_page_is_visible(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service) as server:
         ada, eve = await page_client(server, "ada"), await page_client(server, "eve")
         browser = await subscribed(ada, service)
@@ -157,7 +157,7 @@ async def test_nothing_is_told_while_a_page_is_visible(tmp_path: Path):
         await browser.has(1)
 
 
-async def test_stopped_turns_and_turns_of_other_clients_are_not_told(tmp_path: Path):
+async def test_stopped_turns_and_turns_of_other_clients_are_not_notified(tmp_path: Path):
     async with push_service() as service, pushing(tmp_path, service) as server:
         ada = await page_client(server, "ada")
         browser = await subscribed(ada, service)
@@ -174,7 +174,7 @@ async def test_stopped_turns_and_turns_of_other_clients_are_not_told(tmp_path: P
         assert browser.told == []
 
 
-async def test_only_public_https_addresses_are_asked(tmp_path: Path):
+async def test_only_public_https_addresses_are_contacted(tmp_path: Path):
     heard: list[bytes] = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

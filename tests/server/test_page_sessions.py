@@ -16,7 +16,7 @@ async def get(client: PageClient, path: str) -> tuple[int, bytes, str]:
         return response.status, await response.read(), response.headers["Content-Type"]
 
 
-async def test_a_fork_has_the_entries_before_it_and_goes_on_by_itself(server: Serving, ada: PageClient):
+async def test_a_fork_has_the_entries_before_it_and_continues_separately(server: Serving, ada: PageClient):
     for text in ("one", "two"):
         server.fake.reply(f"answer to {text}")
         page = await said(ada, "web:1", text)
@@ -40,7 +40,7 @@ async def test_a_fork_has_the_entries_before_it_and_goes_on_by_itself(server: Se
         assert (await ada.api("POST", "sessions/web:1/fork", {"until": until}))[0] == 400
 
 
-async def test_an_export_has_what_was_said_without_secrets(server: Serving, ada: PageClient):
+async def test_an_export_has_the_conversation_without_secrets(server: Serving, ada: PageClient):
     server.fake.reply(f"The key is {SECRET}.")
     await said(ada, "web:1", "<b>tell</b>")
     for form, sign in (("md", "## You"), ("jsonl", '"kind"'), ("html", "&lt;b&gt;tell")):

@@ -54,7 +54,7 @@ def logged(*entries: tuple[float, object]) -> list[Logged]:
     return [Logged(seq, "t1", at, entry) for seq, (at, entry) in enumerate(entries, 1)]  # type: ignore[arg-type]
 
 
-def test_idle_time_is_cut_out_of_the_axis_and_costs_are_told(tmp_path: Path):
+def test_idle_time_is_cut_out_of_the_axis_and_costs_are_shown(tmp_path: Path):
     config = Config(home=tmp_path, workspace=tmp_path, prices=PRICES)
     turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 5000.0, "answer")
     entries = logged(
@@ -86,7 +86,7 @@ def test_idle_time_is_cut_out_of_the_axis_and_costs_are_told(tmp_path: Path):
     assert (tool.arguments, tool.text, tool.call) == ({"command": "ls"}, "done", "c1")
 
 
-def test_what_runs_is_shown_until_now(tmp_path: Path):
+def test_steps_in_progress_last_until_now(tmp_path: Path):
     config = Config(home=tmp_path, workspace=tmp_path)
     turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, None, None)
     asked = timeline_of(turn, logged((100.0, UserSaid("go"))), config, 104.0)
@@ -100,7 +100,7 @@ def test_what_runs_is_shown_until_now(tmp_path: Path):
     assert runs.cost is None
 
 
-def test_an_empty_answer_that_is_asked_again_and_a_lost_worker_are_steps(tmp_path: Path):
+def test_a_retried_empty_answer_and_a_lost_worker_are_steps(tmp_path: Path):
     turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 120.0, "answer")
     calls = (Called("c1", "exec", {"command": "ls"}), Called("c2", "exec", {"command": "ls"}))
     entries = logged(
@@ -119,7 +119,7 @@ def test_an_empty_answer_that_is_asked_again_and_a_lost_worker_are_steps(tmp_pat
     assert "was lost" in found.steps[kinds.index("takeover")].text
 
 
-def test_the_worker_that_went_on_and_the_waits_for_the_disk_are_told(tmp_path: Path):
+def test_the_resuming_worker_and_flush_waits_are_shown(tmp_path: Path):
     turn = TurnInfo("t1", 1, "web:1", "me", 1, 100.0, 120.0, "answer")
     calls = (Called("c1", "exec", {"command": "ls"}), Called("c2", "exec", {"command": "ls"}))
     entries = logged(
@@ -138,7 +138,7 @@ def test_the_worker_that_went_on_and_the_waits_for_the_disk_are_told(tmp_path: P
     assert found.flushed == pytest.approx(0.05)
 
 
-async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(server: Serving, ada: PageClient):
+async def test_a_turn_has_a_timeline_and_its_requests_are_the_original_ones(server: Serving, ada: PageClient):
     server.fake.calls(call("write_file", path="a.txt", content="x"))
     server.fake.reply("It is written.")
     await said(ada, "web:1", "write it")
@@ -156,9 +156,7 @@ async def test_a_turn_has_a_timeline_and_its_requests_are_those_that_were_sent(s
         assert await sent_at(ada, "web:1", step["seq"]) == (server.fake.requests[number].raw, [])
 
 
-async def test_requests_after_a_new_conversation_and_a_summary_are_those_that_were_sent(
-    server: Serving, ada: PageClient
-):
+async def test_requests_after_a_new_conversation_and_a_summary_are_the_original_ones(server: Serving, ada: PageClient):
     for text in ("one", "two", "three"):
         server.fake.reply(f"{text} is answered at some length, so that a summary is shorter. " * 40)
         await said(ada, "web:1", text)
@@ -181,7 +179,7 @@ async def test_requests_after_a_new_conversation_and_a_summary_are_those_that_we
     assert await sent_at(ada, "web:1", answers[0]) == (server.fake.requests[0].raw, [])
 
 
-async def test_a_request_is_shown_as_it_was_sent_after_everything_that_it_was_made_of_has_changed(tmp_path: Path):
+async def test_a_request_is_shown_as_sent_after_all_its_sources_have_changed(tmp_path: Path):
     async with serving(tmp_path) as server:
         ada = await page_client(server, "ada")
         server.fake.reply("one")
@@ -202,7 +200,7 @@ async def test_a_request_is_shown_as_it_was_sent_after_everything_that_it_was_ma
         assert await sent_at(ada, "web:1", answers[1]) == (second, [])
 
 
-async def test_a_prompt_and_tools_that_are_known_are_kept_once_and_cost_no_write(
+async def test_a_known_prompt_and_known_tools_are_kept_once_and_cost_no_write(
     server: Serving, ada: PageClient, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[list[str]] = []
@@ -225,7 +223,7 @@ async def test_a_prompt_and_tools_that_are_known_are_kept_once_and_cost_no_write
     assert [len(hashes) for hashes in written] == [2, 1]  # the tools are the same
 
 
-async def test_the_requests_of_an_api_client_are_shown_as_they_were_sent(server: Serving, ada: PageClient):
+async def test_an_api_clients_requests_are_shown_as_sent(server: Serving, ada: PageClient):
     client = await server.client("bea", owner="ada")
     weather = function("weather", city={"type": "string"})
     server.fake.reply("with our prompt")
@@ -243,7 +241,7 @@ async def test_the_requests_of_an_api_client_are_shown_as_they_were_sent(server:
         assert words in body
 
 
-async def test_the_request_of_a_sub_agent_has_its_own_prompt_which_goes_with_its_session(
+async def test_a_sub_agents_request_has_its_own_prompt_which_is_deleted_with_its_session(
     server: Serving, ada: PageClient
 ):
     server.fake.calls(call("spawn", task="Count the beans"))
@@ -265,7 +263,7 @@ async def test_the_request_of_a_sub_agent_has_its_own_prompt_which_goes_with_its
     assert key not in {one[1] for one in await texts(server)}
 
 
-async def test_a_request_that_is_not_kept_is_built_anew_and_says_so(server: Serving, ada: PageClient):
+async def test_a_request_that_is_not_kept_is_rebuilt_and_says_so(server: Serving, ada: PageClient):
     server.fake.reply("fine")
     page = await said(ada, "web:1", "hello")
     (seq,) = [seq for seq, one in page.entries.items() if one["kind"] == "answer"]
@@ -275,7 +273,7 @@ async def test_a_request_that_is_not_kept_is_built_anew_and_says_so(server: Serv
     assert [("prompt" in note, "tools" in note) for note in notes] == [(True, False), (False, True)]
 
 
-async def test_attempts_that_failed_and_the_last_wait_for_the_disk_are_told(tmp_path: Path):
+async def test_failed_attempts_and_the_last_flush_wait_are_shown(tmp_path: Path):
     async with serving(tmp_path, retries=2, prices=PRICES) as server:
         ada = await page_client(server, "ada")
         mine = PageClient(server.url, server.http)

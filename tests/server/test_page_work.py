@@ -63,7 +63,7 @@ async def test_a_job_belongs_to_its_owner(server: Serving, ada: PageClient):
     assert server.fake.requests == []
 
 
-async def test_sub_agents_are_told_with_the_sessions_that_started_them(server: Serving, ada: PageClient):
+async def test_sub_agents_are_shown_with_the_sessions_that_started_them(server: Serving, ada: PageClient):
     server.fake.calls(call("spawn", task="Count the beans"))
     server.fake.reply("started")
     server.fake.reply("There are 12 beans.")
@@ -86,7 +86,7 @@ async def test_sub_agents_are_told_with_the_sessions_that_started_them(server: S
     assert (await eve.api("GET", "agents"))[1] == {"agents": []}
 
 
-async def test_the_run_of_a_definition_is_told_with_its_goal(server: Serving, ada: PageClient):
+async def test_a_definitions_run_is_shown_with_its_goal(server: Serving, ada: PageClient):
     task = SubagentTask(id="r1", label="count", root="r1", report=False, definition={"name": "count"})
     run = InboundMessage(
         EXECUTOR, "user", "count", "Count the beans", id="spawn:r1", owner="ada", session="executor:count/r1",

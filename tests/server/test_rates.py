@@ -60,7 +60,7 @@ async def test_the_reported_retry_time_is_correct(server: Serving):
     assert text_of(await server.ask("hi")) == ANSWER
 
 
-async def test_one_owners_minute_is_not_another_ones(server: Serving):
+async def test_owners_have_separate_minutes(server: Serving):
     ada, phone, bob = await server.client("ada"), await server.client("phone", "ada"), await server.client("bob")
     await ada.ask("hi")
     await phone.ask("hi")  # another token of the same owner
@@ -69,7 +69,7 @@ async def test_one_owners_minute_is_not_another_ones(server: Serving):
     await server.ask("hi")
 
 
-async def test_commands_of_a_session_get_through_and_are_not_counted(server: Serving):
+async def test_commands_of_a_session_are_accepted_and_not_counted(server: Serving):
     session = {"X-Session": "web:1"}
     for command in ("/status", "/new", "/help", "/stop"):
         await server.ask(command, session)
@@ -81,7 +81,7 @@ async def test_commands_of_a_session_get_through_and_are_not_counted(server: Ser
     assert (await server.fails("/stop"))[0] == 429  # without a session it is a text like any other
 
 
-async def test_a_full_minute_does_not_keep_a_turn_from_being_stopped(server: Serving):
+async def test_a_full_minute_does_not_prevent_stopping_a_turn(server: Serving):
     session = {"X-Session": "web:1"}
     server.fake.hang(60)
     running = asyncio.create_task(server.fails("go on for long", session, stream=True))
@@ -94,7 +94,7 @@ async def test_a_full_minute_does_not_keep_a_turn_from_being_stopped(server: Ser
         assert (await running)[1]["code"] == "cancelled"
 
 
-async def test_a_request_that_is_said_again_gets_its_answer_and_is_not_counted(server: Serving):
+async def test_a_repeated_request_gets_its_answer_and_is_not_counted(server: Serving):
     headers = {"X-Session": "web:1", "Idempotency-Key": "one"}
     await server.ask("hi", headers)
     await server.ask("hi", headers)
@@ -105,7 +105,7 @@ async def test_a_request_that_is_said_again_gets_its_answer_and_is_not_counted(s
     assert text_of(await server.ask("hi", headers)) == ANSWER
 
 
-async def test_a_request_that_comes_while_the_one_before_is_leaving_is_counted_if_it_is_run_again(server: Serving):
+async def test_a_request_that_comes_while_its_first_try_is_ending_is_counted_if_it_is_run_again(server: Serving):
     headers, leaving, joined, go = {"X-Session": "web:1", "Idempotency-Key": "one"}, *(asyncio.Event() for _ in "123")
     finish, accept = server.store.finish, server.store.accept
 
@@ -136,7 +136,7 @@ async def test_a_request_that_comes_while_the_one_before_is_leaving_is_counted_i
     assert len(server.fake.requests) == 2
 
 
-async def test_what_is_no_request_of_a_model_is_neither_counted_nor_kept_out(server: Serving):
+async def test_requests_that_ask_no_model_are_neither_counted_nor_refused(server: Serving):
     for _ in range(3):
         assert (await server.fails([]))[0] == 400
         assert (await server.get("/v1/models"))[0] == 200
@@ -170,7 +170,7 @@ async def test_without_a_limit_nothing_is_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_several_server_processes_let_in_as_many_as_one(kind: str, tmp_path: Path, request: Any):
+async def test_several_server_processes_allow_as_many_as_one(kind: str, tmp_path: Path, request: Any):
     place = request.getfixturevalue("database") if kind == "postgres" else str(tmp_path / "shared.db")
     store = store_at(DSN(place) if kind == "postgres" else Path(place))
     token = new_token()

@@ -76,7 +76,7 @@ async def test_a_server_whose_disk_is_full_is_not_ready_until_there_is_space_aga
         assert "never heard" in text_of(await client.ask("hi"))
 
 
-async def test_a_server_whose_postgresql_takes_no_writes_is_not_ready(
+async def test_a_server_whose_postgresql_refuses_writes_is_not_ready(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession, postgres: Server, database: str
 ):
     """As a hosted one does when its disk is full, and a standby after a failover."""
@@ -96,7 +96,7 @@ async def test_a_server_whose_postgresql_takes_no_writes_is_not_ready(
         await is_ready(client, True)
 
 
-async def test_one_write_answers_all_that_ask_within_a_second(tmp_path: Path):
+async def test_one_write_answers_all_checks_within_a_second(tmp_path: Path):
     async with serving(tmp_path) as server:
         await is_ready(server, True)
         await asyncio.sleep(1.1)

@@ -55,17 +55,17 @@ def test_an_option_reaches_the_model_as_it_was_sent(name):
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in WITHOUT_EFFECT])
-def test_an_option_that_the_model_does_not_take_is_refused_by_its_name(name):
+def test_an_option_that_the_model_does_not_support_is_refused_by_name(name):
     assert refused(ALL - {name}, tools=[tool()], **{name: OPTIONS[name]}).param == name
 
 
 @pytest.mark.parametrize("name", [name for name, default in DEFAULTS.items() if default is not None])
-def test_an_option_that_asks_for_nothing_is_taken_by_every_model(name):
+def test_an_option_with_a_neutral_value_is_accepted_by_every_model(name):
     assert read(NONE, **{name: DEFAULTS[name]}).options == {}
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_what_only_serves_book_keeping_is_taken_by_every_model(name):
+def test_options_that_only_serve_bookkeeping_are_accepted_by_every_model(name):
     assert read(NONE, **{name: "x"}).options == {}
 
 
@@ -100,7 +100,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE)
-def test_a_value_out_of_range_is_refused_by_the_name_of_its_parameter(name, value):
+def test_a_value_out_of_range_is_refused_by_its_parameters_name(name, value):
     assert (refused(**{name: value}).param or "").replace("[0]", "") == name
 
 
@@ -112,7 +112,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_parameter(name, valu
         ("service_tier", "flex"), ("functions", []), ("functions", [{"name": "look"}]), ("function_call", "auto"),
     ],
 )  # fmt: skip
-def test_what_the_server_does_not_do_is_refused_by_its_name(name, value):
+def test_an_unsupported_feature_is_refused_by_name(name, value):
     assert refused(**{name: value}).param == name
 
 
@@ -123,12 +123,12 @@ def test_what_the_server_does_not_do_is_refused_by_its_name(name, value):
         ("service_tier", "auto"), ("service_tier", "default"),
     ],
 )  # fmt: skip
-def test_a_value_that_asks_for_nothing_is_taken(name, value):
+def test_a_neutral_value_is_accepted(name, value):
     assert read(NONE, **{name: value}) == read()
 
 
 @pytest.mark.parametrize("name", ["topk", "N", "messages ", "", "é", "a`b", "x" * 1000])
-def test_an_unknown_parameter_is_refused_by_its_name(name):
+def test_an_unknown_parameter_is_refused_by_name(name):
     error = refused(ALL, **{name: 1})
     assert error.code == "unknown_parameter"
     assert error.param == (name.strip() if len(name) <= 64 else f"{name[:63]}…")
@@ -156,7 +156,7 @@ def test_metadata_and_the_model_are_kept():
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "object"}, "strict": True}}
 
 
-def test_answers_may_be_asked_for_in_a_format():
+def test_an_answer_format_may_be_requested():
     assert read(response_format=FORMAT).options == {"response_format": FORMAT}
     assert read(response_format={"type": "text"}).options == {}
     assert refused(response_format={"type": "xml"}).param == "response_format.type"
@@ -177,7 +177,7 @@ def test_answers_may_be_asked_for_in_a_format():
 # ---------------------------------------------------------------------------------------------- tools
 
 
-def test_the_clients_tools_are_as_it_sent_them():
+def test_the_clients_tools_are_passed_on_unchanged():
     tools = [tool(description="Looks.", parameters={"type": "object", "properties": {}}, strict=True), tool("other")]
     assert read(tools=tools).tools == tools
     assert read(tools=[]).tools == []
@@ -207,7 +207,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_by_its_place(tools, param):
     assert refused(tools=tools).param == param
 
 
-def test_a_name_that_models_refuse_has_another_for_the_model():
+def test_a_name_that_models_refuse_is_replaced_for_the_model():
     said = [HELLO, {**calls("c1"), "tool_calls": [_call("c1", "files.read")]}, result("c1"), HELLO]
     request = read(tools=[tool("files.read"), tool("files_read"), tool("x" * 100)], messages=said)
     offered = [one["function"]["name"] for one in request.tools]
@@ -234,12 +234,12 @@ def _call(id: str, name: str) -> dict[str, Any]:
         ("usage", {"include": True}),
     ],
 )  # fmt: skip
-def test_what_other_servers_know_is_accepted_and_named(name, value):
+def test_parameters_that_other_servers_know_are_accepted_and_named(name, value):
     request = read(**{name: value})
     assert (request.ignored, request.options) == ((name,), {})
 
 
-def test_what_clients_send_in_their_own_way_is_understood():
+def test_clients_own_notations_are_understood():
     assert read(max_tokens=-1).options == {}
     assert read(reasoning_effort="max").options == {"reasoning_effort": "xhigh"}
     effort = read(reasoning={"effort": "low"})
@@ -249,7 +249,7 @@ def test_what_clients_send_in_their_own_way_is_understood():
     assert read(messages=[HELLO, {"role": "system", "content": "Be brief."}]).messages[-1]["role"] == "system"
 
 
-def test_pictures_in_results_follow_behind_the_last_of_them():
+def test_pictures_in_results_follow_the_last_of_them():
     shown = [{"type": "image_url", "image_url": {"url": PIXEL}}]
     both = [result("a", [*parts("one"), *shown]), result("b", shown)]
     made = read(messages=[HELLO, calls("a", "b"), *both, HELLO]).messages
@@ -283,7 +283,7 @@ def test_a_custom_tool_is_a_function_with_one_text():
     assert request.custom == {"patch"}
 
 
-def test_more_tools_than_openai_takes_are_passed_on():
+def test_more_tools_than_openai_accepts_are_passed_on():
     assert len(read(tools=[tool(f"t{number}") for number in range(300)]).tools) == 300
 
 

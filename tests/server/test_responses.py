@@ -37,7 +37,7 @@ def delta(data: bytes) -> dict[str, Any]:
     return choice["delta"]
 
 
-def test_a_chunk_has_what_every_client_looks_for_and_nothing_else():
+def test_a_chunk_has_the_fields_that_every_client_reads_and_no_others():
     assert events(chunks().text("Hi")) == [
         {
             "id": "chatcmpl-1",
@@ -49,7 +49,7 @@ def test_a_chunk_has_what_every_client_looks_for_and_nothing_else():
     ]
 
 
-def test_the_pieces_of_an_answer_have_the_shapes_that_all_clients_accept():
+def test_the_pieces_of_an_answer_have_formats_that_all_clients_accept():
     made = chunks()
     assert delta(made.role()) == {"role": "assistant", "content": ""}
     assert delta(made.reasoning("hm")) == {"reasoning_content": "hm"}
@@ -66,7 +66,7 @@ def test_the_pieces_of_an_answer_have_the_shapes_that_all_clients_accept():
     assert made.done() == b"data: [DONE]\n\n"
 
 
-def test_the_usage_is_a_chunk_of_its_own_and_null_in_all_others_for_those_who_asked():
+def test_the_usage_is_a_separate_chunk_and_null_in_all_others_if_requested():
     asked, plain = chunks(include_usage=True), chunks()
     for made in (asked.role(), asked.text("x"), asked.reasoning("x"), asked.calls(CALLS), asked.finish("stop")):
         assert all(event["usage"] is None for event in events(made))
@@ -81,7 +81,7 @@ def test_the_usage_is_a_chunk_of_its_own_and_null_in_all_others_for_those_who_as
 
 @example("a\ud800", True)
 @given(st.text(st.characters(exclude_categories=())), st.booleans())
-def test_any_text_comes_through_in_one_event(text, include_usage):
+def test_any_text_arrives_in_one_event(text, include_usage):
     made = chunks(include_usage)
     expected = text.encode("utf-8", "replace").decode()
     assert delta(made.text(text)) == {"content": expected}
@@ -102,7 +102,7 @@ def strict(body: type, data: Any) -> None:
     assert msgspec.to_builtins(known) == data
 
 
-def test_every_event_is_what_the_types_of_the_document_say():
+def test_every_event_has_the_documents_types():
     for made in (chunks(), chunks(include_usage=True)):
         said = made.role() + made.text("x") + made.reasoning("y") + made.calls(CALLS) + made.finish("length")
         for event in events(said + made.usage({"prompt_tokens": 1, "cached_tokens": 1, "reasoning_tokens": 2})):
@@ -132,7 +132,7 @@ def test_a_whole_answer_is_an_openai_completion():
     strict(responses.Completion, json.loads(data))
 
 
-def test_a_whole_answer_may_hold_calls_and_thoughts():
+def test_a_whole_answer_may_contain_calls_and_thoughts():
     called = made_choice(content=None, finish_reason="tool_calls", calls=CALLS, reasoning="hm")
     answer = json.loads(completion("a", 7, "m", [called]))
     (choice,) = answer["choices"]
@@ -146,7 +146,7 @@ def test_a_whole_answer_may_hold_calls_and_thoughts():
     strict(responses.Completion, answer)
 
 
-def test_the_details_of_the_usage_are_nested_where_they_are_known():
+def test_the_details_of_the_usage_are_nested_if_known():
     usage = usage_of({"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 12, "cached_tokens": 4, "odd": 1})
     assert msgspec.to_builtins(usage) == {
         "prompt_tokens": 5,

@@ -82,7 +82,7 @@ async def test_an_id_comes_with_the_text_and_not_before_it(server: Serving):
             assert text_in(json.loads(data[6:]), place), event
 
 
-async def test_a_stream_of_ollama_is_nothing_but_json_in_a_session_too(server: Serving):
+async def test_an_ollama_stream_is_only_json_even_in_a_session(server: Serving):
     server.fake.reply("one two")
     body = {"model": "m", "messages": SAID}
     async with server.http.post(f"{server.url}/api/chat", json=body, headers=KEYS) as response:

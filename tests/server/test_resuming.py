@@ -59,7 +59,7 @@ async def test_only_a_resumable_stream_has_positions(server: Serving):
         assert bool((await server.stream("go", headers)).ids) is some
 
 
-async def test_from_every_position_of_an_answer_exactly_the_rest_comes(server: Serving):
+async def test_from_every_position_of_an_answer_exactly_the_rest_follows(server: Serving):
     server.fake.reply("Let me look. ")
     server.fake.replies[-1].calls = [call("list_dir", path=".")]
     server.fake.reply("It is 😀 empty.", tokens=["It is ", "😀", " empty", "."], token_delay=0.1)
@@ -78,7 +78,7 @@ async def test_from_every_position_of_an_answer_exactly_the_rest_comes(server: S
     assert len(server.fake.requests) == 2
 
 
-async def test_calls_that_were_handed_to_the_client_come_again_as_they_were(server: Serving):
+async def test_calls_that_were_handed_to_the_client_are_repeated_unchanged(server: Serving):
     tools = [function("get_weather", city={"type": "string"})]
     server.fake.reply("I ask you. ")
     server.fake.replies[-1].calls = [call("get_weather", city="Oslo")]
@@ -91,7 +91,7 @@ async def test_calls_that_were_handed_to_the_client_come_again_as_they_were(serv
     assert again.comments == resumed.comments == []
 
 
-async def test_without_a_position_the_whole_answer_comes_again(server: Serving):
+async def test_without_a_position_the_whole_answer_is_repeated(server: Serving):
     server.fake.reply(TEXT)
     await server.stream("go", ONCE)
     assert (await server.stream("go", ONCE)).text == TEXT
@@ -107,7 +107,7 @@ async def test_a_client_that_reconnects_during_the_answer_resumes_at_its_positio
     first.leave()
 
 
-async def test_the_first_connection_may_break_when_the_second_is_there(server: Serving):
+async def test_the_first_connection_may_break_while_the_second_is_open(server: Serving):
     server.fake.reply(TEXT, tokens=WORDS, token_delay=0.03)
     first = await begin(server, "word5 ")
     second = await begin(server, "word7 ", back(first.ids[-1]))
@@ -173,7 +173,7 @@ async def test_a_position_without_the_request_it_belongs_to_is_refused(server: S
     assert len(server.fake.requests) == 1
 
 
-async def test_the_position_of_another_owner_opens_nothing(server: Serving):
+async def test_another_owners_position_opens_nothing(server: Serving):
     ada, bob = await server.client("ada"), await server.client("bob")
     server.fake.reply("the canary of ada, " * 20)
     (*_, last) = (await ada.stream("go", ONCE)).ids
@@ -184,7 +184,7 @@ async def test_the_position_of_another_owner_opens_nothing(server: Serving):
     assert (await bob.stream("go", ONCE)).text == "bob's own"
 
 
-async def test_a_wrong_sum_brings_the_whole_round_again(server: Serving):
+async def test_a_wrong_checksum_repeats_the_whole_round(server: Serving):
     """As after a crash, where the model has said something else the second time."""
     server.fake.reply(TEXT)
     (*_, last) = (await server.stream("go", ONCE)).ids
@@ -195,7 +195,7 @@ async def test_a_wrong_sum_brings_the_whole_round_again(server: Serving):
         assert resumed.finish == "stop"
 
 
-async def test_no_comment_is_an_event_of_its_own_after_one_with_an_id(server: Serving):
+async def test_no_comment_is_a_separate_event_after_one_with_an_id(server: Serving):
     """Or some clients would take the empty line after it for the end of an event without data."""
     server.fake.reply("Let me look.")
     server.fake.replies[-1].calls = [call("list_dir", path=".")]

@@ -148,7 +148,7 @@ async def test_a_side_request_never_acts(running, name):
 
 
 @pytest.mark.parametrize("name", SIDE_SYSTEM)
-async def test_a_side_request_is_known_by_its_system_message_too(running, name):
+async def test_a_side_request_is_recognised_by_its_system_message_too(running, name):
     assert not await acts(
         running, [{"role": "system", "content": SIDE_SYSTEM[name]}, {"role": "user", "content": "Go."}]
     )
@@ -212,7 +212,7 @@ async def test_a_token_for_clients_only_is_a_limit_that_no_request_lifts(running
     assert not await acts(running, client=client, model="everloop/agent", headers={"X-Agent": "own"})
 
 
-async def test_a_token_for_clients_only_cannot_answer_what_the_agent_has_asked(tmp_path):
+async def test_a_token_for_clients_only_cannot_answer_the_agents_question(tmp_path):
     async with serving(tmp_path, policy=(Rule(do="ask", tool="write_file"),)) as server:
         client = await with_token(server, "approver", "client", "me")
         agent = await server.owners.agent("me")
@@ -245,7 +245,7 @@ async def test_a_question_is_answered_over_the_api_with_a_token_only(tmp_path, w
         assert canary.read_text() == "acted"
 
 
-async def test_a_token_can_open_the_agent_of_a_server_that_is_a_model(reserved):
+async def test_a_token_can_enable_the_agent_of_a_server_that_is_a_model(reserved):
     assert await acts(reserved, client=await with_token(reserved, "own", "own"))
     assert not await acts(reserved, client=await with_token(reserved, "plain", ""))
 

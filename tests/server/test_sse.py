@@ -38,7 +38,7 @@ class Written:
         self.first.set()
 
 
-async def test_texts_that_came_before_a_client_reads_are_written_at_once_and_in_order():
+async def test_texts_that_arrive_before_a_client_reads_are_written_at_once_and_in_order():
     chunks = Chunks("id", 0, "m")
     stream = AnswerStream(chunks, ping_seconds=60)
     for word in ("one ", "two ", "three"):
@@ -49,14 +49,14 @@ async def test_texts_that_came_before_a_client_reads_are_written_at_once_and_in_
     assert written.blocks == [b"start " + b"".join(map(chunks.text, ("one ", "two ", "three")))]
 
 
-async def test_a_stream_without_anything_to_say_does_not_begin_its_response():
+async def test_a_stream_without_content_does_not_begin_its_response():
     stream, written = AnswerStream(Chunks("id", 0, "m"), ping_seconds=60), Written()
     ended(stream)
     assert await stream.write_to(written.begin, b"start ") == b"start "
     assert not written.has_begun
 
 
-async def test_a_client_that_does_not_read_gathers_no_pings():
+async def test_a_client_that_does_not_read_accumulates_no_pings():
     stream = AnswerStream(Chunks("id", 0, "m"), ping_seconds=0.01)
     written = Written(may_write=asyncio.Event())
     writing = asyncio.create_task(stream.write_to(written.begin, b""))
@@ -67,7 +67,7 @@ async def test_a_client_that_does_not_read_gathers_no_pings():
     assert b"".join(written.blocks).count(PING) <= 2
 
 
-async def test_no_timer_is_left_behind_a_stream():
+async def test_a_stream_leaves_no_timer_behind():
     stream = AnswerStream(Chunks("id", 0, "m"), ping_seconds=0.01)
     written = Written()
     writing = asyncio.create_task(stream.write_to(written.begin, b""))

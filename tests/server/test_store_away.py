@@ -44,7 +44,7 @@ def taken(url: str) -> bool:
     return False
 
 
-async def test_a_server_whose_store_is_away_soon_says_that_it_is_not_ready(
+async def test_a_server_whose_store_is_unavailable_soon_reports_that_it_is_not_ready(
     fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"
@@ -112,7 +112,7 @@ async def test_metrics_without_any_token_show_that_the_store_is_unavailable(
 
 @pytest.mark.parametrize(("drain", "signals"), [(2, 1), (30, 2)])
 @pytest.mark.parametrize("runs", [True, False])
-async def test_a_server_whose_store_is_away_ends_within_its_time_or_at_a_second_signal(
+async def test_a_server_whose_store_is_unavailable_ends_in_time_or_at_a_second_signal(
     fake: FakeOpenAI,
     http: aiohttp.ClientSession,
     postgres: Server,
@@ -140,7 +140,7 @@ async def test_a_server_whose_store_is_away_ends_within_its_time_or_at_a_second_
             await asking
 
 
-async def test_a_request_that_waits_for_a_store_that_is_away_does_not_hold_up_the_end(
+async def test_a_request_that_waits_for_an_unavailable_store_does_not_delay_the_end(
     fake: FakeOpenAI, http: aiohttp.ClientSession, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"
@@ -157,7 +157,7 @@ async def test_a_request_that_waits_for_a_store_that_is_away_does_not_hold_up_th
             await asking
 
 
-async def test_control_c_at_a_server_whose_store_is_away_waits_for_nothing(
+async def test_control_c_at_a_server_whose_store_is_unavailable_waits_for_nothing(
     fake: FakeOpenAI, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"

@@ -39,7 +39,7 @@ async def come_and_go(server: Serving, number: int) -> None:
         writer.close()
 
 
-async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
+async def test_many_clients_that_disconnect_leave_nothing_behind(tmp_path: Path):
     async with serving(tmp_path) as server:
         agent = await server.owners.agent("me")
         before = 0
@@ -71,7 +71,7 @@ async def test_a_crowd_that_leaves_leaves_nothing_behind(tmp_path: Path):
         assert (await server.stream("hello")).text == "still here"
 
 
-async def test_a_command_that_is_cancelled_while_it_is_made_ready_leaves_no_file_open(tmp_path: Path):
+async def test_a_command_that_is_cancelled_during_its_preparation_leaves_no_file_open(tmp_path: Path):
     exec_tool = shell_tools(ShellSettings())[0]
     context = CallContext("me", "s", "t", "c", "cli", "direct", tmp_path, True, "k", lambda text: None)
     current.set(context)

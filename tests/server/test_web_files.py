@@ -43,7 +43,7 @@ def test_the_page_is_small_enough_to_be_read():
     assert sum(len(path.read_text().splitlines()) for path in OWN) <= 6_000
 
 
-def test_scripts_are_sent_without_their_comments_and_nothing_else_is_left_out():
+def test_scripts_are_sent_without_their_comments_and_otherwise_unchanged():
     for path in OWN:
         source, sent = path.read_text().splitlines(), files()[f"/web/{path.name}"].body.decode().splitlines()
         assert len(source) == len(sent)

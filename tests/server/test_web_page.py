@@ -150,7 +150,7 @@ async def test_drafts_survive_a_reload_and_sessions_are_found(browser: Browser, 
         assert one.errors == []
 
 
-async def test_what_is_typed_before_the_palette_has_come_is_not_sent(browser: Browser, tmp_path: Path):
+async def test_text_typed_before_the_palette_opens_is_not_sent(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         asked, come = asyncio.Event(), asyncio.Event()
 
@@ -311,7 +311,7 @@ async def filled(server: Serving, one: Tab) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_the_page_has_no_violations_of_accessibility(browser: Browser, tmp_path: Path, theme: str):
+async def test_the_page_has_no_accessibility_violations(browser: Browser, tmp_path: Path, theme: str):
     async with serving(tmp_path, policy=ASK) as server, tab(browser, server.url, color_scheme=theme) as one:
         await expect(one.page.get_by_label("Token")).to_be_visible()
         assert await one.axe() == []

@@ -34,7 +34,7 @@ async def browser() -> AsyncIterator[Browser]:
         yield running
 
 
-async def test_of_a_long_session_only_what_is_near_the_screen_is_in_the_document(browser: Browser, tmp_path: Path):
+async def test_only_the_part_of_a_long_session_near_the_screen_is_in_the_document(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await fill(server.store, MESSAGES)
         await one.go(f"#/s/{KEY}")
@@ -59,7 +59,7 @@ async def test_of_a_long_session_only_what_is_near_the_screen_is_in_the_document
         assert one.errors == []
 
 
-async def test_what_is_on_the_screen_stays_there_while_earlier_messages_come(browser: Browser, tmp_path: Path):
+async def test_the_visible_part_stays_in_place_while_earlier_messages_load(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await fill(server.store, 600)
         may_load = asyncio.Event()
@@ -85,7 +85,7 @@ async def test_what_is_on_the_screen_stays_there_while_earlier_messages_come(bro
         assert abs(await same.evaluate(place) - before) < 3
 
 
-async def test_however_many_pieces_an_answer_comes_in_few_of_them_are_drawn(browser: Browser, tmp_path: Path):
+async def test_an_answer_in_many_pieces_is_drawn_in_few_steps(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         tokens = [f"word{number} " for number in range(1_500)]
         server.fake.reply("".join(tokens), tokens=tokens, token_delay=0.001)

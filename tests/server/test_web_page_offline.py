@@ -21,7 +21,7 @@ POLICIES = """["other", "everloop-worker"].map(name => {
 })"""
 
 
-async def test_the_installed_page_opens_without_the_server_and_goes_on_with_it(tmp_path: Path):
+async def test_the_installed_page_opens_without_the_server_and_reconnects_to_it(tmp_path: Path):
     async with (
         chromium() as browser,
         serving(tmp_path) as server,

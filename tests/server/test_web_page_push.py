@@ -63,7 +63,7 @@ async def deliver(context: BrowserContext, url: str, payload: str) -> None:
     await page.close()
 
 
-async def test_notifications_are_turned_on_by_a_click_and_come_when_no_page_is_seen(tmp_path: Path):
+async def test_notifications_are_enabled_by_a_click_and_arrive_when_no_page_is_visible(tmp_path: Path):
     async with (
         chromium() as browser,
         push_service() as service,

@@ -138,7 +138,7 @@ async def test_a_new_chat_offers_ways_to_begin(browser: Browser, tmp_path: Path)
         await expect(one.page.get_by_role("list", name="Ideas")).to_be_hidden()
 
 
-async def test_a_message_is_shown_once_though_its_answer_is_there_before_the_server_has_said_that_it_took_it(
+async def test_a_message_is_shown_once_even_if_its_answer_arrives_before_its_acknowledgement(
     browser: Browser, tmp_path: Path
 ):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
@@ -159,7 +159,7 @@ async def test_a_message_is_shown_once_though_its_answer_is_there_before_the_ser
         assert await one.log.locator(".bubble").count() == 1
 
 
-async def test_text_is_written_in_its_own_direction_and_nothing_moves_where_that_is_not_wanted(
+async def test_text_is_written_in_its_own_direction_and_nothing_moves_if_motion_is_reduced(
     browser: Browser, tmp_path: Path
 ):
     options = {"reduced_motion": "reduce"}
@@ -247,7 +247,7 @@ async def test_files_and_commands_are_completed_and_a_named_picture_is_shown_to_
         assert one.errors == []
 
 
-async def test_an_archived_session_leaves_the_list_is_found_and_comes_back_by_a_message(
+async def test_an_archived_session_leaves_the_list_is_found_and_comes_back_with_a_message(
     browser: Browser, tmp_path: Path
 ):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:

@@ -43,7 +43,7 @@ async def talked(server: Serving, one: Tab) -> None:
     await expect(one.page.get_by_role("button", name="Stop")).to_be_hidden()
 
 
-async def test_the_timeline_shows_steps_and_the_request_that_was_sent(browser: Browser, tmp_path: Path):
+async def test_the_timeline_shows_steps_and_the_original_request(browser: Browser, tmp_path: Path):
     async with serving(tmp_path, prices=PRICES) as server, tab(browser, await link(server)) as one:
         await talked(server, one)
         assert not [address for address in one.requests if address.endswith("/web/timeline.js")]  # on demand
@@ -111,7 +111,7 @@ async def test_a_turn_is_replayed_step_by_step_and_compared_with_another(browser
         assert one.errors == []
 
 
-async def test_what_a_turn_changed_is_shown_as_a_diff_and_undone(browser: Browser, tmp_path: Path):
+async def test_a_turns_changes_are_shown_as_a_diff_and_undone(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         workspace = server.owners.config.workspace
         (workspace / "beds.md").write_text("- roses\n- weeds\n")
@@ -161,7 +161,7 @@ async def test_the_history_of_the_memory_is_read_from_the_log(browser: Browser, 
         assert one.errors == []
 
 
-async def test_every_view_is_reached_by_the_keyboard_and_the_title_says_which(browser: Browser, tmp_path: Path):
+async def test_every_view_is_reached_by_the_keyboard_and_named_in_the_title(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await expect(one.page.get_by_label("Message", exact=True)).to_be_focused()
         heads = {"jobs": "Scheduled jobs", "agents": "Sub-agents", "memory": "Memory and skills", "files": "Files",
@@ -231,7 +231,7 @@ async def test_the_log_lists_requests_wherever_they_came_from_and_leads_to_their
         assert one.errors == [], one.errors
 
 
-async def test_sub_agents_stand_in_a_tree_and_can_be_read(browser: Browser, tmp_path: Path):
+async def test_sub_agents_are_shown_in_a_tree_and_can_be_read(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         server.fake.calls(call("spawn", task="Count the beans in both beds"))
         for _ in range(3):
@@ -353,7 +353,7 @@ async def test_channels_show_their_state_pair_people_and_send_again(browser: Bro
         assert [error for error in one.errors if "400 (Bad Request)" not in error] == []  # of the wrong code
 
 
-async def test_the_operator_sees_health_and_workers_and_makes_and_revokes_tokens(browser: Browser, tmp_path: Path):
+async def test_the_operator_sees_health_and_workers_and_creates_and_revokes_tokens(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         await one.page.get_by_role("link", name="Server").click()
         await expect(one.page.get_by_role("row", name=re.compile("^store"))).to_be_visible()

@@ -83,7 +83,7 @@ async def test_however_many_windows_there_were_one_row_remains(store):
 
 
 @pytest.mark.parametrize("name", ["", "'; DROP TABLE rate; --"])
-async def test_a_name_has_no_special_characters(store, name):
+async def test_characters_of_a_name_have_no_special_meaning(store, name):
     assert await store.admit("anna", name, 1, 60.0) == 0.0
     assert await store.admit("anna", name, 1, 60.0) > 0.0
 

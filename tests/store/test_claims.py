@@ -23,7 +23,7 @@ def work(state: SessionState, message: InboundMessage | None = None, kind: Any =
     if message is not None:
         turn = state.new_turn(kind)
         row = Incoming(9, state.id, message, kind, False, turn, state.next_seq if turn else None)
-        claims.accepted(claim, message, row, turn)
+        claims.note_accepted(claim, message, row, turn)
     return claim, claims.next_work(state, claim, row)
 
 

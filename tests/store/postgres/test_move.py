@@ -16,12 +16,11 @@ from everloop.config.sources import DSN
 from everloop.errors import EverloopError, OwnerMoved, StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.history_check import check_history
-from everloop.store.peers import new_worker, retire
 from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import environment, everloop, start
 
-from .server import Server
+from .server import Server, name_of
 from .test_migrate import fill, opened
 
 CHAT = "(SELECT key FROM session s WHERE s.id = session)"
@@ -56,17 +55,6 @@ INSERT INTO entry (session, seq, turn, kind, data, at)
 def other(postgres: Server) -> Iterator[str]:
     with postgres.database() as dsn:
         yield dsn
-
-
-@pytest.fixture
-def worker() -> Iterator[str]:
-    name = new_worker()
-    yield name
-    retire(name)
-
-
-def name_of(dsn: str) -> str:
-    return dsn.partition("@/")[2].partition("?")[0]
 
 
 def rows(postgres: Server, dsn: str, owner: str) -> dict[str, Any]:

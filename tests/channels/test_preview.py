@@ -164,6 +164,40 @@ async def test_a_chat_that_left_a_session_is_shown_no_more_of_it(network: Any, t
         await found(lambda: _is_clean(store, kind))
 
 
+@pytest.mark.parametrize("busy", ["queue", "steer"])
+async def test_a_draft_is_removed_though_the_turn_ends_with_an_answer_in_another_chat(
+    network: Any, busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because it was stopped from there, or because the message was steered into the turn of that chat."""
+    monkeypatch.setattr(preview, "ANSWER_SECONDS", 0.2, raising=False)
+    model, kind = Writes(), network.settings["name"]
+    network.settings["allow"] = ALLOWED[kind]
+    home, other = CHATS[kind]
+
+    async def say(chat: str, text: str) -> None:
+        await network.say(chat, text, **WHO[kind](chat))
+
+    async with running(network.settings, tmp_path, model, busy=busy) as store:
+        await say(home, " /link")
+        await until(lambda: network.heard(home))
+        await say(other, f" /link {network.heard(home)[0].split()[4][:8]}")
+        await until(lambda: len(network.heard(home)) == 2 and network.heard(other))
+        model.starts.clear()
+        await say(home, "write it")
+        await until(lambda: model.begun)
+        if busy == "steer":
+            await say(other, "and more")
+            await found(lambda: _waits(store, f"{kind}:{home}"))
+        model.starts.set()
+        await until(lambda: network.heard(other if busy == "steer" else home)[-1] == FIRST + "…")
+        model.goes_on.set()
+        if busy == "queue":
+            await say(other, " /stop")
+        model.ends.set()
+        await found(lambda: _is_clean(store, kind))
+    assert FIRST + "…" not in network.heard(other) + network.heard(home)
+
+
 async def _waits(store: Any, session: str) -> bool:
     return bool(await store.waiting("me", session))
 

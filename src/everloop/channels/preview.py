@@ -27,6 +27,7 @@ TYPING_SECONDS = 4.5  # networks stop showing the typing notice after that
 LEAST_TEXT = 20  # characters; a shorter text gets no draft
 LONGEST_SECONDS = 3600.0
 QUIET_SECONDS = 3.0  # a session that has no turn for so long is considered done
+ANSWER_SECONDS = 10.0  # after the end of a turn, in which its answer takes the place of the draft
 DRAFT = "draft:"
 MORE = " …"
 Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
@@ -135,6 +136,16 @@ class Previews:
             log.debug("channel %s shows nothing more of a turn (%s)", self._config.name, type(error).__name__)
         finally:
             self._end(chat_id, shown, subscriber)
+        await self._remove_unanswered(chat_id)
+
+    async def _remove_unanswered(self, chat_id: str) -> None:
+        """Remove the draft of a turn that was answered in another chat of its session."""
+        id = self._drafts.get(chat_id)
+        if id is not None:
+            await asyncio.sleep(ANSWER_SECONDS)
+            if self._drafts.get(chat_id) == id and chat_id not in self._shown:
+                del self._drafts[chat_id]
+                await self._remove(chat_id, id)
 
     def _end(self, chat_id: str, shown: Shown, subscriber: SessionSubscriber | None) -> None:
         if subscriber is not None:

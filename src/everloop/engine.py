@@ -384,7 +384,7 @@ async def _steps(turn: Turn, model: Model, toolbox: Toolbox, limits: Limits, win
             case Hand(calls):
                 turn.outcome += [CallEnded(call.id, call.name, HANDED) for call in calls]
             case Report(calls):
-                turn.outcome += [CallEnded(call.id, call.name, INTERRUPTED, "interrupted") for call in calls]
+                turn.outcome += [_reported(turn, call) for call in calls]
             case Refuse(calls, note):
                 reason = f" Their words: {note}" if note else ""
                 turn.outcome += [_refused(turn, call, REFUSED + reason) for call in calls]
@@ -423,6 +423,13 @@ async def _may_run(turn: Turn, toolbox: Toolbox, calls: Sequence[Call]) -> bool:
     if asked:
         turn.outcome.append(CallsAsked(asked, review.question, review.grants, review.once))
     return not asked and not review.denied
+
+
+def _reported(turn: Turn, call: Call) -> CallEnded:
+    """Return the result of a call that an earlier process had begun, and that must not be repeated."""
+    turn.tell(events.ToolStarted(call.id, call.name, call.arguments))
+    turn.tell(events.ToolEnded(call.id, call.name, INTERRUPTED, "interrupted", 0.0))
+    return CallEnded(call.id, call.name, INTERRUPTED, "interrupted")
 
 
 def _refused(turn: Turn, call: Call, content: str) -> CallEnded:

@@ -202,6 +202,8 @@ async def test_a_question_shows_a_diff_first_and_free_text_is_returned_as_a_note
     server.reply("Then not.")
     server.calls(call("exec", command="touch made"))
     server.reply("Made.")
+    server.calls(call("exec", command="touch more"))
+    server.reply("No more.")
     async with terminal(server=server, columns=columns, rows=80) as screen:
         await screen.ready()
         screen.type("go\r")
@@ -222,6 +224,11 @@ async def test_a_question_shows_a_diff_first_and_free_text_is_returned_as_a_note
         screen.type("y\r")
         await screen.shows("Made.")
         assert (home / "workspace" / "made").exists()
+        screen.type("and more\r")
+        await until(lambda: screen.text.count("Answer y") >= 3)
+        screen.type("n\r")
+        lines = await screen.shows("No more.")
+        assert re.search(r"touch more .* s\s+denied\s+#3", " ".join(lines))  # its reason is below
 
 
 # ------------------------------------------------------------------------------------------------ input

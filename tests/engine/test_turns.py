@@ -44,9 +44,12 @@ def plan_of(*answers: Any, tools: dict[str, ToolPlan] | None = None, **options: 
 
 async def test_a_call_that_was_cut_off_is_reported_not_repeated():
     # append 0: answer and intent; append 1: the result, which never gets to disk
-    world, ended, _ = await live_through(plan_of([("c", "x", {})], "sorry", crash_at={1: False}))
+    world, ended, seen = await live_through(plan_of([("c", "x", {})], "sorry", crash_at={1: False}, watched=True))
     assert world.started == {"c": 1}
-    assert world.log[-3] == CallEnded("c", "x", "interrupted, outcome unknown: check before you retry", "interrupted")
+    told = "interrupted, outcome unknown: check before you retry"
+    assert world.log[-3] == CallEnded("c", "x", told, "interrupted")
+    place = seen.index(events.ToolEnded("c", "x", told, "interrupted", 0.0))  # a person sees it, too
+    assert seen[place - 1] == events.ToolStarted("c", "x", {})
     assert ended == TurnEnded("answer", "sorry")
 
 

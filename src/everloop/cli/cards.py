@@ -57,11 +57,12 @@ class Card(msgspec.Struct):
         assert self.ended is not None
         mark = mark_of(self.name, self.ended.status, self.ended.content)
         look: Style = "good" if mark == "✓" else "bad"
-        status = "" if self.ended.status in ("ok", "error") else f"{self.ended.status}: "
+        status = "" if self.ended.status in ("ok", "error") else self.ended.status
         if self.name == "exec" and (code := split_exit_status(self.ended.content)[1]) is not None:
-            status = f"exit status {code} " if mark == "✗" else ""
+            status = f"exit status {code}" if mark == "✗" else ""
+        result = ": ".join(filter(None, (status, self._summary())))
         parts: list[Line] = [(look, mark), ("" if mark == "✓" else "bad", f" {self.title}")]
-        parts.append(("dim", f"  {self.ended.seconds:.1f} s  {status}{self._summary()}".rstrip()))
+        parts.append(("dim", f"  {self.ended.seconds:.1f} s  {result}".rstrip()))
         parts.append(("dim", f"  #{self.number}"))
         return parts
 

@@ -100,7 +100,7 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def without_clock(text: str) -> str:
-    """A message without the time at its end: a small model would take it for part of the request. It can run `date`."""
+    """A message without the time at its end, which a small model takes for part of the request. It can run `date`."""
     before, found, time = text.rpartition(_CLOCK)
     return before.rstrip("\n") if found and time.rstrip().partition("]")[1:] == ("]", "") else text
 
@@ -118,11 +118,11 @@ def text_of(message: Message) -> str:
 
 def described_file(request: Request, paths: Iterable[str]) -> str:
     """The path whose words occur in a request (`the old report` for report_old.txt), or ""."""
-    said = {_singular(word) for word in words(request)}
+    request_words = {_singular(word) for word in words(request)}
     scores: dict[str, tuple[float, float, int]] = {}
     for number, path in enumerate(paths):
         parts = [_singular(word) for word in name_words(path)]
-        if hits := sum(part in said or (not part.isascii() and part in request) for part in parts):
+        if hits := sum(part in request_words or (not part.isascii() and part in request) for part in parts):
             scores[path] = (hits, hits / len(parts), number)
     return max(scores, key=lambda path: scores[path], default="")
 
@@ -148,6 +148,6 @@ def _singular(word: str) -> str:
 
 def shares_words(request: Request, lines: Iterable[str]) -> bool:
     """Whether a content word of a request occurs in the lines."""
-    said = {word for word in content_words(request) if len(word) > 1}
+    wanted = {word for word in content_words(request) if len(word) > 1}
     known = {word for line in lines for word in words(line)}
-    return bool(said & known) or any(not word.isascii() and word in line for word in said for line in lines)
+    return bool(wanted & known) or any(not word.isascii() and word in line for word in wanted for line in lines)

@@ -173,10 +173,10 @@ def mention_score(tool: Tool, request: Request) -> int:
     """How many words of its name and description a request mentions, for tools without examples."""
     if tool.get("name") in TOOLS_WITH_EXAMPLES:
         return 0
-    said = {word for word in words(request) if len(word) > 3}
+    request_words = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))
     description = set(words(str(tool.get("description")))[:40])
-    score = 2 * len(said & name) + (0 if tool.get("name") in HARD else len(said & description))
+    score = 2 * len(request_words & name) + (0 if tool.get("name") in HARD else len(request_words & description))
     return score if score > 1 else 0
 
 

@@ -258,8 +258,8 @@ def new_phrases(request: Request, old: Sequence[str]) -> list[str]:
 
 def most_similar(request: Request, lines: Iterable[str]) -> list[str]:
     """The lines that share most words with a request; all if none shares any."""
-    said = content_words(without_paths(request))
-    shared = {line: len(said & set(words(line))) for line in lines if line.strip()}
+    request_words = content_words(without_paths(request))
+    shared = {line: len(request_words & set(words(line))) for line in lines if line.strip()}
     most = max(shared.values(), default=0)
     return [line for line, count in shared.items() if count == most]
 

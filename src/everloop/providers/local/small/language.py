@@ -66,14 +66,14 @@ def _meanings_of(word: str) -> list[str]:
 
 def features(text: str) -> dict[str, float]:
     """The features by which requests are compared, each with its weight: meanings, other words, and pairs of them.
-    Which file is named and what is quoted makes no difference."""
+    Which file is named or what is quoted makes no difference."""
     text = _UNBROKEN.sub(" ", text)
     for pattern, mark in ((_QUOTED, "§quote"), (PATTERNS["url"], "§url"), (_PATH, "§path")):
         text = pattern.sub(f" {mark} ", text)
-    said = ["§digits" if word.isdigit() else word for word in words(_mark_phrases(text))]
-    meant = [part for word in said for part in _meanings_of(word)]
+    marked = ["§digits" if word.isdigit() else word for word in words(_mark_phrases(text))]
+    meant = [part for word in marked for part in _meanings_of(word)]
     found = {f"{one} {two}": 0.5 for one, two in pairwise(["^", *meant, "$"])}
-    found |= {f"§{script_of(text)}": 1.5, f"§paths{min(said.count('§path'), 2)}": 1.5}
+    found |= {f"§{script_of(text)}": 1.5, f"§paths{min(marked.count('§path'), 2)}": 1.5}
     return found | {word: 2.0 if word in _MEANING_MARKS else 1.0 for word in meant if word not in STOPWORDS}
 
 
@@ -96,9 +96,9 @@ def language_of(text: str) -> str:
     """The language of a text, as far as there are examples in it."""
     if (script := script_of(text)) != ENGLISH:
         return script
-    said = {word.strip(".,:;!?¿¡()") for word in text.lower().split()}
+    text_words = {word.strip(".,:;!?¿¡()") for word in text.lower().split()}
     # English is the first one, so it wins a tie.
-    return max(_LANGUAGE_WORDS, key=lambda language: len(said & _LANGUAGE_WORDS[language]))
+    return max(_LANGUAGE_WORDS, key=lambda language: len(text_words & _LANGUAGE_WORDS[language]))
 
 
 def cron_weekday(request: Request) -> str:
@@ -173,14 +173,14 @@ def files_in(text: str) -> list[str]:
 
 def folders_in(text: str, after_prepositions: bool = True) -> list[str]:
     """The names next to a word for a folder. Names after "in" and the like may be folders, too."""
-    said = tokens(text)
+    names = tokens(text)
     near = [
-        said[max(0, at - 2) : at] + said[at + 1 : at + 3]
-        for at, word in enumerate(said)
+        names[max(0, at - 2) : at] + names[at + 1 : at + 3]
+        for at, word in enumerate(names)
         if Request(word).means("folder")
     ]
     if after_prepositions:
-        near.append([name for word, name in pairwise(said) if word.lower() in _BEFORE_FOLDER and not is_file(name)])
+        near.append([name for word, name in pairwise(names) if word.lower() in _BEFORE_FOLDER and not is_file(name)])
     found = dict.fromkeys(name for names in near for name in names)
     return [name for name in found if name.lower() not in STOPWORDS and not Request(name).means(*MEANINGS)]
 
@@ -199,10 +199,10 @@ def phrases_in(text: str, within: str = "", longest: int = 5) -> list[str]:
     replacement. With `within`, only those that occur there."""
     found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
     for part in _PATH.split(PATTERNS["url"].sub(" ", text)) if len(text) <= MAX_PHRASE_TEXT else ():
-        said = PATTERNS["script_change"].sub(" ", part).split()
-        for start in range(len(said)):
-            for end in range(start + 1, min(start + longest, len(said)) + 1):
-                run = " ".join(said[start:end])
+        parts = PATTERNS["script_change"].sub(" ", part).split()
+        for start in range(len(parts)):
+            for end in range(start + 1, min(start + longest, len(parts)) + 1):
+                run = " ".join(parts[start:end])
                 found[run] = found[run.strip(".,:;!?\"'“”«»()")] = None
     phrases = [phrase for phrase in found if content_words(phrase)]
     return [phrase for phrase in phrases if whole_words(phrase).search(within)] if within else phrases
@@ -237,12 +237,12 @@ class Request(str):
 
     @property
     def clauses(self) -> list[Request]:
-        """Its parts between punctuation and conjunctions."""
+        """The parts between punctuation and conjunctions."""
         return [Request(part) for part in PATTERNS["clause_end"].split(self) if part.strip()]
 
     @property
     def commands(self) -> Request:
-        """It without its questions."""
+        """The request without its questions."""
         return Request(" ".join(clause for clause in self.clauses if not clause.is_question))
 
     @property
@@ -272,9 +272,9 @@ class Request(str):
     @property
     def asks_for_whole_file(self) -> bool:
         """Whether it asks to see a file, and for nothing in it in particular."""
-        said = words(PATTERNS["refers_to_file"].sub(" ", without_paths(self)))
+        rest = words(PATTERNS["refers_to_file"].sub(" ", without_paths(self)))
         meanings = ("show", "read", "say", "file", "collection")
-        asks = all(word in STOPWORDS or word in _ASKS or Request(word).means(*meanings) for word in said)
+        asks = all(word in STOPWORDS or word in _ASKS or Request(word).means(*meanings) for word in rest)
         return asks and not self.matches("exists")
 
     @property

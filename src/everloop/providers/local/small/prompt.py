@@ -86,7 +86,7 @@ def talk_messages(turn: Turn) -> list[Message]:
     files = [f"{path} says now:\n" + "\n".join(texts[path]) for path in turn.seen.touched[-2:] if texts.get(path)]
     about = "\n\n".join(part for part in (agent_context(turn.system), *(text[:600] for text in files)) if part)
     shown: list[Message] = [{"role": "system", "content": f"{PROMPTS['talk']}\n\n{about}".strip()}]
-    said = [message for message in turn.messages if message.get("role") in ("user", "assistant") and text_of(message)]
+    said = [one for one in turn.messages if one.get("role") in ("user", "assistant") and text_of(one)]
     for left, message in zip(range(len(said), 0, -1), said, strict=True):
         text, limit = without_clock(text_of(message)), RESULT_LIMIT if left <= RECENT_MESSAGES else OLD_LIMIT
         asked = left == 1 and message["role"] == "user"

@@ -65,12 +65,12 @@ def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
 
 
 def without_pasted_text(text: str) -> Request:
-    """What the user says about a pasted text: only that decides what is done."""
-    said = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", text)
-    parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", said) if part.strip()]
+    """The user's own words around a pasted text; only they decide what is done."""
+    rest = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", text)
+    parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", rest) if part.strip()]
     ends = [*parts[:1], *parts[1:][-1:]]
     lines = [part for part in ends if len(part) < MAX_INSTRUCTION and "\n" not in part.strip()]
-    return Request("\n".join(lines) or said)
+    return Request("\n".join(lines) or rest)
 
 
 def _corrects_value(request: Request, turn: Turn) -> bool:
@@ -125,11 +125,11 @@ def _answer_to_save(turn: Turn, path: str) -> str:
     """The last answer if it is to be saved to a file; of answers with code, the code."""
     if len(turn.text) > MAX_INSTRUCTION or not turn.text.matches("saves_that"):
         return ""
-    said = [(message.get("role"), text_of(message)) for message in turn.messages[: turn.start]]
-    answers = [text for (asked, _), (role, text) in pairwise(said) if (asked, role) == ("user", "assistant")]
+    history = [(message.get("role"), text_of(message)) for message in turn.messages[: turn.start]]
+    answers = [text for (asked, _), (role, text) in pairwise(history) if (asked, role) == ("user", "assistant")]
     if path.rpartition(".")[2] in _CODE_EXTENSIONS:
         return next((code for answer in reversed(answers) if (code := fenced_code(answer))), "")
-    return f"{answers[-1].strip()}\n" if [role for role, _ in said[-2:]] == ["user", "assistant"] else ""
+    return f"{answers[-1].strip()}\n" if [role for role, _ in history[-2:]] == ["user", "assistant"] else ""
 
 
 def fenced_code(answer: str) -> str:
@@ -145,7 +145,7 @@ def code_file(request: Request) -> str:
 
 
 def _mentions_unknown(turn: Turn) -> bool:
-    """Whether a request mentions something that is in no file seen so far, so that another file may be meant."""
+    """Whether a request mentions something that no file seen so far contains: it may mean another file."""
     seen = turn.seen_before
     lines = [*seen.touched, *(line for text in seen.texts.values() for line in text)]
     nouns = [Request(found["noun"]) for found in PATTERNS["noun"].finditer(turn.text)]

@@ -146,10 +146,10 @@ def _constrained_request(
     """A request with a grammar for the answer. The `stable` messages are the same for all conversations, `own` ones
     belong to this one. The examples come between them: after it, "the list" and "it" would mean theirs."""
     turn = step.turn
-    said = [text_of(message) for message in turn.messages if message.get("role") != "assistant"]
+    texts = [text_of(message) for message in turn.messages if message.get("role") != "assistant"]
     step = replace(
         step,
-        known=[turn.system, *said, *turn.seen.files],
+        known=[turn.system, *texts, *turn.seen.files],
         without_examples=prompt.merge_roles([*stable[:1], *own]),
     )
     return {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from everloop.bus import InboundMessage
+from everloop.config.sources import DSN
 from everloop.observability.metrics import Meters, Page
 from everloop.store.base import Busy
 from everloop.store.peers import new_worker, retire
@@ -199,6 +200,21 @@ async def test_a_process_that_is_still_connected_to_the_old_primary_finds_the_ne
         await asyncio.to_thread(old.crash)
         await peer.leave()
     retire(worker)
+
+
+async def test_the_other_servers_are_tried_before_one_that_is_given_up(servers, name):
+    """The frozen one comes first in the address, and a connection to it would take three seconds to fail."""
+    old, both = servers.primary, f"{servers.primary.folder},{servers.standby.folder}"
+    primary = Primary(DSN(f"postgresql://postgres@/{name}?host={both}"), lambda: None)
+    connection = await asyncio.to_thread(primary.connect)
+    await asyncio.to_thread(old.freeze)
+    await asyncio.to_thread(servers.promote)
+    primary.give_up(connection)
+    began = time.monotonic()
+    (await asyncio.to_thread(primary.connect)).close()
+    assert time.monotonic() - began < 2.5
+    connection.close()
+    await asyncio.to_thread(old.crash)
 
 
 def progress(capsys: pytest.CaptureFixture[str], number: int, times: int) -> None:

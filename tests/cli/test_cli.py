@@ -86,6 +86,16 @@ async def test_a_link_comes_with_a_hint_if_no_server_is_there():
     assert gone.err == f"everloop: nothing answers at port {port} yet: `everloop serve` starts it\n"
 
 
+async def test_a_server_whose_port_is_taken_or_impossible_says_so(server):
+    async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as listening:
+        port = str(listening.sockets[0].getsockname()[1])
+        taken = await everloop("serve", "--port", port, server=server)
+    told = f"everloop: cannot listen on 127.0.0.1 port {port} (Address already in use): name another with --port\n"
+    assert (taken.status, taken.err) == (2, told)
+    beyond = await everloop("serve", "--port", "99999", server=server)
+    is_one_error(beyond, "port 99999", "must be 0-65535)")
+
+
 async def test_json_loses_no_character_where_the_output_is_not_utf8(server):
     server.reply("snow ☃")
     done = await everloop("run", "--json", "hi", server=server, PYTHONIOENCODING="ascii")

@@ -73,6 +73,12 @@ async def test_a_loop_with_the_users_settings_is_restricted_accordingly(tmp_path
     assert not outside.exists()
 
 
+def test_what_is_no_provider_is_refused_with_what_one_is(tmp_path):
+    for wrong, given in ((None, "NoneType"), ("openai", "str"), (ScriptedProvider, "the class ScriptedProvider")):
+        with pytest.raises(TypeError, match=f"provider must be an LLMProvider, .* not {given}"):
+            AgentLoop(MessageBus(), wrong, tmp_path)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("config", [{"model": "m"}, "config.toml", object()])
 async def test_an_invalid_config_is_refused(tmp_path, config):
     with pytest.raises(TypeError, match="config must be a Config"):

@@ -48,8 +48,7 @@ def _log_warnings() -> None:
 def _tell_person(partner: str) -> None:
     """Say in a terminal what the command waits for."""
     if sys.stdin is not None and sys.stdin.isatty():
-        text = f"everloop: {partner} starts this command and speaks to it on standard input; Ctrl-D ends it"
-        print(text, file=sys.stderr)
+        print(f"everloop: waiting for {partner}, which starts this command; Ctrl-D ends it", file=sys.stderr)
 
 
 def acp(options: argparse.Namespace) -> int:

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PROVIDER_METHODS = ("chat", "get_default_model")
 NEW_CONVERSATION = "This is a new conversation. The old one is kept in the log."
 
 
@@ -101,7 +102,7 @@ class AgentLoop:
         owners: Owners | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
-        _check_kinds(config, context)
+        _check_kinds(provider, config, context)
         settings = config or Config()
         busy = _checked_busy(busy or settings.busy)
         if restrict_to_workspace is None:
@@ -634,7 +635,10 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
     )
 
 
-def _check_kinds(config: object, context: object) -> None:
+def _check_kinds(provider: object, config: object, context: object) -> None:
+    if isinstance(provider, type) or not all(callable(getattr(provider, name, None)) for name in PROVIDER_METHODS):
+        given = f"the class {provider.__name__}" if isinstance(provider, type) else type(provider).__name__
+        raise TypeError(f"provider must be an LLMProvider, such as a subclass with a method chat, not {given}")
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
     if context is not None and not isinstance(context, ContextBuilder):

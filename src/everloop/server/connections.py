@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import resource
 from typing import Any
 
@@ -81,7 +82,7 @@ class Runner(web.AppRunner):
                 await site.start()
             except (OSError, OverflowError) as error:
                 await self.cleanup()
-                why = getattr(error, "strerror", None) or error
+                why = _reason(error)
                 raise ConfigError(f"cannot listen on {address} port {port} ({why}): name another with {flag}") from None
             port = port or self.addresses[0][1]  # the same port on every address
         return [_url(*address[:2]) for address in self.addresses]
@@ -221,6 +222,13 @@ class Connection(web.RequestHandler):
     def _abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+def _reason(error: OSError | OverflowError) -> str:
+    """Return the system's words for an error; asyncio's repeat the address."""
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return (getattr(error, "strerror", None) or str(error)).rstrip(".")
 
 
 def _url(host: str, port: int) -> str:

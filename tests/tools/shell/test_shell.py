@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -33,6 +35,17 @@ async def test_a_command_is_run_by_bash_in_the_workspace(desk, folder):
 async def test_the_way_a_command_ended_is_reported(desk, command, said):
     output = await desk.output("exec", command=command)
     assert output == Output(said)
+
+
+async def test_missing_space_is_reported_with_the_place(desk, monkeypatch):
+    elsewhere = (
+        r"\[the disk of the workspace has [0-9.]+ [KMG]B free: another place that the command wrote to is full\]"
+    )
+    assert re.search(rf"No space left on device\n\[exit status 1\]\n{elsewhere}$", await desk("echo x > /dev/full"))
+    assert "[the disk" not in await desk("echo No space left on device")
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
+    assert "[the disk of the workspace is full: free some space]" in await desk("echo x > /dev/full")
 
 
 async def test_standard_input_is_empty(desk):

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Coroutine, Sequence
@@ -26,6 +27,7 @@ from ...text import clean
 from ...threads import in_thread
 from ..base import Output, Plan, Tool, ToolError
 from ..context import CallContext, current_call
+from ..files.paths import size
 from ..policy.shell_line import SimpleCommand, unknown
 from ..trust import UNKNOWN, any_exists, changed_files, may_hold_tainted
 from .processes import Capture, Fresh, Process, Ticker
@@ -319,6 +321,9 @@ _NO_NETWORK = re.compile(
 )
 
 
+_NO_SPACE = re.compile(r"no space left on device|ENOSPC|disk quota exceeded", re.IGNORECASE)
+
+
 def shell_tools(settings: ShellSettings | None = None) -> list[Tool]:
     """Return the tools `exec` and `process`, which share their running commands."""
     shell = Shell(settings or ShellSettings())
@@ -443,6 +448,8 @@ class Exec(Tool):
             note = f"The sandbox could not be created, so nothing was run: {text.splitlines()[0]}"
             return Output(note, untrusted=network, failed=True)  # unless the command itself printed that
         notes = self._notes(process.returncode or 0, text, network, self._shell.confined(context))
+        if process.returncode and _NO_SPACE.search(text):
+            notes.append(await in_thread(_space_note, context.workspace))
         return Output("\n".join(filter(None, [text, *notes, *aside])) or "(no output)", untrusted=network)
 
     def _notes(self, code: int, text: str, network: bool, confined: bool) -> list[str]:
@@ -530,6 +537,14 @@ class ProcessTool(Tool):
         own = [job for job in self._shell.background.values() if same_session(job.context, context)]
         lines = [f"{job.id}  {job.state}{', kept' * job.keep}  {job.command[:200]}" for job in own]
         return Output("\n".join(lines) or "No background commands are running.")
+
+
+def _space_note(workspace: str | os.PathLike[str]) -> str:
+    """Say where space is missing: on the disk of the workspace, or elsewhere."""
+    free = shutil.disk_usage(workspace).free
+    if free < 1 << 20:
+        return "[the disk of the workspace is full: free some space]"
+    return f"[the disk of the workspace has {size(free)} free: another place that the command wrote to is full]"
 
 
 _QUIET = frozenset({"echo", "printf", "pwd", "date", "true", "false", ":", "sleep", "mkdir", "touch", "exit"})

@@ -348,7 +348,7 @@ async def test_channels_show_their_state_pair_people_and_send_again(browser: Bro
             await other.page.get_by_label("Token").fill(token)
             await other.page.get_by_role("button", name="Log in").click()
             await other.page.get_by_role("link", name="Channels").click()
-            await expect(other.page.get_by_text("There is none yet.")).to_be_visible()
+            await expect(other.page.get_by_text("No chat network is connected yet.")).to_be_visible()
             assert "telegram" not in await other.page.content()
         assert [error for error in one.errors if "400 (Bad Request)" not in error] == []  # of the wrong code
 

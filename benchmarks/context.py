@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from everloop import AgentLoop, Config, LLMProvider, LLMResponse, MessageBus
+from everloop import AgentLoop, Config, InboundMessage, LLMProvider, LLMResponse, MessageBus
 from everloop.log import Call, CallEnded, Entry, ModelAnswered, TurnEnded, UserSaid
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
@@ -70,6 +70,7 @@ async def plant(folder: Path, turns: int) -> Path:
     info = await store.session("me", "bench:1")
     assert info is not None
     claim = Claim("me", info.id, info.key, 0, "", 0, info.entries + 1, info.entries + 1)
+    claim.message = InboundMessage("bench", "user", "1", "")
     loop = agent(folder, Instant(), path)
     if turns > SHOWN:
         conversation = await loop._turns._histories.conversation(claim, "system")
@@ -86,14 +87,15 @@ async def plant(folder: Path, turns: int) -> Path:
 async def sample(folder: Path, path: Path) -> tuple[float, float, int]:
     """(wall ms, CPU ms, messages) from the user's message to the model's request, in an agent that has just begun."""
     model = Instant()
-    copy = shutil.copyfile(path, folder / "copy.db")
-    async with agent(folder, model, copy) as loop:
-        for number in range(3):
-            await loop.process_direct("warm up", f"bench:other{number}")
-        gc.collect()
-        started, cpu = time.perf_counter(), time.process_time()
-        await loop.process_direct("and now?", "bench:1")
-        return (model.asked - started) * 1e3, (model.cpu - cpu) * 1e3, model.messages
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        copy = Path(shutil.copyfile(path, Path(place) / "copy.db"))
+        async with agent(folder, model, copy) as loop:
+            for number in range(3):
+                await loop.process_direct("warm up", f"bench:other{number}")
+            gc.collect()
+            started, cpu = time.perf_counter(), time.process_time()
+            await loop.process_direct("and now?", "bench:1")
+            return (model.asked - started) * 1e3, (model.cpu - cpu) * 1e3, model.messages
 
 
 async def measure(rounds: int, sizes: Sequence[int] = SIZES) -> dict[int, tuple[float, float]]:

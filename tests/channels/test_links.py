@@ -472,19 +472,21 @@ async def test_a_person_is_unpaired_before_their_link_is_ended(network: HookNetw
     async with running(network.settings, tmp_path, Says("ok")) as store:
         await store.set_channel_state("hook", "peer:bert", msgspec.json.encode(PairedPeer(BERT, "", 0.0)).decode())
         await linked(network, ANNA, BERT)
-        left: list[list[str]] = []
+        seen: list[tuple[bool, bool]] = []  # after each commit, whether they are paired, and whether they are linked
 
         def look(what: str) -> None:
             if what == "after":
                 with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-                    rows = db.execute("SELECT key FROM channel_state WHERE key LIKE 'peer:%'").fetchall()
-                left.append([key for (key,) in rows])
+                    kept = dict(db.execute("SELECT key, value FROM channel_state WHERE channel IN ('hook', 'link')"))
+                known = msgspec.json.decode(kept["me"], type=Links)
+                seen.append(("peer:bert" in kept, known.of("hook:bert") is not None))
 
         unhook = store.writer.commit_hooks.add(look)
         assert await links.unpair(store, config_of(network.settings), Can(), BERT)
         unhook()
         assert await shared(store) == []
-    assert left[0] == []
+    assert (False, True) in seen
+    assert (True, False) not in seen
 
 
 async def test_a_person_whom_the_settings_no_longer_name_shares_nothing_though_everyone_is_answered(

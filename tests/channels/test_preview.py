@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -143,10 +143,7 @@ async def test_a_chat_that_left_a_session_is_shown_no_more_of_it(network: Any, t
         await network.say(chat, text, **WHO[kind](chat))
 
     async with running(network.settings, tmp_path, model) as store:
-        await say(home, " /link")
-        await until(lambda: network.heard(home))
-        await say(other, f" /link {network.heard(home)[0].split()[4][:8]}")
-        await until(lambda: len(network.heard(home)) == 2 and network.heard(other))
+        await link_chats(network, say, home, other)
         model.starts.clear()
         await say(home, "write it")
         await until(lambda: model.begun)
@@ -164,6 +161,14 @@ async def test_a_chat_that_left_a_session_is_shown_no_more_of_it(network: Any, t
         await found(lambda: _is_clean(store, kind))
 
 
+async def link_chats(network: Any, say: Callable[[str, str], Awaitable[None]], home: str, other: str) -> None:
+    """Let another chat join the session of the first."""
+    await say(home, " /link")
+    await until(lambda: network.heard(home))
+    await say(other, f" /link {network.heard(home)[0].split()[4][:8]}")
+    await until(lambda: len(network.heard(home)) == 2 and network.heard(other))
+
+
 @pytest.mark.parametrize("busy", ["queue", "steer"])
 async def test_a_draft_is_removed_though_the_turn_ends_with_an_answer_in_another_chat(
     network: Any, busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,10 +183,7 @@ async def test_a_draft_is_removed_though_the_turn_ends_with_an_answer_in_another
         await network.say(chat, text, **WHO[kind](chat))
 
     async with running(network.settings, tmp_path, model, busy=busy) as store:
-        await say(home, " /link")
-        await until(lambda: network.heard(home))
-        await say(other, f" /link {network.heard(home)[0].split()[4][:8]}")
-        await until(lambda: len(network.heard(home)) == 2 and network.heard(other))
+        await link_chats(network, say, home, other)
         model.starts.clear()
         await say(home, "write it")
         await until(lambda: model.begun)

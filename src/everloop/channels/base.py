@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     from ..config import ChannelConfig
     from ..store.base import Store
 
@@ -178,7 +180,11 @@ class Inbox(Protocol):
 
 
 class Channel(Protocol):
-    """One account at a chat network. It is made with its `Options`, and may connect when `receive` is called."""
+    """One account at a chat network. It is made with its `Options`, and may connect when `receive` is called.
+
+    Two more methods are optional, both without arguments: `close` ends what is still connected once `receive` and
+    `send` have been cancelled, and `check` connects for `everloop channels test` and returns the name of the account.
+    """
 
     name: str
     can: Can
@@ -201,6 +207,16 @@ class Channel(Protocol):
         that id as the key, its text is changed, and without a text it is removed.
         """
         ...
+
+
+def tls_context(ca_file: str) -> ssl.SSLContext:
+    """Return the settings for TLS, with the certificates of a file if one is named. Call it in a thread."""
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise Never(f"ca_file {ca_file} cannot be read ({error.strerror})") from None
 
 
 class Options:
@@ -262,6 +278,13 @@ class Options:
             raise self._wrong(key, "must be one line of text")
         if value:
             self._secrets.append(value)
+        return value
+
+    def token(self, key: str, default: str | None = None) -> str:
+        """Read a secret that goes into a header or a URL as it is."""
+        value = self.secret(key, default)
+        if not value.isascii() or " " in value:
+            raise self._wrong(key, "has characters that no token has: copy it again")
         return value
 
     def check(self) -> None:

@@ -172,13 +172,11 @@ class Discord:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("token")
+        self._token = options.token("token")
         base = options.address("base_url", API)
         self._intents = GUILDS | GUILD_MESSAGES | DIRECT_MESSAGES
         if options.flag("message_content", False):
             self._intents |= MESSAGE_CONTENT
-        if not self._token.isascii() or " " in self._token:
-            raise options.problem("token has characters that no bot's token has")
         self._client = HttpClient(base)
         self._at = Cursor()
 

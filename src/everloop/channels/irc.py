@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..text import one_line
 from ..threads import in_thread
-from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case
+from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case, tls_context
+from .text import without_name
 
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
@@ -117,17 +117,11 @@ class Irc:
             self._disconnect()
 
     async def _connect(self) -> None:
-        context = await in_thread(self._context) if self._tls else None
+        context = await in_thread(tls_context, self._ca_file) if self._tls else None
         async with asyncio.timeout(CONNECT_SECONDS):
             self._reader, self._writer = await asyncio.open_connection(
                 self._host, self._port, ssl=context, limit=LONGEST_LINE
             )
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._ca_file or None)
-        except OSError as error:
-            raise Never(f"ca_file {self._ca_file} cannot be read ({error.strerror})") from None
 
     def _disconnect(self) -> None:
         self._connected.clear()
@@ -242,7 +236,7 @@ class Irc:
         text = re.sub(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|[\x02\x0f\x11\x16\x1d\x1e\x1f]", "", text)
         target = fold_case(target)  # people may write a channel's name as they like
         group = target != fold_case(self._me)
-        text, mentioned = self._without_nick(text)
+        text, mentioned = without_name(text, self._me)
         return Received(
             chat=target if group else line.nick,
             sender=line.tags.get("account") or line.source,
@@ -251,13 +245,6 @@ class Irc:
             group=group,
             mentioned=mentioned,
         )
-
-    def _without_nick(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading nick, and whether it mentions the nick at all."""
-        nick = re.escape(self._me)
-        if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-]){nick}(?![\w-])", text, re.IGNORECASE) is not None
 
     # ------------------------------------------------------------------------------------------ sending
 

@@ -103,8 +103,8 @@ class Guesses(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """The sender of a command, and their chat."""
+class Requester:
+    """The sender of a command that links chats, and their chat."""
 
     account: str
     name: str
@@ -154,12 +154,12 @@ class Links(msgspec.Struct, frozen=True):
             session = APART + session
         return session
 
-    def current(self, sender: Sender) -> str:
+    def current(self, requester: Requester) -> str:
         """Return the session that a person's direct messages belong to."""
-        return sender.by_settings or self.session_of(sender.account, sender.own, direct=True)
+        return requester.by_settings or self.session_of(requester.account, requester.own, direct=True)
 
 
-def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
+def offer(links: Links, asks: Requester, code: str, now: float) -> tuple[Links, LinkCode]:
     """Give an account a code, which replaces its previous one; a command that is repeated gets the same code."""
     valid = [one for one in links.codes if one.is_valid(now)]
     for one in valid:
@@ -170,7 +170,7 @@ def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, Lin
     return msgspec.structs.replace(links, codes=(*others, made)), made
 
 
-def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> tuple[Links, Joined | str]:
+def join(links: Links, typed: str, joins: Requester, now: float, *, busy: bool) -> tuple[Links, Joined | str]:
     """Let an account join a session by a code. Return whose it is, or why not; "" if it was told so before."""
     shared = links.of(joins.account)
     member = shared.find(joins.account) if shared is not None else None
@@ -336,24 +336,24 @@ class ChatLinks:
                 await self._links.change(lambda links: revoke(links, typed))
             return Reply(DIRECT_ONLY)
         by_settings = "" if (person := self._person_of(message)) is None else f"{LINK}:{person}"
-        sender = Sender(account, one_line(message.name, 60), chat_id, own, id, by_settings)
+        requester = Requester(account, one_line(message.name, 60), chat_id, own, id, by_settings)
         if command == "unlink":
             await self._links.leave(account, by_settings)
             return Reply(ONLY_SETTINGS if by_settings else ALONE)
         if not typed:
-            made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
+            made = await self._links.change(lambda links: offer(links, requester, new_code(), now))
             return Reply(
                 f"Your link code is {made.code}. Send me “/link {made.code}” from your other chat within an hour, and "
                 "from then on both chats share this session. Keep it to yourself: who uses it can read this session."
             )
         if by_settings:
             return Reply(BY_SETTINGS)
-        busy = await self._is_busy((await self._links.read()).current(sender))
-        found = await self._links.change(lambda links: join(links, typed, sender, now, busy=busy))
+        busy = await self._is_busy((await self._links.read()).current(requester))
+        found = await self._links.change(lambda links: join(links, typed, requester, now, busy=busy))
         if isinstance(found, str):
             return Reply(found)
         code = found.code
-        here, there = _shown(sender.name, account), _shown(code.name, code.account)
+        here, there = _shown(requester.name, account), _shown(code.name, code.account)
         home = _shown("", found.home)
         # An account of the settings, and the one whose session it was, can make all others leave.
         ends = found.home == code.account or (

@@ -22,6 +22,7 @@ from ..threads import in_thread
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
 from .http import HttpClient, Reply
 from .matrix_devices import FIRST_USE, ROOMS, STRICT, DeviceLists, Name, ToDevice
+from .text import without_name
 
 if TYPE_CHECKING:
     from .matrix_crypto import Crypto, RoomSession
@@ -145,12 +146,10 @@ class Matrix:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("token")
+        self._token = options.token("token")
         server = options.address("server")
         self._names = options.texts("names")
         self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
-        if not self._token.isascii() or " " in self._token:
-            raise options.problem("token has characters that no access token has")
         # Polling has a connection of its own: it is busy nearly all of the time.
         self._poll_client, self._client = HttpClient(server), HttpClient(server)
         self._me = ""
@@ -355,7 +354,8 @@ class Matrix:
         thread = relation.get("event_id") if relation.get("rel_type") == "m.thread" else ""
         mentions = content.get("m.mentions")
         named = isinstance(mentions, dict) and self._me in (mentions.get("user_ids") or [])
-        text, in_words = self._without_name(_without_quote(text) if "m.in_reply_to" in relation else text)
+        said, own = _without_quote(text) if "m.in_reply_to" in relation else text, self._me[1:].partition(":")[0]
+        text, in_words = without_name(said, self._me, *self._names, own)
         return Received(
             id=event.event_id,
             chat=room,
@@ -394,14 +394,6 @@ class Matrix:
             target = f"/rooms/{quote(room, safe='')}/joined_members"
             self._direct[room] = len((await self._call("GET", target, None, Members)).joined) <= 2
         return self._direct[room]
-
-    def _without_name(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading name, and whether it mentions a name at all."""
-        local = self._me[1:].partition(":")[0]
-        names = "|".join(re.escape(name) for name in (self._me, *self._names, local))
-        if begins := re.match(rf"@?(?:{names})[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-])(?:{names})(?![\w-])", text, re.IGNORECASE) is not None
 
     # ------------------------------------------------------------------------------------------ sending
 

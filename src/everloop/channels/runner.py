@@ -116,6 +116,21 @@ def follower(owners: Owners) -> Follow:
     return follow
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What all accounts of a process work with."""
+
+    store: Store
+    worker: str
+    configs: Mapping[str, ChannelConfig]  # of all channels, by name
+    follow: Follow | None
+    meters: Meters | None
+    links: Mapping[str, Sequence[str]]
+    save: Save | None
+    outgoing: OutgoingFiles | None
+    transcribes: bool
+
+
 class ChannelRunner:
     """Runs all channels of the settings until it is cancelled."""
 
@@ -130,16 +145,16 @@ class ChannelRunner:
         outgoing: OutgoingFiles | None = None,
         transcribes: bool = False,
     ) -> None:
-        """With `follow`, chats are shown what happens in their sessions; `links` has people with their accounts,
-        whose direct chats share one session; `save` keeps the files that people send, and `outgoing` has those that
-        the agent sends. `transcribes` says that turns get the words of voice messages."""
+        """With `follow`, chats are shown what happens in their sessions.
+
+        `links` maps people to their accounts, whose direct chats share one session; `save` keeps the files that people
+        send, and `outgoing` has those that the agent sends. `transcribes` says that turns get the words of voice
+        messages.
+        """
         self.worker = new_worker()
-        self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [
-            Account(store, self.worker, configs, links or {}, save, outgoing, transcribes, follow, meters, *one)
-            for one in channels
-        ]
+        host = Host(store, self.worker, configs, follow, meters, links or {}, save, outgoing, transcribes)
+        self._accounts = [Account(host, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -163,31 +178,15 @@ class ChannelRunner:
 class Account:
     """One account at a network: its lease, what comes in and what goes out."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        configs: dict[str, ChannelConfig],
-        links: Mapping[str, Sequence[str]],
-        save: Save | None,
-        outgoing: OutgoingFiles | None,
-        transcribes: bool,
-        follow: Follow | None,
-        meters: Meters | None,
-        config: ChannelConfig,
-        channel: Channel,
-        options: Options,
-    ) -> None:
+    def __init__(self, host: Host, config: ChannelConfig, channel: Channel, options: Options) -> None:
         self.name = config.name
-        self._store = store
-        self._worker = worker
+        self._store = host.store
+        self._worker = host.worker
         self._channel = channel
-        self._reporter = Reporter(store, config.name, options, meters)
-        self._previews = Previews(store, config, channel, follow)
-        self._inbox = ChannelInbox(
-            store, config, channel, configs, links, save, transcribes, self._reporter, self._previews
-        )
-        self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
+        self._reporter = Reporter(host.store, config.name, options, host.meters)
+        self._previews = Previews(host.store, config, channel, host.follow)
+        self._inbox = ChannelInbox(host, config, channel, self._reporter, self._previews)
+        self._sender = Sender(host, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -313,30 +312,20 @@ class ChannelInbox:
     """Accepts what a channel receives: decides who is answered, and writes messages to the store's inbox."""
 
     def __init__(
-        self,
-        store: Store,
-        config: ChannelConfig,
-        channel: Channel,
-        configs: dict[str, ChannelConfig],
-        links: Mapping[str, Sequence[str]],
-        save: Save | None,
-        transcribes: bool,
-        reporter: Reporter,
-        previews: Previews,
+        self, host: Host, config: ChannelConfig, channel: Channel, reporter: Reporter, previews: Previews
     ) -> None:
-        self._store = store
+        self._store = store = host.store
         self._config = config
-        self._channel = channel
-        self._previews = previews
         self._can = channel.can
-        self._configs = {name: one for name, one in configs.items() if one.owner == config.owner}
-        self._save = save
-        self._transcribes = transcribes
+        self._configs = {name: one for name, one in host.configs.items() if one.owner == config.owner}
+        self._save = host.save
+        self._transcribes = host.transcribes
         self._reporter = reporter
+        self._previews = previews
         self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
         self._access = Access(config, channel.can, self._pairings)
-        self._links = ChatLinks(store, config, channel.can, self._access, links)
+        self._links = ChatLinks(store, config, channel.can, self._access, host.links)
         self._rates = RateLimit(config.per_minute)
         self._fetching = FetchLimit(MOST_FILES * MEGABYTE * config.media_mb)
         self._recent: OrderedDict[str, None] = OrderedDict()
@@ -538,7 +527,7 @@ class ChannelInbox:
         return f"{self._config.name}:{same_id(message.sender, self._can) if is_person else self._chat_id(message)}"
 
     def _chat_id(self, message: Received) -> str:
-        return chat_id_of(message.chat, message.thread, self._channel.can.threads)
+        return chat_id_of(message.chat, message.thread, self._can.threads)
 
     async def _say(self, message: Received, text: str, about: str) -> None:
         id = f"{about}:{message.id or secrets.token_hex(8)}"
@@ -669,28 +658,21 @@ class Sender:
     """Sends the outbox of a channel: chats side by side, the messages of a chat in their order."""
 
     def __init__(
-        self,
-        store: Store,
-        worker: str,
-        config: ChannelConfig,
-        channel: Channel,
-        outgoing: OutgoingFiles | None,
-        reporter: Reporter,
-        previews: Previews,
+        self, host: Host, config: ChannelConfig, channel: Channel, reporter: Reporter, previews: Previews
     ) -> None:
         self.more = asyncio.Event()  # there may be something in the outbox
-        self._store = store
-        self._worker = worker
+        self._store = host.store
+        self._worker = host.worker
         self._config = config
         self._channel = channel
+        self._outgoing = host.outgoing
         self._reporter = reporter
         self._previews = previews
+        self._questions = Questions(host.store, config.name)
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._outgoing = outgoing
         self._instance = ""
-        self._questions = Questions(store, config.name)
 
     async def run(self) -> None:
         try:

@@ -150,8 +150,8 @@ class Slack:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("bot_token")
-        self._app_token = options.secret("app_token", "")
+        self._token = options.token("bot_token")
+        self._app_token = options.token("app_token", "")
         self._signing = options.secret("signing_secret", "")
         self._in_thread = options.flag("reply_in_thread", True)
         base = options.address("base_url", API)
@@ -159,9 +159,6 @@ class Slack:
         self._path = options.text("path", f"/{options.name}")
         if bool(self._app_token) == bool(self._signing):
             raise options.problem("needs an app_token (Socket Mode) or a signing_secret (events over HTTP), not both")
-        for secret in (self._token, self._app_token):
-            if not secret.isascii() or " " in secret:
-                raise options.problem("a token has characters that no token of Slack has")
         self._client = HttpClient(base)
         self._me = ""
         self._names: dict[str, str] = {}

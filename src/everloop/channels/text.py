@@ -21,6 +21,14 @@ def length(text: str, unit: Unit) -> int:
     return len(text) if unit == "characters" else len(text.encode("utf-16-le")) // 2
 
 
+def without_name(text: str, *names: str) -> tuple[str, bool]:
+    """Return the text without a name that it begins with, and whether it has any of these names."""
+    known = "|".join(map(re.escape, names))
+    if begins := re.match(rf"@?(?:{known})[:,]?\s+", text, re.IGNORECASE):
+        return text[begins.end() :], True
+    return text, re.search(rf"(?<![\w-])(?:{known})(?![\w-])", text, re.IGNORECASE) is not None
+
+
 # ------------------------------------------------------------------------------------------------------- splitting
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import ssl
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import NamedTuple, cast
@@ -21,8 +20,9 @@ import msgspec
 from ..text import one_line
 from ..tools.web.fetch import PORTS, Fetcher, FetchError
 from ..tools.web.urls import BadURL, parse_url
-from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received, tls_context
 from .http import DOWNLOAD_SECONDS, UPLOAD_SECONDS, HttpClient
+from .text import without_name
 from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
 
 MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
@@ -111,17 +111,11 @@ class Xmpp:
     async def _open(self) -> XmppStream:
         stream = XmppStream(self._jid, self._password, self._host, self._port, self._security)
         try:
-            await stream.open(self._context)
+            await stream.open(partial(tls_context, self._ca_file))
         except BaseException:
             stream.close()
             raise
         return stream
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._ca_file or None)
-        except OSError as error:
-            raise Never(f"ca_file {self._ca_file} cannot be read ({error.strerror})") from None
 
     async def _work(self, stream: XmppStream, inbox: Inbox) -> None:
         self._stream = stream
@@ -209,7 +203,7 @@ class Xmpp:
             room, _, nick = sender.partition("/")
             if bare(room) not in self._rooms or not nick or nick == self._nick:
                 return None
-            text, mentioned = self._without_nick(text)
+            text, mentioned = without_name(text, self._nick)
             return Received(
                 id=network_id,
                 chat=bare(room),
@@ -241,13 +235,6 @@ class Xmpp:
         if not 200 <= page.status < 300:
             raise Never(f"HTTP {page.status}")
         return bytes(limit + 1) if page.cut else page.body
-
-    def _without_nick(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading nick, and whether it mentions the nick at all."""
-        nick = re.escape(self._nick)
-        if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-]){nick}(?![\w-])", text, re.IGNORECASE) is not None
 
     # ------------------------------------------------------------------------------------------ the archive
 

@@ -209,18 +209,18 @@ class Discord:
             first = msgspec.json.decode(await socket.receive(), type=Frame)
         if first.op != HELLO:
             raise OSError("the gateway did not say hello")
-        beat = Heartbeat(socket, msgspec.json.decode(first.d, type=Hello).heartbeat_interval / 1000)
-        beat.seq = self._at.seq
+        beat = Heartbeat(socket, msgspec.json.decode(first.d, type=Hello).heartbeat_interval / 1000, self._at.seq)
         beating = asyncio.create_task(beat.run())
         try:
             await self._begin(socket)
             while True:
                 frame = msgspec.json.decode(await socket.receive(), type=Frame)
-                beat.answered = True  # the acknowledgement may be queued behind many messages
+                beat.hear()
                 match frame.op:
                     case 0:
                         await self._dispatch(frame, inbox)
-                        self._at.seq = beat.seq = frame.s
+                        self._at.seq = frame.s
+                        beat.hear(frame.s)
                         if frame.t == "READY":
                             await beat.send()  # the session is on disk, so nothing is missed from now on
                     case 1:
@@ -413,24 +413,29 @@ class Discord:
 class Heartbeat:
     """Sends heartbeats to the gateway, and closes the connection if one is not answered."""
 
-    def __init__(self, socket: WebSocket, seconds: float) -> None:
-        self.seq: int | None = None
-        self.answered = True
+    def __init__(self, socket: WebSocket, seconds: float, seq: int | None) -> None:
         self._socket = socket
         self._seconds = seconds
+        self._seq = seq
+        self._answered = True
+
+    def hear(self, seq: int | None = None) -> None:
+        """Count a frame as an answer: the acknowledgement may be queued behind many. `seq` is that of an event."""
+        self._answered = True
+        self._seq = seq if seq is not None else self._seq
 
     async def run(self) -> None:
         await asyncio.sleep(self._seconds * random.random())
         while True:
-            if not self.answered:
+            if not self._answered:
                 await self._socket.close(code=4000)
                 return
-            self.answered = False
+            self._answered = False
             await self.send()
             await asyncio.sleep(self._seconds)
 
     async def send(self) -> None:
-        await self._socket.send({"op": HEARTBEAT, "d": self.seq})
+        await self._socket.send({"op": HEARTBEAT, "d": self._seq})
 
 
 def _id(chat: str) -> str:

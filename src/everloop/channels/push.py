@@ -23,6 +23,7 @@ import msgspec
 
 from ..errors import ConfigError, EverloopError
 from ..messages import encode_json
+from ..runtime.owners import OWN
 from ..store.base import Store
 from ..text import one_line
 from ..threads import in_thread
@@ -118,7 +119,7 @@ class Subscriptions:
         vapid = (await in_thread(import_module, "py_vapid")).Vapid02
         async with asyncio.timeout(SEND_SECONDS):
             while not (pem := (await self._store.channel_state(self._channel)).get(_VAPID, "")):
-                if await self._store.admit("me", f"{self._channel}:{_VAPID}", 1, SEND_SECONDS) > 0:
+                if await self._store.admit(OWN, f"{self._channel}:{_VAPID}", 1, SEND_SECONDS) > 0:
                     await asyncio.sleep(0.1)  # another server is creating it
                     continue
                 made = vapid()

@@ -152,7 +152,7 @@ async def run(
             print(notice, file=sys.stderr)
 
     async with make_agent(config) as agent:
-        agent.subagents.waits = True  # the process ends with the answer
+        agent.subagents.wait_for_all()  # the process ends with the answer
         agent.dispatcher.run_only_awaited()
         agent.watch(key, tell_of_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import web
 
-from ..bus import INSIDE
+from ..bus import is_inside
 from ..errors import EverloopError, StoreError
 from ..messages import encode_json
 from ..providers.openai import encode
@@ -173,7 +173,7 @@ async def own_session_in(store: Store, request: web.Request) -> SessionInfo:
 def own_key_of(request: web.Request) -> str:
     """Return the key of a session that a person may write to."""
     key = key_of(request)
-    if key.partition(":")[0] in INSIDE:
+    if is_inside(key):
         raise bad_request(f"{key.partition(':')[0]}: is reserved for internal sessions", "key")
     return key
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from ..bus import INSIDE, WEB, InboundMessage
+from ..bus import INSIDE, WEB, InboundMessage, repeatable_id
 from ..bus import Busy as BusyMode
 from ..errors import EverloopError
 from ..log import CallEnded, Logged, TurnEnded, UserSaid
@@ -47,7 +47,7 @@ from .page_routes import (
     who,
 )
 from .turns import CHANNEL as API_CHANNEL
-from .turns import RateLimit, repeatable_id
+from .turns import RateLimit
 
 K = TypeVar("K")
 V = TypeVar("V")

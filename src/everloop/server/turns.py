@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 from msgspec import structs
 
-from ..bus import INSIDE, InboundMessage
+from ..bus import InboundMessage, is_inside, repeatable_id
 from ..commands import kind_of
 from ..config import Agent
 from ..errors import StoreError
@@ -421,15 +421,10 @@ def checked_key(headers: Mapping[str, str], header: str) -> str | None:
     return key
 
 
-def repeatable_id(channel: str, session: str, key: str) -> str:
-    """Return the id of a message that its client names with a key: sent again, it is the same message."""
-    return f"{channel}:{len(session)}:{session}:{key}"  # the length is included because both may contain colons
-
-
 def session_of(headers: Mapping[str, str]) -> str | None:
     """Return the session that the request continues; None for a request that brings its whole history."""
     key = checked_key(headers, SESSION)
-    if key is not None and key.partition(":")[0] in INSIDE:
+    if key is not None and is_inside(key):
         raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
     return key
 

@@ -1,7 +1,7 @@
 """IRC, over TLS and with SASL.
 
-IRC has neither message ids nor acknowledgements. A message that comes in is taken at most once, while connected. A line
-that goes out is followed by a PING: the PONG says that the server has read it, or an error comes before.
+IRC has neither message ids nor acknowledgements. Incoming messages are accepted at most once, and only while connected.
+An outgoing line is followed by a PING: the PONG confirms that the server has read the line; an error would come first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .text import without_name
 
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
-SILENT_SECONDS = 120.0  # then the server gets a PING
+SILENT_SECONDS = 120.0  # after which the server is sent a PING
 BURST = 5  # lines sent at once; further ones are paced, because servers disconnect clients that flood
 LONGEST_LINE = 8191 + 512  # tags and message
 CAPABILITIES = ("account-tag", "message-tags")
@@ -234,7 +234,7 @@ class Irc:
                 return None
             text = text.strip("\x01").removeprefix("ACTION ")
         text = re.sub(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|[\x02\x0f\x11\x16\x1d\x1e\x1f]", "", text)
-        target = fold_case(target)  # people may write a channel's name as they like
+        target = fold_case(target)  # channel names are case-insensitive
         group = target != fold_case(self._me)
         text, mentioned = without_name(text, self._me)
         return Received(

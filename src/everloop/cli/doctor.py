@@ -252,7 +252,7 @@ def _place(config: Config) -> Check:
 
 
 async def _replication(store: Store) -> list[Check]:
-    """Check the standbys of a PostgreSQL; yield nothing for a server without any."""
+    """Check the standbys of a PostgreSQL store; return nothing for a server without any."""
     seen = await store.standbys()
     if seen is None:
         return []
@@ -299,8 +299,8 @@ async def _channels(config: Config) -> list[Check]:
 async def work_in(store: Store) -> Overview:
     """Check the store's overview.
 
-    Sessions that seem stuck while a worker lives are checked twice: another worker takes over the work of one that has
-    just died within a moment.
+    Sessions that seem stuck while a worker is alive are checked twice, because the work of a worker that has just died
+    is taken over within a moment.
     """
     work = await store.overview()
     if work.processes and work.stuck:

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no flag {flag[:60]}" + (f" (did you mean {close[0]}?)" if close else ""))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # now, when an error can still be told
+        sys.stdout.flush()  # now, while an error can still be reported
         super().exit(status, message)
 
     def error(self, message: str) -> NoReturn:
@@ -491,7 +491,7 @@ def _forgiving_output() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # If it stayed closed, its number would go to the next file opened, and our output into that file.
+            # A closed descriptor would be reused by the next file that is opened, which would then get the output.
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - open for as long as we run
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

@@ -67,7 +67,18 @@ from .requests import (
     unknown_keys,
 )
 from .responses import custom_input, event_comment, json_string, named_event
-from .turns import CHANNEL, IDEMPOTENCY_KEY, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
+from .turns import (
+    CHANNEL,
+    IDEMPOTENCY_KEY,
+    SESSION,
+    Asked,
+    Known,
+    StoredSession,
+    Turns,
+    finish_of,
+    json_response,
+    new_id,
+)
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
@@ -500,8 +511,8 @@ class ResponsesHandler:
         )
         id = new_id(PREFIX)
         facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, tuple(chat.custom))
-        thread = await self._thread(agent, request, body, previous, id, facts)
-        asked = await self._turns.ask(request, chat, id, thread)
+        session = await self._session(agent, request, body, previous, id, facts)
+        asked = await self._turns.ask(request, chat, id, session)
         if asked.background and not chat.stream:
             await self._turns.enqueue(asked)
             return json_response(encode_json(_shown(asked, facts, status="queued")), chat)
@@ -594,7 +605,7 @@ class ResponsesHandler:
                 found[id] = stored
         return found
 
-    async def _thread(
+    async def _session(
         self,
         agent: AgentLoop,
         request: web.Request,
@@ -602,7 +613,7 @@ class ResponsesHandler:
         previous: Stored | None,
         id: str,
         facts: ResponseFacts,
-    ) -> Thread | None:
+    ) -> StoredSession | None:
         """Return the stored session that a response belongs to; None if it is not stored."""
         header = request.headers.get(SESSION)
         if previous is not None:
@@ -610,10 +621,10 @@ class ResponsesHandler:
                 raise bad_request(f"previous_response_id: not together with {SESSION}", "previous_response_id")
             stored = body.store is not False
             key = await continued(agent.store, request[OWNER], previous, id, copied=not stored)
-            return Thread(key, False, facts if stored else None)
+            return StoredSession(key, False, facts if stored else None)
         if body.store is False:
             return None
-        return Thread(header or f"{CHANNEL}:{id}", header is None, facts)
+        return StoredSession(header or f"{CHANNEL}:{id}", header is None, facts)
 
 
 async def find(agent: AgentLoop, owner: str, id: str) -> Stored | None:

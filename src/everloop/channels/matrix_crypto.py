@@ -291,11 +291,15 @@ class Crypto:
             await self._write([self._account_row()])
         fallback = self._account.fallback_key  # type: ignore[attr-defined]
         asked: dict[str, Any] = {
-            "one_time_keys": {f"signed_curve25519:{id}": self._signed({"key": key.to_base64()})
-                              for id, key in self._account.one_time_keys.items()},
-            "fallback_keys": {f"signed_curve25519:{id}": self._signed({"key": key.to_base64(), "fallback": True})
-                              for id, key in fallback.items()},
-        }  # fmt: skip
+            "one_time_keys": {
+                f"signed_curve25519:{id}": self._signed({"key": key.to_base64()})
+                for id, key in self._account.one_time_keys.items()
+            },
+            "fallback_keys": {
+                f"signed_curve25519:{id}": self._signed({"key": key.to_base64(), "fallback": True})
+                for id, key in fallback.items()
+            },
+        }
         if not self._saved.shared:
             user, id = self._me
             keys = {f"curve25519:{id}": self._own_key, f"ed25519:{id}": self._account.ed25519_key.to_base64()}
@@ -442,8 +446,11 @@ class Crypto:
         await self._refresh([sender])
         if (found := self._devices.by_key(sender, curve25519)) is None or not self._is_trusted(*found):
             return
-        log.warning("channel %s: an encrypted message of %s could not be read; a new session is made with its device",
-                    self._channel, one_line(sender, 80))  # fmt: skip
+        log.warning(
+            "channel %s: an encrypted message of %s could not be read; a new session is made with its device",
+            self._channel,
+            one_line(sender, 80),
+        )
         await self._begin_sessions(dict([found]))
         await self._send_to(dict([found]), "m.dummy", {})
 
@@ -465,8 +472,12 @@ class Crypto:
             changes, changed = self._devices.see(user, read)
             rows += changes
             for id in changed:
-                log.warning("channel %s: the device %s of %s has other keys than before, and is not trusted",
-                            self._channel, one_line(id, 60), one_line(user, 80))  # fmt: skip
+                log.warning(
+                    "channel %s: the device %s of %s has other keys than before, and is not trusted",
+                    self._channel,
+                    one_line(id, 60),
+                    one_line(user, 80),
+                )
             self._fresh.add(user)
         if rows:
             await self._write(rows)
@@ -487,8 +498,13 @@ class Crypto:
                 return await self._decrypt(room, sender, event_id, content)
             except Unreadable as error:
                 if error.final:
-                    log.warning("channel %s: a message of %s in %s is left out: %s", self._channel,
-                                one_line(sender, 80), one_line(room, 80), error)  # fmt: skip
+                    log.warning(
+                        "channel %s: a message of %s in %s is left out: %s",
+                        self._channel,
+                        one_line(sender, 80),
+                        one_line(room, 80),
+                        error,
+                    )
                 else:
                     await self._keep_waiting(room, sender, event_id, content, error)
                 return None
@@ -543,8 +559,13 @@ class Crypto:
             is_told = (one.session, one.reason) in others
             await self._keep(one)
             if not is_told:
-                log.warning("channel %s: a message of %s in %s cannot be read: %s", self._channel,
-                            one_line(sender, 80), one_line(room, 80), why)  # fmt: skip
+                log.warning(
+                    "channel %s: a message of %s in %s cannot be read: %s",
+                    self._channel,
+                    one_line(sender, 80),
+                    one_line(room, 80),
+                    why,
+                )
         if why.wants_key and one.session not in self._asked:
             self._asked.add(one.session)
             await self._request_key(one)
@@ -553,8 +574,9 @@ class Crypto:
         rows: list[StateRow] = [(WAITING, one.event_id, _json(one))]
         if one.event_id not in self.waiting and len(self.waiting) >= MOST_WAITING:
             oldest = next(iter(self.waiting))
-            log.warning("channel %s: more than %d messages cannot be read; the oldest is given up", self._channel,
-                        MOST_WAITING)  # fmt: skip
+            log.warning(
+                "channel %s: more than %d messages cannot be read; the oldest is given up", self._channel, MOST_WAITING
+            )
             del self.waiting[oldest]
             rows.append((WAITING, oldest, None))
         await self._write(rows)

@@ -259,8 +259,11 @@ class XmppStream:
 
 def _failure(stanza: ET.Element) -> str:
     """Return the text of a failure or an error."""
-    words = [child.text if child.tag.endswith("}text") and child.text else child.tag.partition("}")[2]
-             for child in stanza.iter() if child is not stanza]  # fmt: skip
+    words = [
+        child.text if child.tag.endswith("}text") and child.text else child.tag.partition("}")[2]
+        for child in stanza.iter()
+        if child is not stanza
+    ]
     return one_line(" ".join(words), 200) or stanza.tag.partition("}")[2]
 
 

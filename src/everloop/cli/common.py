@@ -284,8 +284,10 @@ async def forget_outputs(home: Path, sessions: Iterable[tuple[str, str]]) -> Non
 
 async def left_behind(store: Store, key: str) -> str:
     """Return a hint about other sessions that a crash left with unfinished turns; "" if there are none."""
+    from ..bus import EXECUTOR
+
     waiting = [place for place in await store.ready("") if place != (OWNER, key)]
-    others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
+    others = [other for _, other in waiting if not other.startswith(f"{EXECUTOR}:")]  # `run --agent` resumes those
     if not others:
         return ""
     first = f"`everloop --session {shlex.quote(others[0])}` continues it"

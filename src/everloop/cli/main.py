@@ -17,7 +17,6 @@ from everloop._version import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
-VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session", "--agent"})
 CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
@@ -51,6 +50,11 @@ class Parser(argparse.ArgumentParser):
 
     def has_flag(self, argument: str) -> bool:
         return argument == "--" or argument.partition("=")[0] in self._option_string_actions
+
+    def takes_value(self, argument: str) -> bool:
+        """Return whether the next argument is the value of this flag."""
+        action = self._option_string_actions.get(argument)
+        return action is not None and action.nargs != 0
 
     def refuse(self, argument: str) -> NoReturn:
         """End with the error that there is no such argument."""
@@ -113,7 +117,7 @@ def _with_folder(arguments: list[str], known: Parser) -> list[str]:
         if skip or argument.startswith("-"):
             if not skip and not in_chat and not known.has_flag(argument):
                 known.refuse(argument)
-            skip = not skip and argument in VALUED
+            skip = not skip and known.takes_value(argument)
             continue
         if argument == "chat" and not in_chat:
             in_chat = True

@@ -114,14 +114,14 @@ def page_services(config: Config, store: Store) -> Services:
     )
 
 
-def _databases(config: Config, owners: Owners, meters: Meters, status: asyncio.Future[int]) -> Databases | None:
+def _databases(config: Config, owners: Owners, meters: Meters, signals: Signals) -> Databases | None:
     """Return the databases of a server with an owner directory; None for one without."""
     if config.store_directory is None:
         return None
     from .databases import Databases
 
     databases = Databases(config, owners, meters, page_services)
-    status.add_done_callback(lambda _: databases.drain())
+    signals.status.add_done_callback(lambda _: databases.drain())
     return databases
 
 
@@ -134,8 +134,8 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
-    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, status, again):
-        databases = _databases(config, owners, meters, status)
+    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, signals):
+        databases = _databases(config, owners, meters, signals)
         server = (
             databases.server if databases is not None else Server(config, owners, meters, page_services(config, store))
         )
@@ -149,14 +149,13 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
                 flush=True,
             )
             await _open_page(server, addresses[0], in_browser)
-            return await status
+            return await signals.status
         finally:
             print("everloop: stopping; running requests may finish", file=sys.stderr, flush=True)
             if databases is None:
-                await server.stop(again)
+                await server.stop(signals.again)
             else:
-                is_known = status.done() and not status.cancelled() and status.exception() is None
-                await databases.stop(drain if is_known and status.result() == 0 else 0.0, again)
+                await databases.stop(drain if signals.result == 0 else 0.0, signals.again)
 
 
 # ---------------------------------------------------------------------------------------------- agents, until a signal
@@ -192,6 +191,12 @@ class Signals:
             self._owners.drain()
             self.status.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
+    @property
+    def result(self) -> int | None:
+        """Return the exit status that was requested; None if there is none yet, or an error ends the agents."""
+        is_set = self.status.done() and not self.status.cancelled() and self.status.exception() is None
+        return self.status.result() if is_set else None
+
     def watch(self, work: asyncio.Task[None]) -> asyncio.Task[None]:
         """End the process with the error that this work ends with."""
         work.add_done_callback(self._ended)
@@ -205,8 +210,7 @@ class Signals:
         """Hand off running turns within the remaining time; only after SIGTERM."""
         if self._hurry.is_set() or self._deadline is None:
             self._owners.store.hurry()
-        is_known = self.status.done() and not self.status.cancelled() and self.status.exception() is None
-        if is_known and self._deadline is not None:
+        if self.result is not None and self._deadline is not None:
             left = max(0.0, self._deadline.when() - self._loop.time())
             await unless(self._hurry, self._owners.leave(left))
 
@@ -219,8 +223,8 @@ class Signals:
 @contextlib.asynccontextmanager
 async def at_work(
     config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
-) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
-    """Run the agents and channels; yield the agents, the exit status as `Signals.status`, and `Signals.again`."""
+) -> AsyncIterator[tuple[Owners, Signals]]:
+    """Run the agents and channels; yield the agents, and what signals request."""
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
         made = await _make_channels(config, store)
@@ -237,7 +241,7 @@ async def at_work(
     if made:
         tasks.append(signals.watch(asyncio.create_task(_run_channels(store, made, owners, meters).run())))
     try:
-        yield owners, signals.status, signals.again
+        yield owners, signals
     finally:
         await signals.hand_off()
         for task in tasks:
@@ -289,11 +293,11 @@ async def _run_worker(config: Config) -> int:
 
     store, meters = store_at(config.store, config), _meters(config)
     async with (
-        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, ended, _),
+        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, signals),
         _serving_metrics(config, store, meters),
     ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
-        status = await ended
+        status = await signals.status
         print("everloop: stopping; turns continue elsewhere, or at the next start", file=sys.stderr, flush=True)
         return status
 

@@ -860,11 +860,23 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
     id, name, empty = clean(call.id), clean(call.name), status != "completed"
     if name in facts.custom:
         text = "" if empty else custom_input(call)
-        return {"type": "custom_tool_call", "id": f"ctc_{about}_{number}", "call_id": id, "name": name, "input": text,
-                "status": status}  # fmt: skip
+        return {
+            "type": "custom_tool_call",
+            "id": f"ctc_{about}_{number}",
+            "call_id": id,
+            "name": name,
+            "input": text,
+            "status": status,
+        }
     arguments = "" if empty else encode(dict(call.arguments)).decode()
-    return {"type": "function_call", "id": f"fc_{about}_{number}", "call_id": id, "name": name, "arguments": arguments,
-            "status": status}  # fmt: skip
+    return {
+        "type": "function_call",
+        "id": f"fc_{about}_{number}",
+        "call_id": id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
 
 
 # A text delta, by far the most frequent event. Its text and number come last.

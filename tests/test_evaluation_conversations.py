@@ -15,7 +15,7 @@ from everloop.providers.local.small.language import paths_in
 from everloop.providers.local.small.shaping import SmallShaping
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
-from everloop.tools.narrow import narrowed
+from everloop.tools.simple_tools import simplify_call
 from tests.support.evaluation_runs import arguments_of
 from tests.test_evaluation import evaluate
 
@@ -138,7 +138,7 @@ class IdealSmallModel(LLMProvider):
             return self._call("read_file", path=named[0]) if needs_a_look and named else LLMResponse(self._turn.answer)
         step = self._left.pop(0)
         if not request["_step"].code_file:
-            self._check(request, *narrowed(step["tool"], arguments_of(step)))
+            self._check(request, *simplify_call(step["tool"], arguments_of(step)))
         return self._call(step["tool"], **arguments_of(step))
 
     def _call(self, name: str, **arguments: Any) -> LLMResponse:

@@ -16,7 +16,7 @@ from everloop.providers.local.small.answers import leaked_text, uses_unknown_fil
 from everloop.providers.local.small.conversation import Turn
 from everloop.providers.local.small.examples import EXAMPLES
 from everloop.providers.local.small.language import Request, paths_in
-from everloop.tools.narrow import NARROW, command_of, narrowed
+from everloop.tools.simple_tools import SIMPLE_TOOLS, simplify_call, to_command
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
 
@@ -54,8 +54,8 @@ def retried(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "_step": replace(request["_step"], retried=True)}
 
 
-def narrow_tools(request: dict[str, Any]) -> set[str]:
-    return {name for name in NARROW if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
+def simple_tools(request: dict[str, Any]) -> set[str]:
+    return {name for name in SIMPLE_TOOLS if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
 
 
 # ---------------------------------------------------------------------------------------------- what is meant
@@ -66,7 +66,7 @@ def narrow_tools(request: dict[str, Any]) -> set[str]:
 )
 def test_what_is_added_goes_to_the_file_that_was_touched_last_and_to_no_other(request_: str) -> None:
     request = then(LIST, request_)
-    assert narrow_tools(request) == {"append"}
+    assert simple_tools(request) == {"append"}
     assert offered(request) == set()
     assert not may_be_words(request)
     assert '"path\\": " ("\\"net.md\\"")' in request["grammar"]
@@ -121,7 +121,7 @@ def test_a_file_can_be_described(request_: str, path: str) -> None:
 )
 def test_only_the_tool_and_the_file_that_are_meant_can_be_chosen(request_: str, tool: str, path: str) -> None:
     request = then(TWO, request_)
-    assert narrow_tools(request) == {tool}
+    assert simple_tools(request) == {tool}
     assert f'"path\\": " ("\\"{path}\\"")' in request["grammar"]
 
 
@@ -132,9 +132,9 @@ def test_the_copy_and_the_original_are_known_apart() -> None:
 
 
 def test_a_line_is_removed_and_not_the_file_where_what_is_named_stands_in_it() -> None:
-    assert narrow_tools(then(LIST, "we have lead, remove it")) == {"remove_line"}
+    assert simple_tools(then(LIST, "we have lead, remove it")) == {"remove_line"}
     gone = then([*LIST[:-1], assistant_message("x")], "delete the file")
-    assert narrow_tools(gone) == {"delete"}
+    assert simple_tools(gone) == {"delete"}
     unread = turn("how many lines has crew.txt?", "exec", "4", command="wc -l < crew.txt")
     assert sure_call(then(unread, "remove Boris")) == ("read_file", {"path": "crew.txt"})
 
@@ -190,7 +190,7 @@ def test_what_is_to_be_written_is_not_the_last_answer_where_that_is_not_meant() 
 @pytest.mark.parametrize("request_", ["delete the eel", "I do not need the eel, delete it"])
 def test_nothing_is_deleted_or_moved_by_a_guess_at_what_is_meant(request_: str) -> None:
     listed = made("list_dir", "lake_old.txt  3 B\nfish.csv  9 B", path=".")
-    assert narrow_tools(asked(request_, *listed)) == set()
+    assert simple_tools(asked(request_, *listed)) == set()
 
 
 @pytest.mark.parametrize("request_", ["which files do I have?", "what files are here?", "list the files please", "ls"])
@@ -417,7 +417,7 @@ def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) 
     assert not uses_unknown_file("exec", {"command": "rm *.log"}, Request(said), ["old.log", said])
 
 
-# ---------------------------------------------------------------------------------------------- narrow tools
+# ---------------------------------------------------------------------------------------------- simple tools
 
 
 @pytest.mark.parametrize(
@@ -432,12 +432,14 @@ def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) 
         ("count_lines", {"path": "a.txt"}),
     ],
 )
-def test_a_narrow_call_becomes_a_command_and_is_shown_as_itself_again(name: str, arguments: dict[str, Any]) -> None:
-    assert narrowed("exec", {"command": command_of(name, arguments)}) == (name, arguments)
+def test_a_call_of_a_simple_tool_becomes_a_command_and_is_shown_as_that_call_again(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    assert simplify_call("exec", {"command": to_command(name, arguments)}) == (name, arguments)
 
 
 @pytest.mark.parametrize(
     "command", ["rm -rf x", "mv -f a b", "echo a", "cp a b c", "echo 'x", "rm a; rm b", "rm a && ls"]
 )
-def test_a_command_that_is_more_than_a_narrow_tool_stays_a_command(command: str) -> None:
-    assert narrowed("exec", {"command": command}) == ("exec", {"command": command})
+def test_a_command_that_no_simple_tool_stands_for_stays_a_command(command: str) -> None:
+    assert simplify_call("exec", {"command": command}) == ("exec", {"command": command})

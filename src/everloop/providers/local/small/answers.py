@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from ....tools.narrow import failed, outcome, quote
-from ....tools.seen import is_file
+from ....tools.simple_tools import is_failure, outcome_values, quote_result
+from ....tools.workspace_view import is_file
 from .conversation import Turn
 from .examples import EXAMPLES
 from .language import CHANGES, ENGLISH, Request, language_of, load_toml, paths_in
@@ -41,7 +41,7 @@ def _example_terms() -> list[tuple[str, re.Pattern[str]]]:
             values = [str(value) for key, value in step.arguments.items() if key in _TEXT_ARGUMENTS]
             for text in (example.request, *map(str, step.arguments.values())):
                 found.update((path, None) for path in paths_in(text) if "." in path.strip("./"))
-            shown = [step.result] if step.tool in _SHOWS_LINES and not failed(step.result) else []
+            shown = [step.result] if step.tool in _SHOWS_LINES and not is_failure(step.result) else []
             found.update((line.strip(), None) for value in (*values, *shown) for line in value.splitlines())
     terms = [term.casefold() for term in found if len(_PUNCTUATION.sub("", term)) >= MIN_LEAK]
     return [(term, re.compile(rf"(?<!\w){re.escape(term)}(?!\w)")) for term in terms if term not in _COMMON]
@@ -83,16 +83,16 @@ def report_pattern() -> re.Pattern[str]:
 
 def final_sentence(turn: Turn) -> str:
     """The answer after the turn's last call if that was all the user asked for, or ""."""
-    if not turn.calls or failed(turn.calls[-1].result) or _has_several_tasks(turn.request):
+    if not turn.calls or is_failure(turn.calls[-1].result) or _has_several_tasks(turn.request):
         return ""
     name, arguments, result = turn.calls[-1]
     if name == "read_file" and turn.request.asks_for_whole_file:
-        return quote(name, arguments, result)
+        return quote_result(name, arguments, result)
     if name == "list_dir" and turn.text.asks_for_listing:
-        return quote(name, arguments, result)
+        return quote_result(name, arguments, result)
     if (name == "exec" and not turn.request.means("run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""
-    values = outcome(name, arguments, result)
+    values = outcome_values(name, arguments, result)
     return sentence(name, language_of(turn.request), **values) if values and name in _SENTENCES[ENGLISH] else ""
 
 

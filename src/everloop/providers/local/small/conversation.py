@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ....tools.narrow import cut, narrowed
-from ....tools.seen import Call, Seen, seen_in
+from ....tools.simple_tools import simplify_call, truncate
+from ....tools.workspace_view import Call, WorkspaceView, view_of
 from .language import Request, content_words, name_words, words
 
 Message = dict[str, Any]
@@ -51,20 +51,20 @@ class Turn:
         return [call.tool for call in self.calls]
 
     @cached_property
-    def seen_before(self) -> Seen:
+    def workspace_before(self) -> WorkspaceView:
         """What was seen of the workspace before this turn."""
-        return seen_in(calls_with_results(self.messages[: self.start]))
+        return view_of(calls_with_results(self.messages[: self.start]))
 
     @cached_property
-    def seen(self) -> Seen:
-        return seen_in(calls_with_results(self.messages))
+    def workspace(self) -> WorkspaceView:
+        return view_of(calls_with_results(self.messages))
 
     @cached_property
     def has_recent_file(self) -> bool:
         """Whether a file was touched in the last turns, which the request may be about."""
         starts = [at for at, message in enumerate(self.messages[: self.start]) if message.get("role") == "user"]
         recent = self.messages[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 : self.start]
-        return bool(seen_in(calls_with_results(recent)).touched)
+        return bool(view_of(calls_with_results(recent)).touched)
 
 
 def current_turn(messages: Sequence[Message]) -> Turn:
@@ -73,7 +73,7 @@ def current_turn(messages: Sequence[Message]) -> Turn:
     start = max((at for at, message in enumerate(rest) if message.get("role") == "user"), default=0)
     text = without_clock(text_of(rest[start])) if rest and rest[start].get("role") == "user" else ""
     calls = tuple(calls_with_results(rest[start:]))
-    return Turn(Request(cut(text, MAX_CLASSIFIED)), calls, system="\n\n".join(system), messages=rest, start=start)
+    return Turn(Request(truncate(text, MAX_CLASSIFIED)), calls, system="\n\n".join(system), messages=rest, start=start)
 
 
 def calls_with_results(messages: Sequence[Message]) -> list[Call]:
@@ -95,7 +95,7 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
             arguments = json.loads(function.get("arguments") or "{}")
         except (ValueError, TypeError):
             arguments = {}
-        found.append(narrowed(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+        found.append(simplify_call(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
     return found
 
 
@@ -127,19 +127,19 @@ def described_file(request: Request, paths: Iterable[str]) -> str:
     return max(scores, key=lambda path: scores[path], default="")
 
 
-def referenced_file(request: Request, seen: Seen) -> str:
+def referenced_file(request: Request, workspace: WorkspaceView) -> str:
     """The file that a request refers to without naming it: described, the other one, the copy, or the last one."""
-    files, candidates = [*seen.files, *seen.touched], [seen.focus]
+    files, candidates = [*workspace.files, *workspace.touched], [workspace.focus]
     if request.matches("other"):  # the one whose name is most like that of the last one
-        focus = set(name_words(seen.focus))
-        others = (path for path in files if path != seen.focus)
+        focus = set(name_words(workspace.focus))
+        others = (path for path in files if path != workspace.focus)
         candidates = sorted(others, key=lambda path: len(focus & set(name_words(path))))
     elif request.matches("copy"):
-        candidates = [path for path in seen.copies if seen.has(path)]
+        candidates = [path for path in workspace.copies if workspace.has(path)]
     elif request.matches("original"):
-        candidates = [path for path in seen.copies.values() if seen.has(path)]
+        candidates = [path for path in workspace.copies.values() if workspace.has(path)]
     found = described_file(request, candidates if len(candidates) > 1 else files)
-    return found or (candidates or [seen.focus])[-1]
+    return found or (candidates or [workspace.focus])[-1]
 
 
 def _singular(word: str) -> str:

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB, quote
-from ....tools.seen import Call
+from ....tools.simple_tools import (
+    ADVANCED_TOOLS,
+    ALWAYS_OFFERED,
+    READ_ONLY_TOOLS,
+    TRIGGER_MEANINGS,
+    WEB_TOOLS,
+    quote_result,
+)
+from ....tools.workspace_view import Call
 from .language import CHANGES, ENGLISH, TASKS, Request, features, language_of, load_toml, paths_in, script_of, words
 
 
@@ -31,7 +38,7 @@ class Example:
     @property
     def changes(self) -> int:
         """How many of its calls change something."""
-        return sum(step.tool not in LOOKING for step in self.steps)
+        return sum(step.tool not in READ_ONLY_TOOLS for step in self.steps)
 
 
 def _example(item: dict[str, Any]) -> Example:
@@ -115,7 +122,7 @@ def needs_tool(request: Request, offered: frozenset[str]) -> bool:
     return share is not None and share >= 0.8 and request.means(*tasks, "show", "read", "before", "told", "every")
 
 
-def asks_of_past(request: Request, offered: frozenset[str]) -> bool:
+def asks_about_past(request: Request, offered: frozenset[str]) -> bool:
     """Whether only a search through earlier conversations can answer a request."""
     if paths_in(request) or request.means(*CHANGES, "show", "remind", "file", "folder"):
         return False
@@ -125,7 +132,7 @@ def asks_of_past(request: Request, offered: frozenset[str]) -> bool:
 
 def may_continue(request: Request, offered: frozenset[str], made: Sequence[str]) -> bool:
     """Whether similar requests needed another change after those that were made."""
-    changes = sum(tool not in LOOKING for tool in made)
+    changes = sum(tool not in READ_ONLY_TOOLS for tool in made)
     share = _share(request, offered, lambda example: example.changes > changes)
     return share is None or share > 0.15
 
@@ -141,7 +148,7 @@ def may_change(request: Request, offered: frozenset[str]) -> bool:
 def is_answered_by(request: Request, offered: frozenset[str], tool: str) -> bool:
     """Whether a result is itself the answer: a list of files is, and a file if it was for most similar requests."""
     near = [(score, example) for score, example in rank(request, offered, NEIGHBOURS) if tool in example.tools]
-    quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote(*one.steps[0]))
+    quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote_result(*one.steps[0]))
     return tool == "list_dir" or (tool == "read_file" and quoted > sum(score for score, _ in near) / 2)
 
 
@@ -158,12 +165,12 @@ def select_tools(tools: Sequence[Tool], request: Request, called: Iterable[str] 
     """The tools to offer for a request, in their own order: the common ones, those of similar examples, those already
     called, and those whose name or description the request mentions."""
     if not (request.means("web") or request.matches("url")):
-        tools = [tool for tool in tools if tool.get("name") not in WEB]
+        tools = [tool for tool in tools if tool.get("name") not in WEB_TOOLS]
     names = names_of(tools)
-    wanted = {*called, *(name for name in COMMON if name in names)}
+    wanted = {*called, *(name for name in ALWAYS_OFFERED if name in names)}
     for example in nearest(request, names, NEIGHBOURS):
         wanted |= example.tools
-    wanted |= {tool for tool, meaning in CALLED_FOR_BY.items() if tool in names and request.means(meaning)}
+    wanted |= {tool for tool, meaning in TRIGGER_MEANINGS.items() if tool in names and request.means(meaning)}
     others = sorted(((mention_score(tool, request), str(tool.get("name"))) for tool in tools), reverse=True)
     wanted |= {name for score, name in others[: max(0, MAX_TOOLS - len(wanted))] if score}
     return [tool for tool in tools if tool.get("name") in wanted]
@@ -176,7 +183,9 @@ def mention_score(tool: Tool, request: Request) -> int:
     request_words = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))
     description = set(words(str(tool.get("description")))[:40])
-    score = 2 * len(request_words & name) + (0 if tool.get("name") in HARD else len(request_words & description))
+    score = 2 * len(request_words & name) + (
+        0 if tool.get("name") in ADVANCED_TOOLS else len(request_words & description)
+    )
     return score if score > 1 else 0
 
 

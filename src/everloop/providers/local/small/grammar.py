@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ....tools.narrow import NARROW, failed, lines_of
-from ....tools.seen import is_file
+from ....tools.simple_tools import SIMPLE_TOOLS, file_lines, is_failure
+from ....tools.workspace_view import is_file
 from .conversation import Turn, text_of
 from .examples import EXAMPLES, Tool
 from .language import (
@@ -129,14 +129,14 @@ MAX_LINES = 30  # of which an edit can choose one
 def argument_values(turn: Turn) -> dict[str, dict[str, Any]]:
     """The values that arguments can have: paths that were named or shown, lines that were read. After a failed call,
     arguments are free."""
-    seen = turn.seen
-    if turn.calls and failed(turn.calls[-1].result):
+    workspace = turn.workspace
+    if turn.calls and is_failure(turn.calls[-1].result):
         name, arguments, _ = turn.calls[-1]
         return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
     shown = [path for call in turn.calls for path in paths_in(call.result)][:MAX_PATHS]
     named = paths_in(turn.request)
     recent = [path for message in turn.messages[-RECENT_MESSAGES:] for path in paths_in(text_of(message))]
-    known = [*reversed(seen.touched), *seen.files, *recent][:MAX_PATHS]
+    known = [*reversed(workspace.touched), *workspace.files, *recent][:MAX_PATHS]
     files = list(dict.fromkeys([*named, *shown] or known))
     folders = folders_in(turn.request)
     listed = [path for path in [*files, *tokens(turn.request)[:MAX_PATHS]] if not is_file(path)]
@@ -146,7 +146,7 @@ def argument_values(turn: Turn) -> dict[str, dict[str, Any]]:
     values["grep"] = {"path": searched, "must": ["path"] if named_files else []}
     values["write_file"] = {"path": _new_paths(turn, named_files, folders)}
     values["edit_file"] = {"path": files, **_edit_values(turn, files)}
-    values |= _narrow_values(turn, named_files, folders)
+    values |= _simple_tool_values(turn, named_files, folders)
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
     any_day = "*" if (day := cron_weekday(turn.request)) else ""
@@ -165,20 +165,20 @@ def _new_paths(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list
     return [*paths, *(f"{folder}/{path}" for folder in folders for path in paths if "/" not in path)]
 
 
-def _narrow_values(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _simple_tool_values(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The arguments of narrow tools: known files, and as new names those that the request names."""
-    seen = turn.seen
-    known = [path for path in named if seen.has(path)]
+    workspace = turn.workspace
+    known = [path for path in named if workspace.has(path)]
     unknown = [path for path in named if path not in known]
-    files = [turn.file] if turn.file else known or list(named) or [*reversed(seen.touched), *seen.files]
-    lines = [line for path in files for line in seen.texts.get(path, ())]
+    files = [turn.file] if turn.file else known or list(named) or [*reversed(workspace.touched), *workspace.files]
+    lines = [line for path in files for line in workspace.texts.get(path, ())]
     phrases = [phrase for phrase in phrases_in(turn.request) if not is_file(phrase)]
     text = [phrase for phrase in phrases if any(phrase in line for line in lines)] if lines else phrases
-    targets = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in seen.folders[-1:] if not unknown]
+    targets = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in workspace.folders[-1:] if not unknown]
     to = targets or [path for path in (unknown or named) if path != turn.file]
     if len(named) > 1 and not targets and not turn.file:
         files, to = [named[0]], list(named[1:])
-    values = {tool: {"path": list(files)} for tool in NARROW}
+    values = {tool: {"path": list(files)} for tool in SIMPLE_TOOLS}
     values["remove_line"]["text"] = text or lines[:MAX_LINES]
     values["move"]["to"] = values["copy"]["to"] = to
     if not turn.file:
@@ -197,7 +197,7 @@ _PUNCTUATION = ".,:;!?\"'“”«»()"
 
 def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
     """What an edit can replace: a line that was read or found, or every occurrence of a phrase of the request."""
-    lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
+    lines = [line for name, _, result in turn.calls for line in file_lines(name, result)]
     if not files:
         return {}
     every = turn.request.replaces_all
@@ -206,8 +206,8 @@ def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
         places = replacement_places(turn.request, lines)
         old = most_similar(turn.request, places or lines)[:MAX_LINES]
         old = [line for line in old if names_key(turn.request, line)] or old
-        if turn.corrects and not places and turn.seen.last_edit in lines and len(old) == len(set(lines)):
-            old = [turn.seen.last_edit]  # no line stands out, so it is the one that was changed last
+        if turn.corrects and not places and turn.workspace.last_edit in lines and len(old) == len(set(lines)):
+            old = [turn.workspace.last_edit]  # no line stands out, so it is the one that was changed last
         replaced = [line[len(one) : len(line) - len(two)] for line in old for one, two in places.get(line, ())]
         new = new_phrases(turn.request, replaced)
         return {

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ....tools.seen import is_file
+from ....tools.workspace_view import is_file
 
 
 def load_toml(name: str) -> Mapping[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ....tools.narrow import cut, short_result
-from ....tools.seen import Seen
+from ....tools.simple_tools import short_result, truncate
+from ....tools.workspace_view import WorkspaceView
 from .conversation import Message, Turn, calls_of, text_of, without_clock
 from .examples import CLIENT, FIXED, PROMPTS, Example, Tool
 from .grammar import call_text
@@ -62,12 +62,12 @@ def agent_context(system: str, left_out: tuple[str, ...] = ("Runtime:", "Time zo
     if blocks and blocks[0].startswith("# "):
         lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(left_out)]
         blocks[0] = " ".join(lines).replace(". You work with tools and then answer the user.", ".")
-    return cut("\n\n".join(blocks).strip(), CONTEXT_LIMIT)
+    return truncate("\n\n".join(blocks).strip(), CONTEXT_LIMIT)
 
 
-def context_messages(system: str, seen: Seen) -> list[Message]:
+def context_messages(system: str, workspace: WorkspaceView) -> list[Message]:
     """The agent's context and the known files, as a short exchange between the examples and the conversation."""
-    files = [*reversed(seen.touched), *(path for path in seen.files if path not in seen.touched)]
+    files = [*reversed(workspace.touched), *(path for path in workspace.files if path not in workspace.touched)]
     known = f"Files here: {', '.join(files[:MAX_FILES])}" if files else ""
     # Paths in calls would begin with the workspace, and "save the date" would mean the day.
     context = agent_context(system, ("Workspace:", "Runtime:", "Time zone:")).split("\n\n")
@@ -82,22 +82,22 @@ def context_messages(system: str, seen: Seen) -> list[Message]:
 
 def talk_messages(turn: Turn) -> list[Message]:
     """The prompt of talk: what was said, and what the files touched last say. No tools and no examples."""
-    texts = turn.seen.texts
-    files = [f"{path} says now:\n" + "\n".join(texts[path]) for path in turn.seen.touched[-2:] if texts.get(path)]
+    texts = turn.workspace.texts
+    files = [f"{path} says now:\n" + "\n".join(texts[path]) for path in turn.workspace.touched[-2:] if texts.get(path)]
     about = "\n\n".join(part for part in (agent_context(turn.system), *(text[:600] for text in files)) if part)
     shown: list[Message] = [{"role": "system", "content": f"{PROMPTS['talk']}\n\n{about}".strip()}]
     said = [one for one in turn.messages if one.get("role") in ("user", "assistant") and text_of(one)]
     for left, message in zip(range(len(said), 0, -1), said, strict=True):
         text, limit = without_clock(text_of(message)), RESULT_LIMIT if left <= RECENT_MESSAGES else OLD_LIMIT
         asked = left == 1 and message["role"] == "user"
-        shown.append({"role": message["role"], "content": text if asked else cut(text, limit)})
+        shown.append({"role": message["role"], "content": text if asked else truncate(text, limit)})
     return shown
 
 
 def task_messages(turn: Turn, introduction: str) -> list[Message]:
     """The part of a task's prompt without examples: the context, the conversation, and the current turn."""
     return [
-        *context_messages(turn.system, turn.seen_before),
+        *context_messages(turn.system, turn.workspace_before),
         *conversation_messages(turn.messages[: turn.start], OLD_LIMIT),
         *([{"role": "user", "content": introduction}] if introduction else []),
         *conversation_messages(turn.messages[turn.start :], RESULT_LIMIT, turn.request if turn.file else ""),
@@ -115,7 +115,7 @@ def conversation_messages(conversation: Sequence[Message], limit: int, request: 
             shown.append(_result_message(str(message.get("name")), text, longest))
         elif role == "assistant":
             calls = [call_text(name, arguments) for name, arguments in calls_of(message)]
-            shown += [{"role": "assistant", "content": one} for one in (cut(text, longest), *calls) if one]
+            shown += [{"role": "assistant", "content": one} for one in (truncate(text, longest), *calls) if one]
         elif text:
             shown.append({"role": "user", "content": request or without_clock(text)})
         request = ""

@@ -10,9 +10,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ....tools.narrow import CLEARLY, LOOKING, MEANT_BY, NARROW, WRITING, failed, run_of
+from ....tools.simple_tools import (
+    READ_ONLY_TOOLS,
+    REQUIRED_MEANINGS,
+    SIMPLE_TOOLS,
+    TOOL_BY_MEANING,
+    WRITING_TOOLS,
+    interpreter_command,
+    is_failure,
+)
 from .conversation import Turn, described_file, referenced_file, shares_words, text_of
-from .examples import Tool, asks_of_past, may_change, may_continue, mention_score, names_of, needs_tool
+from .examples import Tool, asks_about_past, may_change, may_continue, mention_score, names_of, needs_tool
 from .grammar import Expected, Values
 from .language import CHANGES, PATTERNS, TASKS, WORD_SETS, Request, files_in, paths_in, words
 
@@ -30,13 +38,13 @@ _NEEDS_NO_LISTING = ("folder", "create", "told", "before", "remind", "remember")
 
 def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     """The turn of a task, with the file that it refers to; None for talk."""
-    request, seen = without_pasted_text(turn.text), turn.seen_before
-    with_file = replace(turn, file=referenced_file(request, seen))
+    request, workspace = without_pasted_text(turn.text), turn.workspace_before
+    with_file = replace(turn, file=referenced_file(request, workspace))
     named = files_in(request)
     if named or request.names_path:
-        is_target = request.means("rename", "move", "copy") and len(named) == 1 and not seen.has(named[0])
+        is_target = request.means("rename", "move", "copy") and len(named) == 1 and not workspace.has(named[0])
         return with_file if is_target else turn
-    described = described_file(request, [*seen.files, *seen.touched])
+    described = described_file(request, [*workspace.files, *workspace.touched])
     if request.means("hello", "thanks", "bye") and not request.means(*CHANGES, "run", "remember") and not described:
         return None
     into_file = request.means("add", "delete", "rename") or (request.means("file") and request.means("create", "write"))
@@ -49,11 +57,11 @@ def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     if described:
         return replace(with_file, continues=adds)
     changes = request.means(*CHANGES[2:], "run")
-    if turn.has_recent_file and seen.focus and not request.means("folder", "here"):
+    if turn.has_recent_file and workspace.focus and not request.means("folder", "here"):
         about_file = request.matches("refers_to_file") or request.means("show", "read", "say", "count", "collection")
         if asks and not about_file and not changes:
             return None
-        corrects = (adds and seen.last == "edit_file") or _corrects_value(request, turn)
+        corrects = (adds and workspace.last == "edit_file") or _corrects_value(request, turn)
         corrects = corrects and not request.means(*_NEEDS_EXISTING_FILE, "run")
         if about_file or changes or ((adds or corrects) and not request.matches("first_person")):
             return replace(with_file, corrects=corrects and not asks, continues=adds)
@@ -75,10 +83,10 @@ def without_pasted_text(text: str) -> Request:
 
 def _corrects_value(request: Request, turn: Turn) -> bool:
     """Whether a request corrects the file touched last: it says so, or says no and names a value."""
-    seen = turn.seen_before
+    workspace = turn.workspace_before
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", request))
-    short = seen.last == "edit_file" and len(request.split()) <= 4 and not request.matches("remark")
-    names_value = value or short or shares_words(request, seen.texts.get(seen.focus, ()))
+    short = workspace.last == "edit_file" and len(request.split()) <= 4 and not request.matches("remark")
+    names_value = value or short or shares_words(request, workspace.texts.get(workspace.focus, ()))
     return request.matches("surely_corrects") or (request.matches("corrects") and bool(names_value))
 
 
@@ -86,7 +94,7 @@ def with_listed_file(turn: Turn) -> Turn:
     """The turn with the file that a listing of the folder has shown to be meant."""
     if paths_in(turn.text) or "list_dir" not in turn.called:
         return turn
-    return replace(turn, file=described_file(turn.text, [*turn.seen.files, *turn.seen.touched]) or turn.file)
+    return replace(turn, file=described_file(turn.text, [*turn.workspace.files, *turn.workspace.touched]) or turn.file)
 
 
 # ---------------------------------------------------------------------------------------------- certain calls
@@ -98,7 +106,7 @@ def certain_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]
     request, files = turn.request, files_in(turn.request)
     if not turn.calls and "list_dir" in names:
         needs_file = request.means(*_NEEDS_EXISTING_FILE) or (turn.file and request.is_question)
-        unknown = not turn.seen.listed and (not files or (turn.file and _mentions_unknown(turn)))
+        unknown = not turn.workspace.listed and (not files or (turn.file and _mentions_unknown(turn)))
         if request.asks_for_listing or (needs_file and unknown and not request.means(*_NEEDS_NO_LISTING)):
             return "list_dir", {"path": "."}
     if not turn.calls and "write_file" in names and len(files) == 1 and (text := _answer_to_save(turn, files[0])):
@@ -106,14 +114,14 @@ def certain_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]
     if turn.called not in ([], ["list_dir"]) or "read_file" not in names or len(files) != 1:
         return None
     path = files[0]
-    if turn.file and "exec" in names and request.means("run") and (command := run_of(path)):
+    if turn.file and "exec" in names and request.means("run") and (command := interpreter_command(path)):
         return "exec", {"command": command}
     if turn.file and "exec" in names and request.means("count"):
         return "count_lines", {"path": path}
     if turn.file and removal_tool(turn) == "read_file":
         return "read_file", {"path": path}
     edits = turn.corrects or (request.asks_for_edit and not request.replaces_all)
-    again = turn.continues and turn.seen_before.last == "read_file" and not request.means(*CHANGES)
+    again = turn.continues and turn.workspace_before.last == "read_file" and not request.means(*CHANGES)
     asks = turn.file and (request.is_question or again or request.means("show", "read"))
     asks = asks or (request.asks_for_whole_file and not turn.calls)
     if (edits or asks) and not request.means("run", *_NEEDS_EXISTING_FILE):
@@ -146,8 +154,8 @@ def code_file(request: Request) -> str:
 
 def _mentions_unknown(turn: Turn) -> bool:
     """Whether a request mentions something that no file seen so far contains: it may mean another file."""
-    seen = turn.seen_before
-    lines = [*seen.touched, *(line for text in seen.texts.values() for line in text)]
+    workspace = turn.workspace_before
+    lines = [*workspace.touched, *(line for text in workspace.texts.values() for line in text)]
     nouns = [Request(found["noun"]) for found in PATTERNS["noun"].finditer(turn.text)]
     return not all(
         noun.means("end", "line") or Request(f"the {noun}").matches("refers_to_file") or shares_words(noun, lines)
@@ -162,9 +170,9 @@ def removal_tool(turn: Turn) -> str:
         return ""
     if turn.text.matches("file_itself") or described_file(turn.text, [turn.file]):
         return "delete"
-    if shares_words(turn.text, turn.seen.texts.get(turn.file, ())):
+    if shares_words(turn.text, turn.workspace.texts.get(turn.file, ())):
         return "remove_line"
-    return "delete" if turn.text.matches("points") or turn.file in turn.seen.texts else "read_file"
+    return "delete" if turn.text.matches("points") or turn.file in turn.workspace.texts else "read_file"
 
 
 # ---------------------------------------------------------------------------------------------- the next step
@@ -174,7 +182,7 @@ def next_step(
     turn: Turn, chosen: Sequence[Tool], offered: Sequence[Tool], values: Values
 ) -> tuple[Expected, list[Tool]]:
     """Whether a call, words or either should come next, and the tools that can be called."""
-    names, has_failed = names_of(chosen), any(failed(call.result) for call in turn.calls)
+    names, has_failed = names_of(chosen), any(is_failure(call.result) for call in turn.calls)
     only = frozenset({only_tool(turn)}) & names
     if only and not has_failed:
         return "call", [tool for tool in chosen if tool.get("name") in only]
@@ -188,21 +196,21 @@ def next_step(
         tool
         for tool in chosen
         if is_possible(str(tool.get("name")), turn, expected, names, values)
-        and not (guessed and tool.get("name") in NARROW)
+        and not (guessed and tool.get("name") in SIMPLE_TOOLS)
     ]
 
 
 def only_tool(turn: Turn) -> str:
     """The tool that must come next if it is clear what to do with the file referred to, or ""."""
-    if not turn.file or not LOOKING.issuperset(turn.called):
+    if not turn.file or not READ_ONLY_TOOLS.issuperset(turn.called):
         return ""
     if turn.corrects or (turn.text.means("change") and not turn.text.means("add", "delete", "rename", "run")):
         return "edit_file" if turn.calls else "read_file"
     if turn.text.means("delete"):
         return removal_tool(turn)
-    if clear := next((tool for meaning, tool in CLEARLY.items() if turn.text.means(meaning)), ""):
+    if clear := next((tool for meaning, tool in TOOL_BY_MEANING.items() if turn.text.means(meaning)), ""):
         return clear
-    return "append" if turn.continues and turn.seen.last in WRITING and not turn.calls else ""
+    return "append" if turn.continues and turn.workspace.last in WRITING_TOOLS and not turn.calls else ""
 
 
 def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
@@ -210,11 +218,11 @@ def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
     if not names:
         return "words"
     if not turn.calls:  # a request that names a file is not answered without any call
-        past = turn.request.is_question and asks_of_past(turn.request, names)
+        past = turn.request.is_question and asks_about_past(turn.request, names)
         return "call" if past or turn.request.names_path or needs_tool(turn.request, names) else "either"
-    failures = [failed(call.result) for call in turn.calls]
-    done = [call.tool for call in turn.calls if not failed(call.result)]
-    if sum(failures) < MAX_FAILURES and LOOKING.issuperset(done):
+    failures = [is_failure(call.result) for call in turn.calls]
+    done = [call.tool for call in turn.calls if not is_failure(call.result)]
+    if sum(failures) < MAX_FAILURES and READ_ONLY_TOOLS.issuperset(done):
         edits = "edit_file" in names and (turn.corrects or turn.request.asks_for_edit)
         if done[-1:] == turn.called[-1:] == ["read_file"] and ("edit_file" in turn.called or edits):
             return "call"  # the file was read in order to be changed
@@ -235,18 +243,18 @@ def is_possible(tool: str, turn: Turn, expected: Expected, names: frozenset[str]
     """Whether a tool can come next."""
     if not turn.calls:
         return _is_possible_first(tool, turn, names, bool(values.get("read_file")))
-    if tool == "list_dir" and any(call.tool == "read_file" and not failed(call.result) for call in turn.calls):
+    if tool == "list_dir" and any(call.tool == "read_file" and not is_failure(call.result) for call in turn.calls):
         return False  # the file is already found
     edits = turn.corrects or turn.request.asks_for_edit
     if not (edits or may_change(turn.request, names)):  # instructions in a file that was read are not the user's
-        return tool in LOOKING
+        return tool in READ_ONLY_TOOLS
     if expected != "call":
         return True
     if _must_run(turn, names):
         return tool == "exec"
     if edits and "edit_file" in names:
-        return tool == ("read_file" if failed(turn.calls[-1].result) else "edit_file")
-    return tool not in LOOKING and (edits or tool != "edit_file")
+        return tool == ("read_file" if is_failure(turn.calls[-1].result) else "edit_file")
+    return tool not in READ_ONLY_TOOLS and (edits or tool != "edit_file")
 
 
 def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_files: bool) -> bool:
@@ -254,10 +262,10 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
     a word of a task, no command is run and no file is written."""
     request = turn.request
     named = files_in(request)
-    if tool in NARROW:
+    if tool in SIMPLE_TOOLS:
         renames = tool == "move" and len(named) == 2
-        return renames or request.means(*MEANT_BY[tool]) or (tool == "append" and turn.continues)
-    if asks_of_past(request, offered):
+        return renames or request.means(*REQUIRED_MEANINGS[tool]) or (tool == "append" and turn.continues)
+    if asks_about_past(request, offered):
         return tool == "memory_search"
     if tool == "edit_file" and "read_file" in offered:
         return knows_files and request.replaces_all
@@ -266,7 +274,7 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
     if tool in ("list_dir", "grep") and request.means("count"):
         return not named
     if tool == "cron":
-        return request.means(*MEANT_BY[tool])
+        return request.means(*REQUIRED_MEANINGS[tool])
     if tool == "write_file" and request.means("add", "end"):  # it would replace the existing file
         return request.means("create", "file", "run") or (request.means("write") and not request.means("end"))
     asks = request.is_question and not request.commands.means(*TASKS)
@@ -280,7 +288,7 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
 def _must_run(turn: Turn, names: frozenset[str]) -> bool:
     """Whether what was just written is to be run."""
     name, _, result = turn.calls[-1]
-    written = name in ("write_file", "edit_file") and not failed(result)
+    written = name in ("write_file", "edit_file") and not is_failure(result)
     return "exec" in names and written and turn.request.asks_to_run
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from ....tools.narrow import LOOKING, NARROW, command_of, failed, quote, short_result
+from ....tools.simple_tools import READ_ONLY_TOOLS, SIMPLE_TOOLS, is_failure, quote_result, short_result, to_command
 from ...base import LLMResponse, ToolCallRequest
 from ...openai import read_usage
 from . import prompt
@@ -68,7 +68,7 @@ class SmallShaping:
         answer if it is certain without the model."""
         offered = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
         if "exec" in names_of(offered):
-            offered += NARROW.values()
+            offered += SIMPLE_TOOLS.values()
         turn = current_turn(messages)
         if offered and not TOOLS_WITH_EXAMPLES & names_of(offered):  # a client's own tools
             own = prompt.conversation_messages(turn.messages, prompt.RESULT_LIMIT)
@@ -92,7 +92,7 @@ class SmallShaping:
         if self.may_skip_model and expected != "call" and (done := final_sentence(turn)):
             return LLMResponse(done)
         if turn.calls and is_answered_by(turn.request, names_of(possible), turn.called[-1]):
-            values["words"] = {"begin": quote(*turn.calls[-1])}
+            values["words"] = {"begin": quote_result(*turn.calls[-1])}
         # Examples for all chosen tools, not only for the possible ones: the same in each round, so they stay cached.
         near = nearest(turn.request, names_of(chosen), NEAREST_SHOWN) if possible else []
         own = prompt.task_messages(turn, introduction(chosen))
@@ -114,7 +114,7 @@ class SmallShaping:
             return LLMResponse(text, [saved], finish_reason="tool_calls", usage=usage)
         if step.is_talk:
             if step.tools and report_pattern().match(text):  # talk made no call that could be reported
-                file = referenced_file(step.turn.text, step.turn.seen_before)
+                file = referenced_file(step.turn.text, step.turn.workspace_before)
                 return self._prepare_task(replace(step.turn, file=file), step.tools)
             return LLMResponse(text, finish_reason=reason, usage=usage)
         call = _parsed_call(text)
@@ -149,7 +149,7 @@ def _constrained_request(
     texts = [text_of(message) for message in turn.messages if message.get("role") != "assistant"]
     step = replace(
         step,
-        known=[turn.system, *texts, *turn.seen.files],
+        known=[turn.system, *texts, *turn.workspace.files],
         without_examples=prompt.merge_roles([*stable[:1], *own]),
     )
     return {
@@ -184,8 +184,8 @@ def _parsed_call(text: str) -> ToolCallRequest | None:
 
 def _tool_call(name: str, arguments: dict[str, Any], error: str | None = None) -> ToolCallRequest:
     """A tool call; one of a narrow tool becomes the command that it stands for."""
-    if name in NARROW:
-        name, arguments = "exec", {"command": command_of(name, arguments)}
+    if name in SIMPLE_TOOLS:
+        name, arguments = "exec", {"command": to_command(name, arguments)}
     return ToolCallRequest(f"call_{uuid4().hex[:12]}", name, arguments, error)
 
 
@@ -196,10 +196,10 @@ def _retry_if_false(text: str, call: ToolCallRequest | None, request: dict[str, 
     if call is not None:
         repeated = (call.name, call.arguments) in [(name, arguments) for name, arguments, _ in calls]
         return _retry(request, "words") if repeated else None
-    done = any(name not in LOOKING and not failed(result) for name, _, result in calls)
+    done = any(name not in READ_ONLY_TOOLS and not is_failure(result) for name, _, result in calls)
     if done or not step.tools or not Request(text).matches("claim"):
         return None
-    if calls and failed(calls[-1].result):
+    if calls and is_failure(calls[-1].result):
         told = f"That was not done. The result was:\n{short_result('', calls[-1].result, prompt.OLD_LIMIT)}\nSay so."
         return _retry(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": told})
     return None if step.expected == "words" and not calls else _retry(request, "call")

@@ -93,7 +93,7 @@ async def test_a_stream_that_falls_silent_is_given_up(server, connect):
 
 
 async def test_a_finished_answer_does_not_wait_long_for_the_last_bytes(server, connect, monkeypatch):
-    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.1)
+    monkeypatch.setattr("everloop.providers.http.LAST_EVENTS_SECONDS", 0.1)
     server.hang(20, after_chunks=3, text="one two")
     started = time.monotonic()
     assert (await watch(connect(token=30)))[1].content == "one two"

@@ -56,8 +56,8 @@ Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
 Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's shape
 Options = Mapping[str, Any] | None  # some of OPTIONS
 
-SHORTEST_KEY = 8  # characters
-MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
+MIN_KEY_LENGTH = 8  # characters
+MAX_TOKEN_COUNT = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ def counts(response: LLMResponse) -> dict[str, int]:
     usage: Any = getattr(response, "usage", None)
     if not isinstance(usage, dict):
         return {}
-    return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MOST_TOKENS}
+    return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MAX_TOKEN_COUNT}
 
 
 def count_of(response: LLMResponse, name: str) -> int:
     """One of the token counts of an answer; 0 if it is missing or not plausible."""
     usage: Any = getattr(response, "usage", None)
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and 0 <= count < MOST_TOKENS else 0
+    return count if type(count) is int and 0 <= count < MAX_TOKEN_COUNT else 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -229,7 +229,7 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
 
 def without_key(text: str, key: str | None) -> str:
     """The text without the API key. A short one is a word that stands for none, such as "none" or "ollama"."""
-    return text.replace(key, "***") if key and len(key) >= SHORTEST_KEY else text
+    return text.replace(key, "***") if key and len(key) >= MIN_KEY_LENGTH else text
 
 
 def error_text(error: Any) -> str:

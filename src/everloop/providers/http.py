@@ -31,17 +31,17 @@ from ..text import one_line
 from ..threads import in_thread
 from .base import Delta, LLMResponse, ProviderError, error_text, without_key
 
-SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
-AHEAD = 1 << 18  # unread bytes of a response before reading pauses
-LONGEST_HEAD = 1 << 16
-GOODBYE = 1.0  # seconds for a server to end a stream after its last event
-AT_ONCE = 1 << 16  # bytes of one read
+JOIN_BYTES = 1 << 16  # bytes up to which joining parts is cheaper than writing each
+READ_AHEAD_BYTES = 1 << 18  # unread bytes of a response before reading pauses
+MAX_HEAD_BYTES = 1 << 16
+STREAM_END_SECONDS = 1.0  # seconds for a server to end a stream after its last event
+READ_BYTES = 1 << 16  # bytes of one read
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
-FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
+FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
-ERROR_BODY = 1 << 16
+MAX_ERROR_BYTES = 1 << 16
 ERROR_SECONDS = 5.0
-LAST_WORDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
+LAST_EVENTS_SECONDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
@@ -147,7 +147,7 @@ class Response:
         Raises a TimeoutError if it waits until the deadline, a time of the event loop.
         """
         while not self.body:
-            if self._size > AHEAD and self._connection is not None:
+            if self._size > READ_AHEAD_BYTES and self._connection is not None:
                 self._connection.resume()
             self._size = 0
             if self._error is not None:
@@ -181,7 +181,7 @@ class Response:
         self.body.clear()
         if not self.complete and self._connection is not None:
             self._connection.resume()
-            asyncio.get_running_loop().call_later(GOODBYE, self.close)
+            asyncio.get_running_loop().call_later(STREAM_END_SECONDS, self.close)
 
     def close(self) -> None:
         """Abort the connection at once."""
@@ -201,13 +201,15 @@ class Response:
             return
         self._size += size
         self._wake()
-        if self._size > AHEAD and self._connection is not None:
+        if self._size > READ_AHEAD_BYTES and self._connection is not None:
             self._connection.pause()
 
     def _wake(self) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        enough = self.complete or self._error is not None or self._size > AHEAD or self.status not in (0, 200)
+        enough = (
+            self.complete or self._error is not None or self._size > READ_AHEAD_BYTES or self.status not in (0, 200)
+        )
         if self._whole and not enough:
             return
         self._waiter.set_result(None)
@@ -333,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
             if len(response.body) > parts:
                 self._head = 1
                 response._grow(size)
-            elif self._head > LONGEST_HEAD and not response.complete:
+            elif self._head > MAX_HEAD_BYTES and not response.complete:
                 self.give_up("the server's headers have no end")
         except httptools.HttpParserUpgrade:
             self.give_up("the server wants another protocol")
@@ -423,12 +425,12 @@ class Connection(asyncio.BufferedProtocol):
 
 def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
     """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
-    if sum(map(len, parts)) <= SMALL:
+    if sum(map(len, parts)) <= JOIN_BYTES:
         return [b"".join([head, *parts])]
     blocks: list[bytes] = []
     small = [head]
     for part in parts:
-        if len(part) > SMALL:
+        if len(part) > JOIN_BYTES:
             blocks += [b"".join(small), part]
             small = []
         else:
@@ -451,7 +453,7 @@ class Pool:
         self.is_closed = False
         self._head = self._request_head(headers)
         # Shared by all connections: each read is parsed before anything else happens in the loop.
-        self.buffer = memoryview(bytearray(AT_ONCE))
+        self.buffer = memoryview(bytearray(READ_BYTES))
 
     async def take(self, connect_timeout: float) -> Connection:
         """A connection for one request: an idle one, or a new one."""
@@ -560,7 +562,7 @@ class Pool:
         if origin.user and "authorization" not in given:
             lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
         for key, (name, value) in given.items():
-            if not _is_name(name) or key in FRAMING:
+            if not _is_name(name) or key in FRAMING_HEADERS:
                 raise ValueError(f"{name!r} cannot be a header of a request")
             if not _is_value(value):
                 raise ValueError(f"the header {name} has a line end or another character that no header may have")
@@ -640,7 +642,7 @@ class Endpoint:
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
         """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
         clock = asyncio.get_running_loop().time
-        patience = Patience(self.timeouts, clock())
+        timer = StreamTimer(self.timeouts, clock())
         try:
             async with asyncio.timeout(self.timeouts.first_token):
                 response = None
@@ -649,20 +651,20 @@ class Endpoint:
                     response = await connection.send(body)
                 await self._check(response)
         except OSError as error:
-            raise self._failure(error, patience.late()) from error
+            raise self._failure(error, timer.late()) from error
         if response.content_type.endswith(("json", "html")):  # a server that does not stream, or no model server
             if delta := feed_whole(answer, await self._fetch_rest(response, limit), self.where):
                 yield delta
             yield answer.response()
             return
-        events = EventReader(limit, patience)
+        events = EventReader(limit, timer)
         try:
             while not answer.over():
                 try:
-                    has_more = await response.has_more(patience.deadline(clock(), bool(answer.finish_reason)))
+                    has_more = await response.has_more(timer.deadline(clock(), bool(answer.finish_reason)))
                 except OSError as error:
                     if not answer.finish_reason:
-                        raise self._failure(error, patience.late()) from error
+                        raise self._failure(error, timer.late()) from error
                     has_more = False  # the answer has ended, and only its last events are missing
                 for payload in events.read(response.body, clock()):
                     try:
@@ -671,7 +673,7 @@ class Endpoint:
                         if has_more or not answer.finish_reason:
                             raise
                         break  # an event that was cut off after the answer had ended
-                    patience.on_data(clock(), answer.size())
+                    timer.on_data(clock(), answer.size())
                     if delta is not None:
                         yield delta
                     if answer.over():
@@ -742,7 +744,7 @@ class Endpoint:
             )
         try:
             async with asyncio.timeout(ERROR_SECONDS):
-                data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
+                data = b"" if coding_of(response) else (await read_up_to(response, MAX_ERROR_BYTES))[:MAX_ERROR_BYTES]
         except (
             ConnectionBroke,
             TimeoutError,
@@ -803,7 +805,7 @@ class StreamedAnswer(Protocol):
     def response(self) -> LLMResponse: ...
 
 
-class Patience:
+class StreamTimer:
     """How long to wait for more of a streamed answer: for its first token, and then from token to token.
 
     The wait is extended by comments, which a local server sends while it reads a long prompt, and by pings, as a model
@@ -825,7 +827,7 @@ class Patience:
             self._heard = False
             self._due = now + self._timeouts.token
             self._late = "stopped in the middle of the answer: nothing came for {0.token:g} s"
-        return min(self._due, self._grown + LAST_WORDS) if has_finished else self._due
+        return min(self._due, self._grown + LAST_EVENTS_SECONDS) if has_finished else self._due
 
     def on_data(self, now: float, size: int) -> None:
         """Data has arrived, and the answer has this size now."""
@@ -853,14 +855,14 @@ class Patience:
 
 
 class EventReader:
-    """Reads the payloads of server-sent events from network chunks, and tells the `patience` of comments and pings.
+    """Reads the payloads of server-sent events from network chunks, and tells the `timer` of comments and pings.
 
     An unfinished line is buffered, up to `limit` bytes.
     """
 
-    def __init__(self, limit: int, patience: Patience) -> None:
+    def __init__(self, limit: int, timer: StreamTimer) -> None:
         self._limit = limit
-        self._patience = patience
+        self._timer = timer
         self._parts: list[bytes] = []
         self._size = 0
         self._first = True
@@ -887,11 +889,11 @@ class EventReader:
         for line in lines:
             if line[:5] == b"data:":
                 if self._ping:
-                    self._patience.on_ping(now)
+                    self._timer.on_ping(now)
                 else:
                     payloads.append(line[5:].strip())
             elif line[:1] == b":":
-                self._patience.on_comment(now)
+                self._timer.on_comment(now)
             else:
                 self._ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
         return payloads

@@ -44,7 +44,7 @@ QUIET = {
 NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user", "logprobs", "top_logprobs"})
 NO_KEY = "no-key"
 NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
-GOODBYE = 2.0  # seconds for an abandoned stream to close
+CLOSE_SECONDS = 2.0  # seconds for an abandoned stream to close
 T = TypeVar("T")
 
 # What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
@@ -146,7 +146,7 @@ class LiteLLMProvider(LLMProvider):
                 due, late = clock() + between, f"stopped in the middle of the answer: nothing came for {between:g} s"
         finally:
             with suppress(ProviderError):
-                await self._run(lambda: _close(pieces), GOODBYE)
+                await self._run(lambda: _close(pieces), CLOSE_SECONDS)
         if not (answer.finish_reason or answer.over()):
             raise ProviderError(
                 f"the stream of {model or self.default_model} ended in the middle of the answer", retryable=True

@@ -15,8 +15,8 @@ from .base import Delta, LLMProvider, LLMResponse, Messages, Options, ProviderEr
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
-SHOWN_ERROR = 300  # characters of an attempt's error
-MOST_FAILURES = 20  # that are kept of one call, the latest
+MAX_ERROR_LENGTH = 300  # characters of an attempt's error
+MAX_FAILURES = 20  # that are kept of one call, the latest
 
 
 class Resilient(LLMProvider):
@@ -202,8 +202,8 @@ class Attempts:
 
     def fail(self, error: Failure) -> None:
         began, seconds = self._began - self._first, time.monotonic() - self._began
-        text = one_line(str(error) or type(error).__name__, SHOWN_ERROR)
-        self._failures = [*self._failures[-MOST_FAILURES:], FailedAttempt(text, round(began, 4), round(seconds, 4))]
+        text = one_line(str(error) or type(error).__name__, MAX_ERROR_LENGTH)
+        self._failures = [*self._failures[-MAX_FAILURES:], FailedAttempt(text, round(began, 4), round(seconds, 4))]
 
     def end(self, response: LLMResponse) -> LLMResponse:
         if self._failures:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everloop.cli.setup import ProgressBar
-from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT, role
+from everloop.providers.local.catalogue import CATALOGUE, DEFAULT, LARGER, role
 from everloop.providers.local.progress import Progress
 from tests.support.commands import Done, environment, everloop, finished, start, terminal, until
 from tests.support.places import DOCS
@@ -70,7 +70,7 @@ async def test_the_list_has_every_model_with_its_size_and_licence_and_marks_the_
     lines = (await everloop("model", "list")).lines[1:]
     assert [line.split()[0] for line in lines] == list(CATALOGUE)
     assert all("Apache-2.0" in line and " MB " in line for line in lines)
-    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, BETTER]
+    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, LARGER]
 
 
 def test_the_docs_page_lists_every_model_of_the_catalogue():

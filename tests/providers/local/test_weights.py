@@ -18,7 +18,7 @@ import pytest
 from everloop.errors import EverloopError
 from everloop.providers.local import sources
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT, ModelCard
-from everloop.providers.local.progress import Progress, Watch
+from everloop.providers.local.progress import Progress, ProgressReporter
 from everloop.providers.local.weights import Sources, Weights
 from tests.support.places import CERTIFICATES
 
@@ -70,7 +70,7 @@ def test_a_model_is_pulled_once_and_then_found_without_the_network(tmp_path, ser
 def test_reports_grow_to_the_full_size(tmp_path, server):
     server.gives(HUB, Answer(BYTES, slow=0.1))
     seen: list[Progress] = []
-    shelf(tmp_path, server).pull("tiny", Watch(seen.append))
+    shelf(tmp_path, server).pull("tiny", ProgressReporter(seen.append))
     done = [now.done for now in seen if now.stage == "download"]
     assert len(done) >= 3
     assert done == sorted(done)
@@ -264,7 +264,7 @@ def test_when_all_fail_one_line_names_each_source_and_why(tmp_path, server):
 
 
 def test_a_host_that_drops_packets_does_not_delay_the_next_source(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(sources, "REACH", 0.5)
+    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.5)
     server.gives(HUB, Answer(BYTES))
     with socket.socket() as silent, contextlib.ExitStack() as clients:
         silent.bind(("127.0.0.1", 0))
@@ -384,7 +384,7 @@ def test_a_file_of_another_size_is_not_read(tmp_path, server):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(BYTES + b"more")
     seen: list[Progress] = []
-    assert shelf(tmp_path, server, weights=mine).find("tiny", Watch(seen.append)) is None
+    assert shelf(tmp_path, server, weights=mine).find("tiny", ProgressReporter(seen.append)) is None
     assert seen == []
 
 

@@ -137,7 +137,7 @@ import sys
 from pathlib import Path
 from everloop.errors import EverloopError
 from everloop.providers.local.catalogue import ModelCard
-from everloop.providers.local.progress import Watch
+from everloop.providers.local.progress import ProgressReporter
 from everloop.providers.local.weights import Weights
 
 folder, url, size, sha256, when = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
@@ -159,7 +159,7 @@ def fill(now):
 if when < 0:
     fill(type("Now", (), {"done": 0}))
 try:
-    weights.pull("tiny", Watch(fill if when >= 0 else None))
+    weights.pull("tiny", ProgressReporter(fill if when >= 0 else None))
     print("no error")
 except EverloopError as error:
     print(str(error))

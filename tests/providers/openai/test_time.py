@@ -93,7 +93,7 @@ async def test_empty_chunks_do_not_keep_a_dead_answer_forever(server):
 
 @pytest.mark.parametrize("chatter", [EMPTY, COMMENT])
 async def test_a_finished_answer_is_not_delayed_by_what_follows_it(server, monkeypatch, chatter):
-    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.5)
+    monkeypatch.setattr("everloop.providers.http.LAST_EVENTS_SECONDS", 0.5)
     provider = timed(server, token=30)
     server.raw(sse({"content": "one"}, END, done=False) + chatter * 1000, piece=len(chatter), token_delay=0.01)
     assert (await watch(provider))[1].content == "one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Growing:
+class AnswerBuilder:
     """Takes chunks; `ended` returns the whole answer, or the error, in OpenAI's format."""
 
     def __init__(self) -> None:

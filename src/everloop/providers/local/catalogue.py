@@ -46,7 +46,7 @@ def _pieces(package: str, version: str, size: int, last: int, hashes: Sequence[s
 
 _HUB = "https://huggingface.co"
 DEFAULT = "qwen2.5-coder-0.5b"  # runs nearly everywhere
-BETTER = "qwen2.5-coder-1.5b"  # where there is room for it: see choice.py
+LARGER = "qwen2.5-coder-1.5b"  # where there is room for it: see choice.py
 
 CATALOGUE: Mapping[str, ModelCard] = {
     card.name: card
@@ -137,6 +137,6 @@ CATALOGUE: Mapping[str, ModelCard] = {
 
 def role(card: ModelCard) -> str:
     """When a model runs though none is set, for tables; "" if never."""
-    if card.name == BETTER:
+    if card.name == LARGER:
         return " (the default where 3 GB of memory and disk are free)"
     return " (the default elsewhere)" if card.name == DEFAULT else ""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from .answer import Growing
+from .answer import AnswerBuilder
 from .frames import HEAD, length, pack
 from .llama import Llama, Loading
 from .prefixes import Prefixes
@@ -68,7 +68,7 @@ class Work:
         done = self._model.prefixes.prepare(self._request, stable, self._model.busy == 1, self._stopped)
         if self._stopped():
             raise Cancelled
-        answer = Growing()
+        answer = AnswerBuilder()
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
             if not self.cancelled:

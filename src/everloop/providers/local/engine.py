@@ -14,7 +14,7 @@ from ..base import ProviderError
 from .llama import Loading
 from .machine import cores
 from .memory import check_memory
-from .process import MISSING, SILENCE, ModelProcess, OnDelta
+from .process import MISSING, SILENCE_SECONDS, ModelProcess, OnDelta
 from .queue import FairQueue
 
 WINDOW = 8_192
@@ -38,7 +38,7 @@ class Settings:
     waiting: int = WAITING
     threads: int = 0
     states: Path | None = None
-    silence: float = SILENCE
+    silence: float = SILENCE_SECONDS
 
 
 class Engine:

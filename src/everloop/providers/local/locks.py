@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .part import disk_error
+from .partial_file import disk_error
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import Any
 from .llama import Llama, LlamaError
 from .states import States
 
-SHORTEST = 1_000  # characters of a beginning that is worth a file
-WARM = 4  # beginnings that the model is assumed to still have in memory
+MIN_CHARACTERS = 1_000  # characters of a beginning that is worth a file
+MAX_WARM = 4  # beginnings that the model is assumed to still have in memory
 
 
 class Prefixes:
@@ -36,7 +36,7 @@ class Prefixes:
         # If the template cannot say where the beginning ends, or the disk is full, the prompt is read like any other.
         with suppress(LlamaError, OSError, ValueError, KeyError, TypeError):
             text = self._text(request, stable)
-            if len(text) < SHORTEST:
+            if len(text) < MIN_CHARACTERS:
                 return {}
             name = self._states.name(text)
             if alone and name in self._warm:
@@ -55,7 +55,7 @@ class Prefixes:
             done = self._read(states, name, text, stopped)
         if done:
             self._warm[name] = None
-            if len(self._warm) > WARM:
+            if len(self._warm) > MAX_WARM:
                 self._warm.popitem(last=False)
         return done
 
@@ -95,7 +95,7 @@ class Prefixes:
             return known
         one, two = (self._llama.render([*messages, {"role": "user", "content": word}], tools) for word in ("a", "b"))
         text = self._texts[key] = _common(one, two)
-        if len(self._texts) > WARM:
+        if len(self._texts) > MAX_WARM:
             self._texts.popitem(last=False)
         return text
 

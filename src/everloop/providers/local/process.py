@@ -21,9 +21,9 @@ from .llama import Loading
 OnDelta = Callable[[dict[str, Any]], None]
 INSTALL = '`pip install "everloop[local]"`'
 MISSING = f"the local model needs llama.cpp, which is not installed: {INSTALL}"
-SILENCE = 300.0  # seconds of silence after which a busy child is considered hung
-LOADED = 1_800.0  # seconds to load a model: a large one on a slow disk takes minutes, without output
-GOODBYE = 2.0  # seconds for the child to end by itself
+SILENCE_SECONDS = 300.0  # seconds of silence after which a busy child is considered hung
+LOAD_SECONDS = 1_800.0  # seconds to load a model: a large one on a slow disk takes minutes, without output
+EXIT_SECONDS = 2.0  # seconds for the child to end by itself
 _TAIL = 4_096  # bytes of standard error that are kept
 _FINAL = frozenset({400, 401, 403, 404, 413, 501})
 # Environment variables for finding libraries and cores. No API keys: a model does not need them.
@@ -43,20 +43,20 @@ class Work:
 class ModelProcess:
     """A child that has loaded a model."""
 
-    def __init__(self, process: Process, silence: float = SILENCE) -> None:
+    def __init__(self, process: Process, silence: float = SILENCE_SECONDS) -> None:
         self._process = process
         self._silence = silence
         self._works: dict[int, Work] = {}
         self._ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[str] = self._loop.create_future()
-        self._watch: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._said = b""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
         self.dead = False
 
     @classmethod
-    async def start(cls, loading: Loading, silence: float = SILENCE) -> ModelProcess:
+    async def start(cls, loading: Loading, silence: float = SILENCE_SECONDS) -> ModelProcess:
         """Start a child that loads the model. Raises an error that says why it could not."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -70,11 +70,11 @@ class ModelProcess:
         child = cls(process, silence)
         try:
             child._send({"load": asdict(loading)})
-            async with asyncio.timeout(LOADED):
+            async with asyncio.timeout(LOAD_SECONDS):
                 await child._loaded
         except TimeoutError:
             await child.close(at_once=True)
-            why = f"the local model was not loaded after {LOADED:.0f} s, and its process was ended"
+            why = f"the local model was not loaded after {LOAD_SECONDS:.0f} s, and its process was ended"
             raise ProviderError(why, retryable=True) from None
         except BaseException:
             await child.close(at_once=True)
@@ -114,7 +114,7 @@ class ModelProcess:
     async def _ended(self) -> None:
         """Wait a short time for the child to end by itself."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), GOODBYE)
+            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
 
     def _send(self, frame: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -172,20 +172,20 @@ class ModelProcess:
             self._settle(work.ended, frame["answer"])
         else:
             self._fail(work.ended, _refusal(frame.get("error", "stopped")))
-        if not self._works and self._watch is not None:
-            self._watch.cancel()
+        if not self._works and self._silence_timer is not None:
+            self._silence_timer.cancel()
 
     def _heard(self) -> None:
         """The child has sent something: restart its silence time-out."""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = self._loop.call_later(self._silence, self._kill)
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_timer = self._loop.call_later(self._silence, self._kill)
 
     def _lost(self, why: str) -> None:
         """The child has died: fail all of its requests."""
         self.dead = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         error = ProviderError(why, retryable=True)
         self._fail(self._loaded, error)
         for work in self._works.values():

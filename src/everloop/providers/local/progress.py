@@ -17,7 +17,7 @@ class WeightsError(EverloopError):
     """A model's file is not available; the message says why."""
 
 
-class Stopped(Exception):
+class PullStopped(Exception):
     """The pull was stopped; its partial file is kept for the next one."""
 
 
@@ -32,7 +32,7 @@ class Progress:
     holder: str = ""  # the process that downloads, while this one waits for it
 
 
-class Watch:
+class ProgressReporter:
     """Forwards reports at a limited rate, and ends the work when it is told to stop."""
 
     def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
@@ -55,8 +55,8 @@ class Watch:
 
     def check(self) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise PullStopped
 
     def pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Stopped
+            raise PullStopped

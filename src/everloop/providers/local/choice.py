@@ -1,4 +1,4 @@
-"""Which model runs where none is set: the larger one where there is room for it, else the smaller one."""
+"""The default model: the larger one if it fits on this machine, otherwise the smaller one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .catalogue import DEFAULT, LARGER
 from .machine import available_memory
 from .weights import Weights
 
-LARGER_NEEDS = 3_000_000_000  # bytes of memory, and of disk, that must be free for the larger one
+LARGER_NEEDS = 3_000_000_000  # free bytes of memory, and of disk, that the larger model requires
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,10 @@ class Choice:
 
 
 def default_model(weights: Weights, memory: int | None = None, disk: int | None = None) -> Choice:
-    """The model for this machine. What was pulled before is used, so that nothing is downloaded without need. It reads
-    the disk; `memory` and `disk` are bytes that are free, measured unless given."""
+    """Return the model for this machine. A model that was pulled before is preferred, so as not to download another.
+
+    `memory` and `disk` are the free bytes, measured if not given. Reads the disk.
+    """
     memory = available_memory() if memory is None else memory
     fits = memory is None or memory >= LARGER_NEEDS
     if fits and weights.find(LARGER) is not None:
@@ -38,7 +40,7 @@ def default_model(weights: Weights, memory: int | None = None, disk: int | None 
 
 
 def _free(folder: Path) -> int:
-    """The free bytes of the disk that a folder is on, or will be."""
+    """Return the free bytes of the disk of a folder, which need not exist yet."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), Path("/"))
     try:
         return shutil.disk_usage(there).free

@@ -1,4 +1,4 @@
-"""Progress reports of a pull, and how to stop it."""
+"""Report the progress of a pull, and stop it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from ...errors import EverloopError
 
-_PAUSE = 0.1  # seconds between two reports: more would not be visible
+_PAUSE = 0.1  # seconds between two reports; more frequent ones would not be visible
 
 
 class WeightsError(EverloopError):
@@ -23,17 +23,17 @@ class PullStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a pull: how many bytes of the file are there, and where they come from."""
+    """The state of a pull: how many bytes of the file are present, and where they come from."""
 
     stage: Literal["wait", "check", "download"]
     done: int
     total: int
     source: str = ""
-    holder: str = ""  # the process that downloads, while this one waits for it
+    holder: str = ""  # the process that downloads, while this one waits
 
 
 class ProgressReporter:
-    """Forwards reports at a limited rate, and ends the work when it is told to stop."""
+    """Forwards progress reports at a limited rate; after `stop`, its methods raise PullStopped."""
 
     def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
         self._progress = progress

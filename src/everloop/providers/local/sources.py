@@ -1,4 +1,4 @@
-"""HTTP sources of a model's file: the user's own mirror, then the publisher's hub."""
+"""The HTTP sources of a model's file: the user's own mirror, then the publisher's hub."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .partial_file import CHUNK, PartialFile
 from .progress import Progress, ProgressReporter
 
 TIMEOUT = 30.0  # seconds without a byte
-CONNECT_SECONDS = 10.0  # seconds to connect, over all addresses of a host
+CONNECT_SECONDS = 10.0  # over all addresses of a host
 MAX_ATTEMPTS = 3  # consecutive attempts that each brought less than 1 % of the file
 PAUSES = (0.2, 1.0, 3.0)
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_NUMBER = re.compile(r"[0-9]{1,18}")  # longer ones are no sizes, and Python refuses to parse very long ones
+_NUMBER = re.compile(r"[0-9]{1,18}")  # a longer one is not a size, and Python refuses to parse very long ones
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 class SourceError(Exception):
-    """This source cannot provide the file; the message says why. Another one may."""
+    """This source cannot provide the file, but another one may. The message says why."""
 
 
 class ConnectionLost(Exception):
-    """The connection ended before the file did: worth a retry."""
+    """The connection ended before the file was complete: worth a retry."""
 
 
 class ConnectFailed(ConnectionLost):
-    """No connection: worth a retry only if there was one before."""
+    """No connection could be made: worth a retry only if there was one before."""
 
 
 class Source(Protocol):
@@ -46,7 +46,7 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     def room(self, card: ModelCard) -> int:
-        """Bytes of disk space that it needs for itself."""
+        """Return the bytes of disk space that it needs in addition to the file."""
         ...
 
     def fetch(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
@@ -83,12 +83,12 @@ class HttpSource:
                 reporter.pause(PAUSES[failures])
 
     def _download(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
-        """One request, from the end of the partial file."""
+        """Make one request, which starts at the end of the partial file."""
         with self._ask(part) as response:
             self._check(response, card, part)
             while part.done < card.size:
                 try:
-                    data = response.read1(CHUNK)  # what has arrived, without waiting for more
+                    data = response.read1(CHUNK)  # returns what has arrived, without waiting for more
                 except (OSError, HTTPException) as error:
                     raise ConnectionLost(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
                 if not data:
@@ -118,17 +118,17 @@ class HttpSource:
         except urllib.error.URLError as error:
             raise ConnectFailed(f"cannot be reached ({_why(error.reason)})") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise ConnectionLost(f"does not answer properly ({_why(error)})") from None
+            raise ConnectionLost(f"sent an invalid response ({_why(error)})") from None
 
     def _check(self, response: HTTPResponse, card: ModelCard, part: PartialFile) -> None:
-        """Refuse a response that is not the rest of this file, before any byte of it is kept."""
+        """Reject a response that is not the rest of this file before any of its bytes are kept."""
         start, total = 0, response.headers.get("Content-Length", "")
         if _NUMBER.fullmatch(total) is None:
             total = ""
         if response.status == 206:
             found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != part.done:
-                raise SourceError("answers with another piece than the one that was asked for")
+                raise SourceError("sent another range than the one requested")
             start = part.done
             total = str(start + int(total)) if total else ""
             if found[2] not in ("*", str(card.size)):
@@ -152,12 +152,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
             raise SourceError(f"leads away from {req.type} to {scheme}")
-        fp.close()  # the rest of its body would be read to the end, and may be endless
+        fp.close()  # otherwise its body would be read to the end, and it may be endless
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _reach(url: str) -> None:
-    """Give up early on a host that does not answer: a firewall that drops packets would cost minutes."""
+    """Connect with a short timeout: a firewall that drops packets would otherwise cost minutes."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
@@ -180,13 +180,13 @@ def _reach(url: str) -> None:
 
 
 def mirrored(mirror: str, card: ModelCard) -> HttpSource:
-    """The card's file on the user's own mirror."""
+    """Return the source of the model's file on the user's own mirror."""
     try:
         parts = urllib.parse.urlsplit(mirror)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         usable = False
-    if not usable:  # its text may hold a password
+    if not usable:  # the message omits it: it may contain a password
         raise ConfigError("[local] mirror must be the http:// or https:// address of a folder")
     path = f"{parts.path.rstrip('/')}/{urllib.parse.quote(card.file)}"
     return HttpSource(f"the mirror {parts.hostname}", parts._replace(path=path, fragment="").geturl())
@@ -197,7 +197,7 @@ def hub(card: ModelCard) -> HttpSource:
 
 
 def _without_secret(url: str) -> tuple[str, str]:
-    """The URL without its user name and password, and those as a header."""
+    """Return the URL without its user name and password, and those as a header."""
     parts = urllib.parse.urlsplit(url)
     if parts.username is None:
         return url, ""

@@ -1,4 +1,4 @@
-"""Checks of what a small model wrote (text of the examples, unknown files), and fixed sentences after calls."""
+"""Check what a small model wrote (text of the examples, unknown files), and write fixed sentences after calls."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .language import CHANGES, ENGLISH, Request, language_of, load_toml, paths_i
 MIN_LEAK = 4  # characters; shorter values occur by chance
 _TEXT_ARGUMENTS = ("content", "text", "message", "query", "pattern", "old_text", "new_text")
 _SHOWS_LINES = frozenset({"read_file", "grep", "memory_search"})
-# Words of the examples that occur anywhere.
+# Words of the examples that occur in any conversation.
 _COMMON = frozenset({"error", "total", "count", "main", "blue", "pink", "speed", "boss", "vivo", "(no line matches)"})
 _PUNCTUATION = re.compile(r"\W+")
-_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")  # a requested item may be written as an item of a list
+_BULLET = re.compile(r"^(?:[-*•]|\d+[.)])\s+")  # a requested item may be written as a list item
 _NEW_FILE = re.compile(r"(?<!>)>\s*\S+")  # a command may create a file of any name
-_BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # deletes or moves whatever has such a name
+_BY_PATTERN = re.compile(r"\b(?:rm|mv)\b[^|;&]*[*?]")  # deletes or moves every file that matches
 
 
 def leaked_text(written: Iterable[str], known: Iterable[str]) -> str:
-    """A name, value or sentence of the examples in what was written, unless it is known from elsewhere, or ""."""
+    """Return a name, value or sentence of the examples that the model wrote and did not know from elsewhere, or ""."""
     text, grounds = "\n".join(written).casefold(), "\n".join(known).casefold()
     terms = (term for term, pattern in _example_terms() if term in text and pattern.search(text))
     return next((term for term in terms if _BULLET.sub("", term) not in grounds), "")
@@ -48,8 +48,8 @@ def _example_terms() -> list[tuple[str, re.Pattern[str]]]:
 
 
 def uses_unknown_file(tool: str, arguments: Mapping[str, Any], request: Request, known: Iterable[str]) -> bool:
-    """Whether a command names a file that never came up, or deletes or moves files by a pattern without being asked
-    to change several."""
+    """Return whether a command names an unknown file, or deletes or moves files by a pattern although the request does
+    not concern several files."""
     if tool != "exec":
         return False
     grounds = "\n".join(known)
@@ -74,7 +74,7 @@ def sentence(name: str, language: str, **values: str) -> str:
 
 @cache
 def report_pattern() -> re.Pattern[str]:
-    """The pattern of all sentences after calls, and of a file that was read."""
+    """Return the pattern of all sentences after calls, and of a file that was read."""
     forms = [re.escape(form) for named in _SENTENCES.values() for name, form in named.items() if name != "unsure"]
     with_paths = [re.sub(r"\\{(?:path|to)\\}", lambda _: _PATH, form) for form in forms]
     any_values = [re.sub(r"\\{\w+\\}", r"[^\\n]+?", form) for form in with_paths]
@@ -82,7 +82,7 @@ def report_pattern() -> re.Pattern[str]:
 
 
 def final_sentence(turn: Turn) -> str:
-    """The answer after the turn's last call if that was all the user asked for, or ""."""
+    """Return the answer after the turn's last call if that was all the user asked for, or ""."""
     if not turn.calls or is_failure(turn.calls[-1].result) or _has_several_tasks(turn.request):
         return ""
     name, arguments, result = turn.calls[-1]

@@ -1,7 +1,7 @@
-"""The conversation around a request: the current turn, what was seen of the workspace, and references to files.
+"""The conversation around a request: the current turn, the view of the workspace, and references to files.
 
-All of it is read from calls and their results, so the same conversation gives the same prompt, and nothing is known
-that no permitted call has found.
+All of it is derived from the messages, so the same conversation gives the same prompt, and contains nothing of the
+workspace that no permitted call has read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .language import Request, content_words, name_words, words
 
 Message = dict[str, Any]
 
-MAX_CLASSIFIED = 4_000  # characters of a request that decide what it needs: its beginning and its end
-RECENT_TURNS = 2  # turns after which a request is no longer about the file touched last
+MAX_CLASSIFIED = 4_000  # characters at the beginning and end of a request that decide what it needs
+RECENT_TURNS = 2  # after these turns, a request no longer refers to the file touched last
 _CLOCK = "[It is now "
 
 
@@ -27,8 +27,8 @@ _CLOCK = "[It is now "
 class Turn:
     """The current turn: the user's text, the calls so far, and the messages of the whole conversation.
 
-    `file` is the file that the request refers to without naming it, `corrects` whether it corrects the last change,
-    `continues` whether it only adds to the request before.
+    `file` is the file that the request refers to without naming it; `corrects` is true if it corrects the last change,
+    `continues` if it only adds to the previous request.
     """
 
     text: Request
@@ -52,7 +52,7 @@ class Turn:
 
     @cached_property
     def workspace_before(self) -> WorkspaceView:
-        """What was seen of the workspace before this turn."""
+        """The view of the workspace before this turn."""
         return view_of(calls_with_results(self.messages[: self.start]))
 
     @cached_property
@@ -61,7 +61,7 @@ class Turn:
 
     @cached_property
     def has_recent_file(self) -> bool:
-        """Whether a file was touched in the last turns, which the request may be about."""
+        """Whether a file was touched in the last turns, to which the request may refer."""
         starts = [at for at, message in enumerate(self.messages[: self.start]) if message.get("role") == "user"]
         recent = self.messages[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 : self.start]
         return bool(view_of(calls_with_results(recent)).touched)
@@ -77,7 +77,7 @@ def current_turn(messages: Sequence[Message]) -> Turn:
 
 
 def calls_with_results(messages: Sequence[Message]) -> list[Call]:
-    """The calls in order, each with its result, or "" if there is none yet."""
+    """Return the calls in order, each with its result, or "" if there is none yet."""
     results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
     return [
         Call(*parsed, results.get(call.get("id"), ""))
@@ -87,7 +87,7 @@ def calls_with_results(messages: Sequence[Message]) -> list[Call]:
 
 
 def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    """The calls of a message; commands that narrow tools stand for as calls of those tools."""
+    """Return the calls of a message; commands that simple tools stand for become calls of those tools."""
     found = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
@@ -100,13 +100,13 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def without_clock(text: str) -> str:
-    """A message without the time at its end, which a small model takes for part of the request. It can run `date`."""
+    """Return a message without the time at its end, which a small model takes for part of the request."""
     before, found, time = text.rpartition(_CLOCK)
     return before.rstrip("\n") if found and time.rstrip().partition("]")[1:] == ("]", "") else text
 
 
 def text_of(message: Message) -> str:
-    """The text of a message, without its pictures."""
+    """Return the text of a message, without its pictures."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
@@ -117,7 +117,7 @@ def text_of(message: Message) -> str:
 
 
 def described_file(request: Request, paths: Iterable[str]) -> str:
-    """The path whose words occur in a request (`the old report` for report_old.txt), or ""."""
+    """Return the path whose words occur in a request (`the old report` for report_old.txt), or ""."""
     request_words = {_singular(word) for word in words(request)}
     scores: dict[str, tuple[float, float, int]] = {}
     for number, path in enumerate(paths):
@@ -128,9 +128,9 @@ def described_file(request: Request, paths: Iterable[str]) -> str:
 
 
 def referenced_file(request: Request, workspace: WorkspaceView) -> str:
-    """The file that a request refers to without naming it: described, the other one, the copy, or the last one."""
+    """Return the file that a request refers to without naming it: described, the other, the copy, or the last one."""
     files, candidates = [*workspace.files, *workspace.touched], [workspace.focus]
-    if request.matches("other"):  # the one whose name is most like that of the last one
+    if request.matches("other"):  # the file whose name is most similar to that of the last one
         focus = set(name_words(workspace.focus))
         others = (path for path in files if path != workspace.focus)
         candidates = sorted(others, key=lambda path: len(focus & set(name_words(path))))
@@ -147,7 +147,7 @@ def _singular(word: str) -> str:
 
 
 def shares_words(request: Request, lines: Iterable[str]) -> bool:
-    """Whether a content word of a request occurs in the lines."""
+    """Return whether a content word of a request occurs in the lines."""
     wanted = {word for word in content_words(request) if len(word) > 1}
     known = {word for line in lines for word in words(line)}
     return bool(wanted & known) or any(not word.isascii() and word in line for word in wanted for line in lines)

@@ -1,4 +1,4 @@
-"""The messages that a small model is shown: a short system prompt, worked examples, and the conversation."""
+"""The messages for a small model: a short system prompt, worked examples, and the conversation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OLD_LIMIT = 300  # of an earlier one
 RECENT_MESSAGES = 8
 CONTEXT_LIMIT = 1_200  # characters of the agent's own prompt
 TOOL_LIMIT = 400  # characters that describe a client's tool
-MAX_FILES = 20  # names of files in the prompt
+MAX_FILES = 20  # file names in the prompt
 
 
 def shared_prefix(names: frozenset[str]) -> list[Message]:
-    """The system prompt and the fixed examples of these tools: the same bytes for all conversations."""
+    """Return the system prompt and the fixed examples of these tools: the same bytes for all conversations."""
     if not names:
         return [{"role": "system", "content": PROMPTS["no_tools"]}]
     return [
@@ -30,8 +30,8 @@ def shared_prefix(names: frozenset[str]) -> list[Message]:
 
 
 def client_prefix(system: str, tools: Iterable[Tool]) -> list[Message]:
-    """The beginning of a prompt with a client's own tools: the form of a call of each, what it does, and examples of
-    when to call and when to answer."""
+    """Return the beginning of a prompt with a client's own tools: the form of a call of each, its purpose, and examples
+    of when to call and when to answer."""
     forms = []
     for tool in tools:
         properties = (tool.get("parameters") or {}).get("properties") or {}
@@ -57,7 +57,7 @@ def _result_message(tool: str, result: str, limit: int) -> Message:
 
 
 def agent_context(system: str, left_out: tuple[str, ...] = ("Runtime:", "Time zone:")) -> str:
-    """What the agent's own prompt says besides tools and skills, without the lines that begin like this."""
+    """Return the agent's own prompt without tools, skills and the lines that begin with one of `left_out`."""
     blocks = [block for block in system.split("\n\n---\n\n") if not block.startswith("## Skills")]
     if blocks and blocks[0].startswith("# "):
         lines = [line for line in blocks[0].splitlines()[2:] if not line.startswith(left_out)]
@@ -66,10 +66,10 @@ def agent_context(system: str, left_out: tuple[str, ...] = ("Runtime:", "Time zo
 
 
 def context_messages(system: str, workspace: WorkspaceView) -> list[Message]:
-    """The agent's context and the known files, as a short exchange between the examples and the conversation."""
+    """Return the agent's context and the known files as a short exchange between the examples and the conversation."""
     files = [*reversed(workspace.touched), *(path for path in workspace.files if path not in workspace.touched)]
     known = f"Files here: {', '.join(files[:MAX_FILES])}" if files else ""
-    # Paths in calls would begin with the workspace, and "save the date" would mean the day.
+    # Otherwise paths in calls would begin with the workspace, and "save the date" would mean today's.
     context = agent_context(system, ("Workspace:", "Runtime:", "Time zone:")).split("\n\n")
     about = [part for part in (*context, known) if part and not part.startswith("This conversation began on")]
     if not about:
@@ -81,7 +81,7 @@ def context_messages(system: str, workspace: WorkspaceView) -> list[Message]:
 
 
 def talk_messages(turn: Turn) -> list[Message]:
-    """The prompt of talk: what was said, and what the files touched last say. No tools and no examples."""
+    """Return the prompt of talk: the conversation and the files touched last, without tools and examples."""
     texts = turn.workspace.texts
     files = [f"{path} says now:\n" + "\n".join(texts[path]) for path in turn.workspace.touched[-2:] if texts.get(path)]
     about = "\n\n".join(part for part in (agent_context(turn.system), *(text[:600] for text in files)) if part)
@@ -95,7 +95,7 @@ def talk_messages(turn: Turn) -> list[Message]:
 
 
 def task_messages(turn: Turn, introduction: str) -> list[Message]:
-    """The part of a task's prompt without examples: the context, the conversation, and the current turn."""
+    """Return a task's prompt without the examples: the context, the conversation, and the current turn."""
     return [
         *context_messages(turn.system, turn.workspace_before),
         *conversation_messages(turn.messages[: turn.start], OLD_LIMIT),
@@ -105,8 +105,10 @@ def task_messages(turn: Turn, introduction: str) -> list[Message]:
 
 
 def conversation_messages(conversation: Sequence[Message], limit: int, request: str = "") -> list[Message]:
-    """Messages in the form of the examples: calls as JSON, results as messages of the user. Recent ones may be longer
-    than `limit`. `request` replaces the first message."""
+    """Return messages in the form of the examples: calls as JSON, results as messages of the user.
+
+    Recent ones may be longer than `limit`. `request` replaces the first message.
+    """
     shown: list[Message] = []
     for left, message in zip(range(len(conversation), 0, -1), conversation, strict=True):
         longest = max(limit, RECENT_LIMIT) if left <= RECENT_MESSAGES else limit
@@ -123,7 +125,7 @@ def conversation_messages(conversation: Sequence[Message], limit: int, request: 
 
 
 def merge_roles(messages: Sequence[Message]) -> list[Message]:
-    """Join consecutive messages of one role: the templates of many models want the roles to alternate."""
+    """Join consecutive messages of one role: the templates of many models require alternating roles."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1]["role"] == message["role"]:

@@ -1,5 +1,7 @@
-"""Routing: whether a request is talk or a task, which file it is about, and what comes next: a certain call, a call of
-one of the possible tools, or words."""
+"""Route a request: decide whether it is talk or a task, which file it is about, and the next step.
+
+The next step is a call that is certain, a call of one of the possible tools, or words.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from .grammar import Expected, Values
 from .language import CHANGES, PATTERNS, TASKS, WORD_SETS, Request, files_in, paths_in, words
 
 MAX_INSTRUCTION = 240  # characters; a longer paragraph may be pasted
-MAX_ADDITION = 9  # words of a request that only adds to the one before
-MAX_FAILURES = 3  # calls of a turn that may fail
+MAX_ADDITION = 9  # words of a request that only adds to the previous one
+MAX_FAILURES = 3  # failed calls per turn
 _NEEDS_TOOL = tuple(WORD_SETS["needs_tool"])
 _OWN_THINGS = WORD_SETS["own_things"]
 _CODE_EXTENSIONS = WORD_SETS["code_extensions"]
@@ -37,7 +39,7 @@ _NEEDS_NO_LISTING = ("folder", "create", "told", "before", "remind", "remember")
 
 
 def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
-    """The turn of a task, with the file that it refers to; None for talk."""
+    """Return the turn with the file that it refers to if it is a task; None for talk."""
     request, workspace = without_pasted_text(turn.text), turn.workspace_before
     with_file = replace(turn, file=referenced_file(request, workspace))
     named = files_in(request)
@@ -50,7 +52,7 @@ def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
     into_file = request.means("add", "delete", "rename") or (request.means("file") and request.means("create", "write"))
     if (request.matches("piece") or request.matches("explain")) and not into_file and not described:
         return None
-    if request != turn.text:  # the pasted text does not say what is wanted
+    if request != turn.text:  # the pasted text does not say what to do
         return turn if request.means(*CHANGES, "file", "remind", "remember") else None
     asks = request.is_question
     adds = request.matches("continues") and len(request.split()) <= MAX_ADDITION and not asks
@@ -73,7 +75,7 @@ def route(turn: Turn, offered: Sequence[Tool]) -> Turn | None:
 
 
 def without_pasted_text(text: str) -> Request:
-    """The user's own words around a pasted text; only they decide what is done."""
+    """Return the user's own words around a pasted text; only they decide what to do."""
     rest = re.sub(r"\"[^\"]{60,}\"|“[^”]{60,}”", " ", text)
     parts = [part for part in re.split(r"\n\s*\n|\n(?=>)", rest) if part.strip()]
     ends = [*parts[:1], *parts[1:][-1:]]
@@ -82,7 +84,7 @@ def without_pasted_text(text: str) -> Request:
 
 
 def _corrects_value(request: Request, turn: Turn) -> bool:
-    """Whether a request corrects the file touched last: it says so, or says no and names a value."""
+    """Return whether a request corrects the file touched last: it says so, or it says no and names a value."""
     workspace = turn.workspace_before
     value = re.search(r"\d|\w\W+[A-ZÀ-Ö]\w+", re.sub(r"\bI\b", "", request))
     short = workspace.last == "edit_file" and len(request.split()) <= 4 and not request.matches("remark")
@@ -91,7 +93,7 @@ def _corrects_value(request: Request, turn: Turn) -> bool:
 
 
 def with_listed_file(turn: Turn) -> Turn:
-    """The turn with the file that a listing of the folder has shown to be meant."""
+    """Return the turn with the file that it means, now that the folder has been listed."""
     if paths_in(turn.text) or "list_dir" not in turn.called:
         return turn
     return replace(turn, file=described_file(turn.text, [*turn.workspace.files, *turn.workspace.touched]) or turn.file)
@@ -101,8 +103,8 @@ def with_listed_file(turn: Turn) -> Turn:
 
 
 def certain_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]] | None:
-    """The call that comes next whatever the model would say: listing the folder, reading or counting a file, running a
-    script, or saving the last answer."""
+    """Return the next call if it is certain without the model: list the folder, read or count a file, run a script, or
+    save the last answer."""
     request, files = turn.request, files_in(turn.request)
     if not turn.calls and "list_dir" in names:
         needs_file = request.means(*_NEEDS_EXISTING_FILE) or (turn.file and request.is_question)
@@ -130,7 +132,7 @@ def certain_call(turn: Turn, names: frozenset[str]) -> tuple[str, dict[str, Any]
 
 
 def _answer_to_save(turn: Turn, path: str) -> str:
-    """The last answer if it is to be saved to a file; of answers with code, the code."""
+    """Return the last answer if it should be saved to a file; for a file of code, only the code in it."""
     if len(turn.text) > MAX_INSTRUCTION or not turn.text.matches("saves_that"):
         return ""
     history = [(message.get("role"), text_of(message)) for message in turn.messages[: turn.start]]
@@ -145,7 +147,7 @@ def fenced_code(answer: str) -> str:
 
 
 def code_file(request: Request) -> str:
-    """The file of code that a request describes by what it does, not by its text, or ""."""
+    """Return the code file that a request describes by its behaviour and not by its text, or ""."""
     files = files_in(request)
     if len(files) != 1 or files[0].rpartition(".")[2] not in _CODE_EXTENSIONS or not request.means("create", "write"):
         return ""
@@ -153,7 +155,7 @@ def code_file(request: Request) -> str:
 
 
 def _mentions_unknown(turn: Turn) -> bool:
-    """Whether a request mentions something that no file seen so far contains: it may mean another file."""
+    """Return whether a request mentions something that no known file contains: it may mean another file."""
     workspace = turn.workspace_before
     lines = [*workspace.touched, *(line for text in workspace.texts.values() for line in text)]
     nouns = [Request(found["noun"]) for found in PATTERNS["noun"].finditer(turn.text)]
@@ -164,8 +166,10 @@ def _mentions_unknown(turn: Turn) -> bool:
 
 
 def removal_tool(turn: Turn) -> str:
-    """The tool for what is to be removed: `remove_line`, `delete` for the file itself, `read_file` if the file must be
-    read to know, or "" if nothing is."""
+    """Return the tool that removes what the request means: `remove_line`, or `delete` for the file itself.
+
+    Returns `read_file` if the file must be read to decide, and "" if nothing is to be removed.
+    """
     if not turn.text.means("delete"):
         return ""
     if turn.text.matches("file_itself") or described_file(turn.text, [turn.file]):
@@ -181,7 +185,7 @@ def removal_tool(turn: Turn) -> str:
 def next_step(
     turn: Turn, chosen: Sequence[Tool], offered: Sequence[Tool], values: Values
 ) -> tuple[Expected, list[Tool]]:
-    """Whether a call, words or either should come next, and the tools that can be called."""
+    """Return whether a call, words or either should come next, and the tools that can be called."""
     names, has_failed = names_of(chosen), any(is_failure(call.result) for call in turn.calls)
     only = frozenset({only_tool(turn)}) & names
     if only and not has_failed:
@@ -191,7 +195,7 @@ def next_step(
     expected = expected_next(turn, names_of(chosen))
     if turn.calls and turn.called[-1] == "read_file" and (turn.file or turn.request.asks_for_whole_file):
         expected = "words"
-    guessed = not paths_in(turn.request)  # nothing is deleted or moved by a guess at what is meant
+    guessed = not paths_in(turn.request)  # never delete or move files based on a guess
     return expected, [
         tool
         for tool in chosen
@@ -201,7 +205,7 @@ def next_step(
 
 
 def only_tool(turn: Turn) -> str:
-    """The tool that must come next if it is clear what to do with the file referred to, or ""."""
+    """Return the tool that must come next if it is clear what to do with the file, or ""."""
     if not turn.file or not READ_ONLY_TOOLS.issuperset(turn.called):
         return ""
     if turn.corrects or (turn.text.means("change") and not turn.text.means("add", "delete", "rename", "run")):
@@ -214,10 +218,10 @@ def only_tool(turn: Turn) -> str:
 
 
 def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
-    """Whether a call, words or either should come next, by the calls so far and by similar requests."""
+    """Return whether a call, words or either should come next, by the calls so far and by similar requests."""
     if not names:
         return "words"
-    if not turn.calls:  # a request that names a file is not answered without any call
+    if not turn.calls:  # a request that names a file needs at least one call
         past = turn.request.is_question and asks_about_past(turn.request, names)
         return "call" if past or turn.request.names_path or needs_tool(turn.request, names) else "either"
     failures = [is_failure(call.result) for call in turn.calls]
@@ -225,14 +229,14 @@ def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
     if sum(failures) < MAX_FAILURES and READ_ONLY_TOOLS.issuperset(done):
         edits = "edit_file" in names and (turn.corrects or turn.request.asks_for_edit)
         if done[-1:] == turn.called[-1:] == ["read_file"] and ("edit_file" in turn.called or edits):
-            return "call"  # the file was read in order to be changed
+            return "call"  # the file was read in order to change it
         if not any(failures) and _has_untouched_file(turn):
             return "call"
     if _must_run(turn, names):
         return "call"
     if failures[-1]:
         tool, _, result = turn.calls[-1]
-        # A word as a command, a time that is none, or a text that is not in the file: another form may succeed.
+        # The command is an ordinary word, the time is invalid, or the text is not in the file: another form may work.
         wrong_form = tool == "cron" or (tool == "edit_file" and "does not exist" not in result)
         retry = sum(failures) == 1 and (wrong_form or "command not found" in result)
         return "call" if retry else "either" if sum(failures) < MAX_FAILURES else "words"
@@ -240,13 +244,13 @@ def expected_next(turn: Turn, names: frozenset[str]) -> Expected:
 
 
 def is_possible(tool: str, turn: Turn, expected: Expected, names: frozenset[str], values: Values) -> bool:
-    """Whether a tool can come next."""
+    """Return whether a tool can come next."""
     if not turn.calls:
         return _is_possible_first(tool, turn, names, bool(values.get("read_file")))
     if tool == "list_dir" and any(call.tool == "read_file" and not is_failure(call.result) for call in turn.calls):
-        return False  # the file is already found
+        return False  # the file has been found
     edits = turn.corrects or turn.request.asks_for_edit
-    if not (edits or may_change(turn.request, names)):  # instructions in a file that was read are not the user's
+    if not (edits or may_change(turn.request, names)):  # instructions in a file are not the user's
         return tool in READ_ONLY_TOOLS
     if expected != "call":
         return True
@@ -258,8 +262,11 @@ def is_possible(tool: str, turn: Turn, expected: Expected, names: frozenset[str]
 
 
 def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_files: bool) -> bool:
-    """Whether a tool can come first. A file is read before it is changed, because small models invent its text; without
-    a word of a task, no command is run and no file is written."""
+    """Return whether a tool can come first.
+
+    A file is read before it is changed, because small models invent its text. A request without a word of a task runs
+    no command and writes no file.
+    """
     request = turn.request
     named = files_in(request)
     if tool in SIMPLE_TOOLS:
@@ -275,7 +282,7 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
         return not named
     if tool == "cron":
         return request.means(*REQUIRED_MEANINGS[tool])
-    if tool == "write_file" and request.means("add", "end"):  # it would replace the existing file
+    if tool == "write_file" and request.means("add", "end"):  # would replace the existing file
         return request.means("create", "file", "run") or (request.means("write") and not request.means("end"))
     asks = request.is_question and not request.commands.means(*TASKS)
     if tool == "write_file" and (asks or request.means("count", "delete") or request.asks_for_edit):
@@ -286,14 +293,14 @@ def _is_possible_first(tool: str, turn: Turn, offered: frozenset[str], knows_fil
 
 
 def _must_run(turn: Turn, names: frozenset[str]) -> bool:
-    """Whether what was just written is to be run."""
+    """Return whether the file that was just written must be run."""
     name, _, result = turn.calls[-1]
     written = name in ("write_file", "edit_file") and not is_failure(result)
     return "exec" in names and written and turn.request.asks_to_run
 
 
 def _has_untouched_file(turn: Turn) -> bool:
-    """Whether a change is missing: a file was named, and no call has touched it."""
+    """Return whether a change is missing: a file was named, but no call has touched it."""
     arguments = json.dumps([call.arguments for call in turn.calls], ensure_ascii=False)
     untouched = any(path not in arguments for path in paths_in(turn.request))
     return untouched and len(turn.calls) < MAX_FAILURES and turn.request.means(*CHANGES)

@@ -182,7 +182,7 @@ async def test_a_turn_ended_by_a_budget_is_replayed_up_to_there():
     assert "budget" in result.cut
 
 
-async def test_an_id_freed_by_a_summary_gives_the_same_steps():
+async def test_a_call_id_freed_by_a_summary_gives_the_same_steps():
     history = [UserSaid("go"), *_round("call_0"), ModelAnswered("done"), TurnEnded("answer", "done")]
     summary = Compacted(5, "we went", turns=1)
     assert (result := await replay(history, [*history, summary])).same, result.difference

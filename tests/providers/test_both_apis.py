@@ -80,7 +80,7 @@ async def test_a_missing_first_token_ends_the_wait(server, connect):
     assert error.value.retryable
 
 
-async def test_a_stream_that_falls_silent_is_given_up(server, connect):
+async def test_a_stream_that_falls_silent_is_abandoned(server, connect):
     server.hang(20, after_chunks=2, text="one two three")
     stream = connect(first_token=20, token=1).stream(ASK)
     shown: list[Any] = [await anext(stream), await anext(stream)]

@@ -32,7 +32,7 @@ def test_a_result_says_that_its_call_failed(result: str):
         "[exit status 1]\nand then ok",
     ],
 )
-def test_what_a_file_or_a_command_says_of_errors_is_no_failure(result: str):
+def test_errors_mentioned_in_a_file_or_output_are_not_failures(result: str):
     assert not is_failure(result)
 
 

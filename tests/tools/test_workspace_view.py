@@ -16,13 +16,13 @@ def workspace_view(*calls: Call) -> WorkspaceView:
     return view_of(calls)
 
 
-def test_a_list_shows_files_and_folders_and_touches_none() -> None:
+def test_a_listing_adds_files_and_folders_and_touches_none() -> None:
     there = workspace_view(LISTED)
     assert list(there.files) == ["pike.md", "carp.md"]
     assert (there.folders, there.listed, there.focus) == (["nets"], True, "")
 
 
-def test_the_file_of_the_last_call_is_the_one_that_was_touched_last() -> None:
+def test_the_file_of_the_last_call_is_the_one_touched_last() -> None:
     there = workspace_view(LISTED, READ, Call("append", {"path": "carp.md", "text": "hook"}, "(no output)"))
     assert there.touched == ["pike.md", "carp.md"]
     assert (there.focus, there.last, there.last_edit) == ("carp.md", "append", "hook")
@@ -39,7 +39,9 @@ def test_the_file_of_the_last_call_is_the_one_that_was_touched_last() -> None:
         ("delete", {}, {}),
     ],
 )
-def test_what_a_file_says_is_known_after_a_change(tool: str, arguments: dict[str, Any], texts: dict[str, Any]) -> None:
+def test_the_text_of_a_file_is_known_after_a_change(
+    tool: str, arguments: dict[str, Any], texts: dict[str, Any]
+) -> None:
     there = workspace_view(READ, Call(tool, {"path": "pike.md", **arguments}, "(no output)"))
     assert there.texts == texts
     assert set(there.files) == set(texts)
@@ -66,12 +68,12 @@ def test_a_copy_knows_its_original() -> None:
         (Call("read_file", {"path": 3}, "text"), [], ""),
     ],
 )
-def test_a_result_shows_files_and_a_failed_call_none(call: Call, files: list[str], focus: str) -> None:
+def test_a_result_adds_files_and_a_failed_call_none(call: Call, files: list[str], focus: str) -> None:
     there = workspace_view(call)
     assert (list(there.files), there.focus) == (files, focus)
 
 
-def test_a_folder_that_was_made_comes_last() -> None:
+def test_a_new_folder_comes_last() -> None:
     assert workspace_view(LISTED, Call("exec", {"command": "mkdir -p ponds/"}, "(no output)")).folders == [
         "nets",
         "ponds",

@@ -182,7 +182,7 @@ async def test_calls_are_read_however_a_server_splits_them(server, provider, var
 
 
 @pytest.mark.parametrize("raw", ["[1]", "null", '{"a":', '{"a": NaN}'])
-async def test_arguments_that_are_no_object_become_an_error_of_the_call(server, provider, raw):
+async def test_arguments_that_are_not_an_object_become_an_error_of_the_call(server, provider, raw):
     server.raw(sse(begin(0, "tool_use", id="a", name="echo"), piece(0, "input_json_delta", partial_json=raw)))
     made = (await watch(provider))[1].tool_calls[0]
     assert made.arguments == {}
@@ -222,7 +222,7 @@ async def test_a_stream_is_read_whatever_its_line_ends_and_wherever_the_network_
     assert answer.content == "grüße 😀"
 
 
-async def test_an_end_is_an_end_with_a_stop_or_only_its_reason_or_no_last_line_end(server, provider):
+async def test_the_end_of_a_stream_is_recognised_with_a_stop_event_a_reason_or_a_missing_line_end(server, provider):
     delta = event("message_delta", delta={"stop_reason": "end_turn"})
     for data in (text("a") + delta, text("b") + event("message_stop"), (text("c") + delta).rstrip()):
         server.raw(data)

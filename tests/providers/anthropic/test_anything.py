@@ -123,7 +123,7 @@ def test_any_text_arrives_as_it_was_sent(size, words):
 
 
 @pytest.mark.parametrize("field", ["index", "delta", "content_block", "message", "usage"])
-def test_a_missing_field_is_no_error(field):
+def test_a_missing_field_is_not_an_error(field):
     def without(line: bytes) -> bytes:
         if not line.startswith(b"data: "):
             return line

@@ -111,7 +111,7 @@ async def test_a_plain_server_is_requested_with_the_full_url_through_a_proxy(mon
     assert f"Authorization: Basic {base64.b64encode(b'name:pass').decode()}" in lines
 
 
-async def test_a_proxy_that_is_no_url_is_a_clear_error_without_its_password(monkeypatch):
+async def test_a_proxy_that_is_not_a_url_is_a_clear_error_without_its_password(monkeypatch):
     monkeypatch.setenv("https_proxy", "http://user:password@host:99999")
     async with client("https://model.example") as provider:
         error = await failure(provider)

@@ -81,7 +81,7 @@ def test_the_docs_page_lists_every_model_of_the_catalogue():
         assert row in page, f"docs/local-model.md must have: {row}"
 
 
-async def test_a_list_or_a_path_needs_no_network(server):
+async def test_listing_models_and_showing_a_path_need_no_network(server):
     await model("list")
     await model("list", "--check")
     await model("path", "tiny")
@@ -103,7 +103,7 @@ async def test_a_check_reads_the_files_again_and_pulls_a_damaged_one_again(serve
     assert path.read_bytes() == BYTES
 
 
-async def test_a_part_is_listed_as_one_and_removed(server):
+async def test_a_partial_download_is_listed_as_such_and_removed(server):
     server.gives(HUB, Answer(BYTES, cut=200_000), Answer(status=404))
     failed = await model("pull", "tiny")
     assert (failed.status, failed.out) == (2, "")

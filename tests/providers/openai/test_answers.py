@@ -120,7 +120,7 @@ async def test_comments_events_and_an_unrequested_usage_chunk_are_ignored(server
     assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "cached_tokens": 2}
 
 
-async def test_an_end_is_an_end_with_done_or_a_finish_reason_or_no_last_line_end(server, provider):
+async def test_the_end_of_a_stream_is_recognised_with_done_a_finish_reason_or_a_missing_line_end(server, provider):
     server.raw(sse({"content": "a"}, END, done=False))
     server.raw(sse({"content": "b"}))
     server.raw(sse({"content": "c"}, END, done=False).rstrip())

@@ -33,7 +33,7 @@ async def test_arguments_are_read_strictly_and_then_with_raw_control_characters(
 @pytest.mark.parametrize(
     "raw", ["[1]", "5", "null", '"text"', '{"a":', "{'a': 1}", '{"a": NaN}', '{"a": 1e999}', "[" * 9999]
 )
-async def test_arguments_that_are_no_object_become_an_error_of_the_call(server, provider, raw):
+async def test_arguments_that_are_not_an_object_become_an_error_of_the_call(server, provider, raw):
     server.raw(sse(piece(0, "a", "echo", raw), END))
     made = (await watch(provider))[1].tool_calls[0]
     assert made.arguments == {}

@@ -37,16 +37,6 @@ async def test_a_chat_gives_the_tool_calls_and_sends_the_tools(server, provider)
     assert server.requests[0].model == "other-model"
 
 
-async def test_a_stream_shows_each_token_and_ends_with_the_whole_answer(server, provider):
-    server.reply("one two three", reasoning="think first")
-    shown, answer = await watch(provider)
-    assert [delta.reasoning for delta in shown if delta.reasoning] == ["think ", "first"]
-    assert [delta.text for delta in shown if delta.text] == ["one ", "two ", "three"]
-    assert (answer.content, answer.reasoning, answer.finish_reason) == ("one two three", "think first", "stop")
-    assert answer.usage["completion_tokens"] == 3
-    assert server.requests[0].body["stream_options"] == {"include_usage": True}
-
-
 async def test_a_stream_joins_the_pieces_of_parallel_calls(server, provider):
     server.calls(call("echo", text="first"), call("echo", text="second"))
     shown, answer = await watch(provider, tools=ECHO)

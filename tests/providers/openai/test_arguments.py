@@ -11,7 +11,7 @@ from everloop.providers.base import ProviderError
 from everloop.providers.openai import Answer, OpenAIProvider, parse_arguments
 from everloop.testing import call
 
-from .streams import ASK, END, piece, sse, until, watch
+from .streams import END, piece, sse, until, watch
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,6 @@ async def test_a_call_truncated_by_the_token_limit_says_so(server, provider, raw
     assert "cut off" in answer.tool_calls[1].error
     assert answer.tool_calls[1].arguments == {}
     assert answer.finish_reason == "length"
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_text_beyond_the_limit_is_cut_and_says_so(server, streamed):
-    provider = OpenAIProvider(server.base_url, model="m", answer_limit=20)
-    server.reply("word " * 50, token_delay=0.001 if streamed else 0)
-    shown, answer = await watch(provider) if streamed else ([], await provider.chat(ASK))
-    assert answer.content == "word " * 4 + "\n\n[The answer was cut at 20 characters.]"
-    assert answer.finish_reason == "length"
-    if streamed:
-        assert "".join(delta.text for delta in shown) == answer.content
-        await until(lambda: server.requests[0].gone)
-    await provider.close()
 
 
 async def test_text_of_exactly_the_limit_is_not_cut(server):

@@ -212,8 +212,9 @@ async def test_jobs_are_paused_resumed_run_and_removed(browser: Browser, tmp_pat
 async def test_a_scheduled_message_is_not_shown_as_the_persons_words(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         service = (await server.owners.agent("me")).cron_service
-        to = {"channel": "web", "chat_id": "g", "session": "web:g"}
-        job = await service.add("Water the beans", every="1h", deliver="text", **to)
+        job = await service.add(
+            "Water the beans", every="1h", deliver="text", channel="web", chat_id="g", session="web:g"
+        )
         await service.run(job.id)
         await one.go("#/s/web%3Ag")
         await expect(one.log.get_by_text("Reminder: Water the beans")).to_be_visible()

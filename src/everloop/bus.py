@@ -125,6 +125,7 @@ class InboundMessage:
                 if not isinstance(value, int):
                     raise TypeError(f"InboundMessage: {name} must be a text, not {type(value).__name__}")
                 setattr(self, name, str(value))
+        self.media, self.metadata = self.media or [], self.metadata or {}  # programs also pass None for nothing
         if self.metadata and self.cause is None:
             _read_old_metadata(self)
 

@@ -216,7 +216,9 @@ def entry_of(one: Logged) -> dict[str, Any]:
     match entry:
         case UserSaid():
             return facts | {
-                "text": words_of(entry.with_note()),
+                "text": words_of(entry.content),
+                "job": entry.job,
+                "note": entry.note,
                 "images": 0 if isinstance(entry.content, str) else sum(map(_is_picture, entry.content)),
                 "sender": entry.sender,
                 "inside": entry.inside,

@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 
 from ..log import Call, Logged, Request, ResponseFacts, TurnEnded, UserSaid
 from ..messages import encode_json
-from ..providers.openai import encode
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..runtime.owners import OWN
@@ -66,7 +65,7 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .responses import custom_input, event_comment, json_string, named_event
+from .responses import arguments_of, custom_input, event_comment, json_string, named_event
 from .turns import (
     CHANNEL,
     IDEMPOTENCY_KEY,
@@ -415,7 +414,7 @@ def _parts(content: list[Part], where: str) -> list[TextPart | ImagePart]:
 
 
 def _tool_call(call: Call) -> ToolCall:
-    return ToolCall(call.id, CalledFunction(call.name, encode(dict(call.arguments)).decode()))
+    return ToolCall(call.id, CalledFunction(call.name, arguments_of(call)))
 
 
 def _tools(body: ResponsesBody) -> tuple[list[Tool], list[str]]:
@@ -868,7 +867,7 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
             "input": text,
             "status": status,
         }
-    arguments = "" if empty else encode(dict(call.arguments)).decode()
+    arguments = "" if empty else arguments_of(call)
     return {
         "type": "function_call",
         "id": f"fc_{about}_{number}",

@@ -281,13 +281,13 @@ class Reporter:
     async def works(self) -> None:
         if self._last is None or self._last:
             if self._last:
-                log.warning("channel %s: it works again", self._name)
+                log.warning("channel %s works again", self._name)
             await self._keep("")
 
     async def failed(self, reason: str) -> None:
         reason = self.clean(reason)
         if reason != self._last:
-            log.warning("channel %s: %s; it is tried again", self._name, reason)
+            log.warning("channel %s: %s; retrying", self._name, reason)
             await self._keep(reason)
 
     def count(self, outcome: Literal["taken", "sent", "dead"]) -> None:
@@ -480,7 +480,7 @@ class ChannelInbox:
             try:
                 incoming.media.append(await self._save(self._config.owner, name, data))
             except (OSError, LookupError) as error:  # a full disk, or a link in the workspace
-                log.error("channel %s: a file could not be kept: %s", self._config.name, error)
+                log.error("channel %s: a file could not be saved: %s", self._config.name, error)
                 notes.append(f"[{one_line(clean(file.name), 80)} could not be kept.]")
         incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
 

@@ -120,4 +120,4 @@ class Databases:
 
 def _report(store: DSN, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the work in %s has ended: %s", store, error)
+        log.error("the agents of %s have stopped: %s", store, error)

@@ -214,7 +214,7 @@ async def test_an_answer_that_was_written_and_not_delivered_is_delivered_by_the_
 
 
 async def test_many_answers_left_behind_are_all_delivered(scene: Any) -> None:
-    """More than one look into the outbox takes at a time."""
+    """There are more answers than one read of the outbox returns."""
     one = scene(*[say(f"m{n}", chat=str(n)) for n in range(120)])
     folder, messages, _ = one.named("many")
     url = one.model.base_url

@@ -1,4 +1,4 @@
-"""What a small model is shown of a result, and which results say that a call failed."""
+"""The results that a small model sees, and the results that report a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person who waits for a model to load is told so."""
+"""While a model loads, the user is told so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models: what they are asked, what they may answer, and what their answers become. No model runs here."""
+"""Shaping for small models: their prompts, the permitted answers, and how answers are read. No model runs here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def said(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def shaped(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = TOOLS) -> dict[str, Any]:
-    """The request; what is certain without a model stands in it as `certain`."""
+    """Return the request; an answer that is certain without a model is its `certain`."""
     request = SHAPING.prepare(messages, tools)
     return {"certain": request} if isinstance(request, LLMResponse) else request
 
@@ -62,7 +62,7 @@ def asked(text: str, *messages: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_talk(request: dict[str, Any]) -> bool:
-    """Whether the plain model answers: no tools, no grammar, no examples."""
+    """Return whether the plain model answers, without tools, grammar and examples."""
     return (
         "_step" in request
         and request["_step"].is_talk

@@ -1,4 +1,4 @@
-"""Small models: which call can come next, and what it can name. No model runs here."""
+"""Shaping for small models: which call can come next, and with which arguments. No model runs here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .test_small import asked, is_talk, made, may_be_call, may_be_words, offered
 
 
 def call_line(request: dict[str, Any], tool: str) -> str:
-    """The rule of the grammar that says what a call of a tool can be."""
+    """Return the rule of the grammar for calls of a tool."""
     return next(line for line in request["grammar"].splitlines() if f'"\\"{tool}\\""' in line)
 
 

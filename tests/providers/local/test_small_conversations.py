@@ -22,7 +22,7 @@ from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, o
 
 
 def turn(request: str, name: str, result: str, answer: str = "All right.", **arguments: Any) -> list[dict[str, Any]]:
-    """A turn that is over, with one call."""
+    """Return a completed turn with one call."""
     id = f"c-{abs(hash((request, name, str(arguments))))}"
     return [
         user_message(request),

@@ -1,4 +1,4 @@
-"""Small models with a real one: the smallest there is can only write what the grammar lets it."""
+"""Shaping with a real model: even the smallest one can only write what the grammar allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models: what the words of a request, also of people in a hurry, allow and rule out. No model runs here."""
+"""Shaping for small models: what the words of a request allow and rule out, also if typed in a hurry. No model runs."""
 
 from __future__ import annotations
 

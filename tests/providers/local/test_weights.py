@@ -1,4 +1,4 @@
-"""Models' files over HTTP: whatever a server does, a file gets its name only when it is whole and right."""
+"""Model files over HTTP: whatever a server does, a file gets its name only when it is complete and intact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shelf(folder: Path, server: Server, *, weights: Path | None = None, mirror: bool = False) -> Weights:
-    """A person's folder whose hub is the server, perhaps with a mirror."""
+    """A user's folder whose hub is the server, perhaps with a mirror."""
     card = replace(CARD, hub=f"{server.url}{HUB}")
     asked = Sources(weights, f"{server.url}/mirror" if mirror else "")
     return Weights(folder / "models", asked, {card.name: card})

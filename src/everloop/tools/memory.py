@@ -28,7 +28,7 @@ MEMORY_FOLDER = "memory"
 MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
 MAX_BYTES = 1024 * 1024
 MAX_COUNT = 20
-OWN_WORDS = 50  # maximum results from the running turn itself
+MAX_OWN_RESULTS = 50  # maximum results from the running turn itself
 LOCK_SECONDS = 10.0
 
 _BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")
@@ -55,7 +55,7 @@ def _search_tool(search: Search) -> Tool:
         """
         call = current_call()
         count = max(1, min(count, MAX_COUNT))
-        found = await search(call.owner, query, count + OWN_WORDS)
+        found = await search(call.owner, query, count + MAX_OWN_RESULTS)
         others = [one for one in found if one.turn is None or one.turn != call.turn][:count]
         if not others:
             return Output(
@@ -119,7 +119,7 @@ class RememberTool(Tool):
     def _remember(self, text: str, instead_of: str) -> str:
         if not text and not instead_of:
             raise ToolError("There is nothing to remember: give a text, or in instead_of what is to be removed.")
-        with explained(MEMORY_FILE), _alone():
+        with explained(MEMORY_FILE), _locked():
             return self._change(text, instead_of)
 
     def _change(self, text: str, instead_of: str) -> str:
@@ -140,7 +140,7 @@ class RememberTool(Tool):
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _locked() -> Iterator[None]:
     """Lock the memory folder, created if necessary, against other writers in this and other processes.
 
     Any process that can open the folder can hold it, also a command in the sandbox, so the wait has a limit.

@@ -120,7 +120,7 @@ def states_by_age(folder: Path, count: int, most_bytes: int) -> States:
     states, now = States(folder, "model", most_bytes=most_bytes), time.time()
     for n in range(count):
         (folder / "new").write_bytes(bytes(1_000 - 64))
-        states.written("new", f"{n}.state")
+        states.add("new", f"{n}.state")
         for path in folder.glob(f"{n}.state*"):
             os.utime(path, (now - 100 + n, now - 100 + n))
     return states
@@ -129,20 +129,20 @@ def states_by_age(folder: Path, count: int, most_bytes: int) -> States:
 def test_the_oldest_states_are_removed_when_there_are_too_many(tmp_path):
     tmp_path /= "cache"
     states = states_by_age(tmp_path, 5, most_bytes=3_000)
-    assert not states.right("0.state")
-    assert not states.right("1.state")
-    assert states.right("4.state")
+    assert not states.is_intact("0.state")
+    assert not states.is_intact("1.state")
+    assert states.is_intact("4.state")
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000
 
 
 def test_a_state_in_use_is_not_the_oldest(tmp_path):
     tmp_path /= "cache"
     states = states_by_age(tmp_path, 2, most_bytes=2_200)
-    assert states.right("0.state")
+    assert states.is_intact("0.state")
     (tmp_path / "new").write_bytes(bytes(1_000 - 64))
-    states.written("new", "2.state")
-    assert states.right("0.state")
-    assert not states.right("1.state")
+    states.add("new", "2.state")
+    assert states.is_intact("0.state")
+    assert not states.is_intact("1.state")
 
 
 def test_models_are_distinguished_by_their_content(tmp_path):

@@ -15,7 +15,7 @@ from everloop.providers.local.provider import LocalProvider
 from everloop.providers.local.small.shaping import SmallShaping
 
 from .real import TINY, weights
-from .test_small import TOOLS, said
+from .test_small import TOOLS, with_system
 
 pytestmark = pytest.mark.timeout(300)  # in CI the weights may have to be pulled first
 
@@ -36,7 +36,7 @@ async def model() -> AsyncIterator[LocalProvider]:
 
 async def test_a_tiny_model_makes_a_valid_call_and_answers_from_its_result():
     async with model() as provider:
-        conversation: list[dict[str, Any]] = said(user_message('show me "odd" notes/pike.md'))
+        conversation: list[dict[str, Any]] = with_system(user_message('show me "odd" notes/pike.md'))
         pieces = [piece async for piece in provider.stream(conversation, TOOLS)]
         first = pieces[-1]
         assert isinstance(first, LLMResponse)

@@ -27,6 +27,7 @@ from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apo
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
+from ..sandbox.reach import Workspace
 from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import own_path, store_at
 from ..store.peers import ENDED, WORK
@@ -38,7 +39,6 @@ from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
-from ..tools.spawn import SpawnTool
 from .api_requests import CLIENT_LEFT, PlainCalls, Requests, spec_of
 from .budgets import Budgets
 from .chat_commands import ChatCommands
@@ -51,12 +51,11 @@ from .outbox import make_adapter, reply
 from .owners import OWN, Owners, no_other
 from .session import WAITS, HandedOff, Session, Stopped
 from .streaming import TurnStreams
-from .subagents import SubagentManager
+from .subagents import SpawnTool, SubagentManager
 from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .turn_spec import TurnSpec
-from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..cron.heartbeat import Heartbeat
@@ -102,7 +101,7 @@ class AgentLoop:
         owners: Owners | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
-        _check_kinds(provider, config, context)
+        _check_kinds(provider, config, context, model)
         settings = config or Config()
         busy = _checked_busy(busy or settings.busy)
         if restrict_to_workspace is None:
@@ -112,12 +111,12 @@ class AgentLoop:
         self.provider = provider
         self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
-        self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
+        self.max_iterations = settings.max_iterations if max_iterations is None else _checked_rounds(max_iterations)
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
-        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store)
+        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store.files)
         self._direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(
             timeout=settings.tool_timeout,
@@ -635,7 +634,7 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
     )
 
 
-def _check_kinds(provider: object, config: object, context: object) -> None:
+def _check_kinds(provider: object, config: object, context: object, model: object) -> None:
     if isinstance(provider, type) or not all(callable(getattr(provider, name, None)) for name in PROVIDER_METHODS):
         given = f"the class {provider.__name__}" if isinstance(provider, type) else type(provider).__name__
         raise TypeError(f"provider must be an LLMProvider, such as a subclass with a method chat, not {given}")
@@ -643,6 +642,16 @@ def _check_kinds(provider: object, config: object, context: object) -> None:
         raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
     if context is not None and not isinstance(context, ContextBuilder):
         raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+    if model is not None and not isinstance(model, str):
+        raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
+
+
+def _checked_rounds(rounds: int) -> int:
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f"max_iterations must be a whole number, not {type(rounds).__name__}")
+    if rounds < 1:
+        raise ValueError(f"max_iterations must be at least 1, not {rounds}")
+    return rounds
 
 
 def _checked_busy(busy: Busy) -> Busy:

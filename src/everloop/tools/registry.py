@@ -230,7 +230,7 @@ class ToolRegistry:
         have to be asked for is refused. A registry without an agent knows none of these: paths are relative to the
         current folder. Inside a tool call, the new call belongs to the same session and turn.
         """
-        given: Any = {} if arguments is None else arguments
+        name, given = str(name), cast(Any, {} if arguments is None else arguments)
         if not isinstance(given, dict | str):
             return _failure(f"{name} was not run: its arguments must be an object, not {type(given).__name__}").content
         outer = current.get(None)

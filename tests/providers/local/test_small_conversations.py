@@ -15,7 +15,7 @@ from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.answers import leaked_text, uses_unknown_file
 from everloop.providers.local.small.conversation import Turn
 from everloop.providers.local.small.examples import EXAMPLES
-from everloop.providers.local.small.language import Request, paths_in
+from everloop.providers.local.small.language import Request, paths_in, words
 from everloop.tools.simple_tools import SIMPLE_TOOLS, simplify_call, to_command
 
 from .test_small import (
@@ -208,6 +208,26 @@ def test_the_folder_is_listed_if_the_request_asks_for_its_files(request_: str) -
     assert request_ == "ls" or sure_call(request) == ("list_dir", {"path": "."})
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "Which files are in my workspace?",
+        "What is in my workspace?",
+        "what's in the workspace",
+        "show me the workspace",
+        "What is in this workspace?",
+    ],
+)
+@pytest.mark.parametrize("before", [[], TWO])
+def test_the_workspace_is_the_folder_also_after_a_file_was_touched(before: list[dict[str, Any]], request_: str) -> None:
+    assert sure_call(request_after(before, request_)) == ("list_dir", {"path": "."})
+
+
+@pytest.mark.parametrize("request_", ["where is my workspace?", "can you leave the workspace?", "what is a workspace?"])
+def test_a_question_about_the_workspace_itself_lists_nothing(request_: str) -> None:
+    assert "certain" not in request_for(request_)
+
+
 def test_the_known_files_are_listed_with_the_one_touched_last_first() -> None:
     shown = json.dumps(request_after(TWO, "find pike in my files")["messages"])
     assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown
@@ -239,6 +259,11 @@ def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history
     assert request["messages"][0]["role"] == "system"
     assert request["messages"][-1]["content"] == request_
     assert leaked_text([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
+
+
+def test_the_prompt_of_talk_asks_for_stories_and_poems_which_a_model_for_code_refuses_otherwise() -> None:
+    system = request_for("write a long story about a dragon")["messages"][0]["content"]
+    assert {"stories", "poems", "ideas"} <= set(words(system))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +320,11 @@ def test_the_confirmation_of_a_reminder_states_the_time_that_was_set() -> None:
     call = {"action": "add", "message": "call mum", "at": "in 1 minute", "deliver": "text"}
     result = "Added job 1a: once, Monday, 2031-05-05 01:50 (UTC). It comes first on Monday, 2031-05-05 01:50 (UTC)."
     said_ = request_for("remind me in 1 minute to call mum", *completed_call("cron", result, **call))["certain"].content
-    assert said_ == "I will remind you: call mum (first on Monday, 2031-05-05 01:50 (UTC))."
+    assert said_ == "I will remind you on Monday, 2031-05-05 01:50 (UTC): call mum"
+    call = {"action": "add", "message": "Call mum.", "every": "1h", "deliver": "text"}
+    result = "Added job 1a: every hour. It comes first on Monday, 2031-05-05 01:50 (UTC)."
+    said_ = request_for("remind me every hour to call mum", *completed_call("cron", result, **call))["certain"].content
+    assert said_ == "I will remind you: Call mum (first on Monday, 2031-05-05 01:50 (UTC))."
 
 
 def test_every_reminder_in_the_examples_is_delivered_as_text() -> None:

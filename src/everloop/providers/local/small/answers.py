@@ -93,6 +93,10 @@ def final_sentence(turn: Turn) -> str:
     if (name == "exec" and not turn.request.means("run")) or (name in ("exec", "count_lines") and not turn.file):
         return ""
     values = outcome_values(name, arguments, result)
+    if name == "cron" and "at" in values:
+        name = "cron_once"
+    elif name == "cron" and values:  # the message is in the middle of the sentence
+        values["message"] = values["message"].rstrip(".")
     return sentence(name, language_of(turn.request), **values) if values and name in _SENTENCES[ENGLISH] else ""
 
 

@@ -23,17 +23,13 @@ from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 from .test_engine import SHORT, alive, gone
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
 PROGRAM = [sys.executable, "-m", "tests.providers.local.engine_program"]
 SECRET = "canary-5f1c9a"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)
 
 
 @contextlib.contextmanager

@@ -15,17 +15,13 @@ from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.states import States, fingerprint
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 from .test_engine import text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
 # Long enough to be kept, in few tokens, which take the time.
 RULES = " ".join(f"Rule {n}: respect international environmental regulations everywhere." for n in range(16))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)
 
 
 async def first_turn(states: Path, question: str = "Who is there?", rules: str = RULES) -> dict[str, Any]:

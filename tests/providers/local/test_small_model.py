@@ -15,14 +15,10 @@ from everloop.providers.local.provider import LocalProvider
 from everloop.providers.local.small.shaping import SmallShaping
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 from .test_small import TOOLS, with_system
 
 pytestmark = pytest.mark.timeout(300)  # in CI the weights may have to be pulled first
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)  # before there is an event loop to be blocked
 
 
 @contextlib.asynccontextmanager

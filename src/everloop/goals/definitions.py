@@ -202,7 +202,7 @@ def _message_problems(messages: Any) -> Iterator[Problem]:
         elif not isinstance(content, str) or not content.strip():
             yield path, f"the content of message {number} must be a string, not {_kind(content)}"
         elif role == "assistant" and before != "user":  # chat templates reject it
-            yield path, f"message {number} is the assistant's: a message of the user must stand before it"
+            yield path, f"message {number} is the assistant's: a message of the user must precede it"
         before = role
 
 

@@ -82,7 +82,7 @@ class Link:
                     self.opened.set_result(session)
                     await self.transport.ended.wait()
         except asyncio.CancelledError:
-            self._fail(Unreachable("the connection was given up"))
+            self._fail(Unreachable("the connection was closed"))
         except Exception as error:
             self._fail(error)
         finally:

@@ -12,13 +12,14 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyte
 
 from everloop.testing.openai_server import FakeOpenAI
+from tests.support.waiting import until as until
 
 from . import warm
 
@@ -76,13 +77,6 @@ async def finished(process: Any, stdin: bytes = b"") -> Done:
     done = Done(process.returncode, out.decode(), err.decode())
     assert "Traceback" not in done.err, done.err
     return done
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process does."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Terminal:

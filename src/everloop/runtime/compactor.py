@@ -20,7 +20,7 @@ from .. import events
 from ..config import Config
 from ..context.compaction import KEPT_TURNS, Plan, Room, conversation_of, digest, plan, summarise
 from ..context.pictures import without_pictures
-from ..context.window import FITS, LONG, Measure, Meter, model_info, weigh
+from ..context.window import LONG, USABLE_SHARE, Measure, Meter, model_info, weigh
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
@@ -222,7 +222,7 @@ class Compactor:
         """Make the request fit, before a model call or after a refusal. Return whether anything was left out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
-        if not refused and note is None and measure.is_small(conversation, FITS):
+        if not refused and note is None and measure.is_small(conversation, USABLE_SHARE):
             return False
         if conversation.characters > LONG:  # each message is counted only once, but this many take a while
             await in_thread(measure.weight, conversation)

@@ -68,9 +68,10 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
 
     def get_or_create(self, key: str) -> Session:
-        if not isinstance(key, str) or not key:
+        given: object = key
+        if not isinstance(given, str) or not given:
             raise ValueError(f"the key of a session must be a text such as cli:direct, not {key!r}")
-        key = clean(key)
+        key = clean(given)
         if key not in self._sessions:
             self._sessions[key] = Session(key, self._store, self._owner)
         return self._sessions[key]

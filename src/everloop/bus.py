@@ -79,6 +79,16 @@ class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
 Cause = SubagentTask | CronOrigin | StopRequest
 
 
+def is_inside(key: str) -> bool:
+    """Return whether a session is internal to the system."""
+    return key.partition(":")[0] in INSIDE
+
+
+def repeatable_id(channel: str, session: str, key: str) -> str:
+    """Return the id of a message that its client names with a key: sent again, it is the same message."""
+    return f"{channel}:{len(session)}:{session}:{key}"  # the length is included because both may contain colons
+
+
 @dataclass(slots=True)
 class InboundMessage:
     """A message from a chat.

@@ -34,8 +34,6 @@ class Session:
     def add_message(self, role: str, content: Any, **extra: Any) -> None:
         if role not in ROLES:
             raise ValueError(f"the role of a message must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, not {role!r}")
-        if content is not None and not isinstance(content, str | list):
-            raise TypeError(f"the content of a message must be a text or a list of parts, not {type(content).__name__}")
         content = clean(content) if isinstance(content, str) else content
         self._unsaved.append(Noted({"role": role, "content": content, **extra}))
 
@@ -68,10 +66,9 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
 
     def get_or_create(self, key: str) -> Session:
-        given: object = key
-        if not isinstance(given, str) or not given:
+        if not key or not isinstance(key, str):
             raise ValueError(f"the key of a session must be a text such as cli:direct, not {key!r}")
-        key = clean(given)
+        key = clean(key)
         if key not in self._sessions:
             self._sessions[key] = Session(key, self._store, self._owner)
         return self._sessions[key]

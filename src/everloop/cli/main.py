@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import sys
+import termios
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol
@@ -77,6 +78,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; an error a user can cause is one line and status 2."""
     _forgiving_output()
+    _mend_terminal()
     gc.disable()  # modules loaded at start stay alive: scanning them for garbage costs a tenth of the start-up time
     try:
         known = parser()
@@ -104,6 +106,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"unexpected error: {what}; EVERLOOP_DEBUG=1 shows where it comes from", 1)
     finally:
         gc.enable()
+
+
+def _mend_terminal() -> None:
+    """Take the terminal out of the raw mode that a killed chat leaves it in, where Ctrl-C stops nothing."""
+    try:
+        terminal = sys.stdin.fileno()
+        if os.tcgetpgrp(terminal) != os.getpgrp():
+            return  # started in the background: the terminal belongs to another program
+        modes = termios.tcgetattr(terminal)
+        if modes[3] & termios.ISIG:
+            return
+        modes[0] |= termios.ICRNL | termios.IXON | termios.BRKINT
+        modes[1] |= termios.OPOST | termios.ONLCR
+        modes[3] |= termios.ISIG | termios.ICANON | termios.ECHO | termios.ECHOE | termios.ECHOK | termios.IEXTEN
+        termios.tcsetattr(terminal, termios.TCSADRAIN, modes)
+    except (AttributeError, OSError, ValueError, termios.error):  # there is no terminal
+        return
 
 
 def _with_folder(arguments: list[str], known: Parser) -> list[str]:

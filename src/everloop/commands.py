@@ -55,6 +55,17 @@ REPLIES = {
 }
 
 
+HOW_TO_ANSWER = (
+    "Answer y (yes), n (no) or a (always in this session). "
+    "/approve, /deny and /approve always do the same; you can add a reason after /deny."
+)
+
+
+def with_how_to_answer(question: str) -> str:
+    """Return a question as a message to a chat, where words answer it."""
+    return f"{question}\n\n{HOW_TO_ANSWER}"
+
+
 def answer_of(text: str) -> Answer | None:
     """Return the answer that a message gives to an open question, as a command or a single word."""
     match command_of(text):

@@ -99,7 +99,8 @@ class _Tools:
             return Reply(answer="The question was not answered here.", session=key, reason="question")
         if result.reason == "question" and _can_ask(context) and _is_modern(context):
             place = await place_of_question(self._agent, sent)
-            return _required(result.text, _State(session=key, place=place))
+            question = await self._agent.question(key, sent.owner) or result.text
+            return _required(question, _State(session=key, place=place))
         if result.reason == "error":
             raise ToolError(f"{result.error} (session {key})")
         return Reply(answer=result.text, session=key, reason=result.reason, turn=result.turn or "")

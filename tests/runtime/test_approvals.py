@@ -10,6 +10,7 @@ import pytest
 
 from everloop import AgentLoop, InboundMessage, MessageBus, Tool, tool
 from everloop import events as ev
+from everloop.commands import HOW_TO_ANSWER, with_how_to_answer
 from everloop.config import Config, Rule
 from everloop.log import CallEnded, CallsAsked, CallsDecided, TurnEnded, UserSaid
 from everloop.replay import replay
@@ -64,7 +65,7 @@ async def test_nothing_runs_before_the_decision_and_the_turn_continues_with_it(t
         assert pad.launched == []
         assert '"ada"' in question
         assert "rockets are dear" in question
-        assert await agent.question() == question
+        assert with_how_to_answer(await agent.question() or "") == question
         assert await agent.process_direct("/approve", attended=True) == "it flies"
         assert await agent.question() is None
     assert pad.launched == ["ada"]
@@ -74,7 +75,7 @@ async def test_the_answer_may_come_after_a_restart(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH[:1]) as agent:
         question = await agent.process_direct("up!", attended=True)
     async with agent_of(tmp_path, pad, LAUNCH[1:]) as agent:
-        assert await agent.question() == question
+        assert with_how_to_answer(await agent.question() or "") == question
         await agent.resume()
         assert pad.launched == []
         assert await agent.process_direct("/approve", attended=True) == "it flies"
@@ -125,6 +126,7 @@ async def test_a_chat_is_asked_and_answered_over_the_bus(tmp_path, pad):
         await agent.bus.publish_inbound(InboundMessage("test", "ann", "1", "up!"))
         question = await agent.bus.consume_outbound()
         assert '"ada"' in question.content
+        assert question.content.endswith(HOW_TO_ANSWER)
         assert (question.channel, question.chat_id) == ("test", "1")
         await agent.bus.publish_inbound(InboundMessage("test", "bob", "2", "/approve"))  # a decision from another chat
         assert (await agent.bus.consume_outbound()).chat_id == "2"
@@ -274,7 +276,7 @@ async def test_a_subscriber_receives_the_question(tmp_path, pad):
     async with agent_of(tmp_path, pad, LAUNCH) as agent:
         question = await agent.process_direct("up!", attended=True, on_event=seen.append)
         assert isinstance(asked := seen[-1], ev.Asked)
-        assert asked.question == question
+        assert with_how_to_answer(asked.question) == question
         await agent.process_direct("/approve", attended=True, on_event=seen.append)
     started = [event for event in seen if isinstance(event, ev.TurnStarted)]
     assert [event.resumed for event in started] == [False, False]  # nothing was interrupted
@@ -305,11 +307,11 @@ async def test_a_fork_of_a_waiting_turn_asks_its_own_question(tmp_path, pad):
         question = await agent.process_direct("up!", attended=True)
         await agent.store.fork("me", "cli:direct", None, "cli:copy")
         await agent.resume("cli:copy")
-        assert await agent.question("cli:copy") == question
+        assert with_how_to_answer(await agent.question("cli:copy") or "") == question
         assert pad.launched == []
         await agent.process_direct("/approve", "cli:copy", attended=True)
         assert pad.launched == ["ada"]
-        assert await agent.question() == question
+        assert with_how_to_answer(await agent.question() or "") == question
 
 
 async def test_a_kill_between_the_decision_and_its_turn_loses_nothing(tmp_path, pad):

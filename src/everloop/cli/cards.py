@@ -191,11 +191,7 @@ class CardRenderer(Renderer):
         """Write a question: what would be written or run, with diff colours, and how to answer."""
         self.asked = True
         self.output.fresh()
-        from ..runtime.tool_calls import HOW_TO_ANSWER
-
-        if question.endswith(HOW_TO_ANSWER):
-            question = question.removesuffix(HOW_TO_ANSWER) + HOW_TO_ANSWER_HERE
-        first, *others = question.split("\n")
+        first, *others = f"{question}\n\n{HOW_TO_ANSWER_HERE}".split("\n")
         self.output.line(first, "bold")
         for line in others:
             self.output.line(line, "good" if line.startswith("+") else "bad" if line.startswith("-") else "")

@@ -8,6 +8,7 @@ import sys
 import threading
 
 from .. import events
+from ..commands import with_how_to_answer
 from ..config import Config
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop
@@ -53,7 +54,7 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
         agent.subagents.wait_for_all()  # the process ends with its input
         await agent.resume(key)
         if not view.asked and (question := await agent.question(key)):
-            out.line(question)
+            out.line(with_how_to_answer(question))
         while not ctrl_c.pressed:
             if out.failed is not None:  # the reader of the answers is gone
                 raise out.failed

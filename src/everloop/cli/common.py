@@ -177,6 +177,7 @@ async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: st
 def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
     """Collect the answers and questions of turns that end or park in the body: they are already on the screen."""
     from .. import events
+    from ..commands import with_how_to_answer
 
     said: set[str] = set()
 
@@ -184,7 +185,7 @@ def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
         if isinstance(event, events.TurnEnded):
             said.add(event.text)
         elif isinstance(event, events.Asked):
-            said.add(event.question)
+            said.add(with_how_to_answer(event.question))
 
     unwatch = agent.watch(key, see)
     try:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from .. import events
+from ..commands import with_how_to_answer
 from ..log import error_in, split_exit_status
 from ..text import one_line, printable
 
@@ -239,7 +240,7 @@ class Renderer:
         self.asked = True
         self.busy_since = None
         self.output.fresh()
-        self.output.line(event.question, "bold")
+        self.output.line(with_how_to_answer(event.question), "bold")
 
     def _end(self, event: events.TurnEnded) -> None:
         self.ended = event

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from .. import events
 from ..actions import Limits, Park, next_action
 from ..bus import Busy, InboundMessage, MessageBus, OutboundMessage
-from ..commands import answer_of, command_of, kind_of
+from ..commands import answer_of, command_of, kind_of, with_how_to_answer
 from ..config import Config
 from ..config.sources import DSN
 from ..context.prompt import ContextBuilder
@@ -507,7 +507,7 @@ class AgentLoop:
             await self._outbox.hand_out(id, message, session_log.announced)
         for follows in session_log.incoming:
             self.dispatcher.kick(follows.owner, follows.session_key)
-        return ended.question if isinstance(ended, Parked) else ended.text
+        return with_how_to_answer(ended.question) if isinstance(ended, Parked) else ended.text
 
     async def provide_tools(self) -> None:
         """Register the tools that may have changed: those of MCP servers, and `spawn` with its list of agents."""

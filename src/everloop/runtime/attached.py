@@ -62,7 +62,10 @@ async def take_turn(
     result = await agent.take(replace(message, attended=decide is not None), watch)
     while result.reason == "question" and decide is not None:
         place = await place_of_question(agent, message)
-        answer = await decide(result.text, calls)
+        question = await agent.question(message.session_key, message.owner)
+        if question is None:  # another client has answered it
+            return result
+        answer = await decide(question, calls)
         gone_on = await give_answer(agent, message, place, answer, watch) if answer is not None else None
         if gone_on is None:
             return result

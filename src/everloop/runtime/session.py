@@ -18,7 +18,7 @@ import msgspec
 from .. import events
 from ..actions import Park, next_action
 from ..bus import INSIDE, InboundMessage, Kind, StopRequest
-from ..commands import command_of
+from ..commands import command_of, with_how_to_answer
 from ..engine import Turn
 from ..errors import EverloopError, OwnerMoved, StaleLease, StoreError
 from ..log import Reason, TurnEnded, UserSaid, Written
@@ -135,7 +135,7 @@ class Waiters:
             if isinstance(last := entries[-1], TurnEnded):
                 text = last.text
             elif isinstance(action := next_action(entries), Park):
-                text = action.question
+                text = with_how_to_answer(action.question)
         if text is not None:
             answer(self.take(row), text)
 

@@ -27,10 +27,6 @@ from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of,
 from .images import Free, plain_images
 
 AGAIN = "Call it again."
-HOW_TO_ANSWER = (
-    "Answer y (yes), n (no) or a (always in this session). "
-    "/approve, /deny and /approve always do the same; you can add a reason after /deny."
-)
 DENIED_ADVICE = "Do not try to get around this. Do without it, or tell the user what you would need."
 
 DIRECT = "cli:direct"  # the session of calls made by code
@@ -167,7 +163,6 @@ def _question(asked: Sequence[Verdict]) -> str:
         return ""
     parts = ["May I do this?" if len(asked) == 1 else f"May I do these {len(asked)} things?"]
     parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
-    parts.append(HOW_TO_ANSWER)
     return "\n\n".join(parts)
 
 

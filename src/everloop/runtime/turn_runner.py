@@ -16,7 +16,7 @@ import msgspec
 from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage, Question
-from ..commands import words_after
+from ..commands import with_how_to_answer, words_after
 from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
@@ -427,7 +427,9 @@ class SessionLog:
         took, self._took = self._took, []
         claim = self._claim
         asks = Question(claim.key, claim.next_seq + len(entries) - 1, claim.message.sender_id)
-        self._outgoing = [replace(message, question=asks) for message in reply(claim.message, question)]
+        self._outgoing = [
+            replace(message, question=asks) for message in reply(claim.message, with_how_to_answer(question))
+        ]
         if self._notices is not None:
             self._outgoing = [*self._outgoing, *self._notices.of_question(claim, question)]
         self._finished = self._store.park(self._claim, entries, self._outgoing, self._sender, took)

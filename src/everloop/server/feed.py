@@ -21,7 +21,6 @@ from ..log import CallEnded, CallsAsked, Content, Logged, Noted, UserSaid, kind_
 from ..providers.openai import encode
 from ..runtime.conversations import Conversations
 from ..runtime.streaming import SessionState, SessionSubscriber, Streamed, Update, mark_of
-from ..runtime.tool_calls import HOW_TO_ANSWER
 from ..store.base import SessionInfo, Store
 from ..text_cursor import Position
 from .errors import bad_request
@@ -227,9 +226,7 @@ def entry_of(one: Logged) -> dict[str, Any]:
         case CallEnded():
             return facts | {**structs.asdict(entry), "images": len(entry.images)}
         case CallsAsked():
-            # Instructions for chat replies are useless next to buttons.
-            question = entry.question.removesuffix(HOW_TO_ANSWER).rstrip()
-            return facts | {"ids": entry.ids, "question": question, "grants": entry.grants}
+            return facts | {"ids": entry.ids, "question": entry.question, "grants": entry.grants}
         case Noted():
             message = entry.message
             return facts | {"role": str(message.get("role", "")), "text": text_of(message.get("content"))}

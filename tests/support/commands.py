@@ -12,6 +12,7 @@ import re
 import struct
 import sys
 import termios
+import tty
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -194,10 +195,17 @@ class Terminal:
 
 @contextlib.asynccontextmanager
 async def terminal(
-    *arguments: str, server: FakeOpenAI | None = None, columns: int = 100, rows: int = 40, **settings: str
+    *arguments: str,
+    server: FakeOpenAI | None = None,
+    columns: int = 100,
+    rows: int = 40,
+    raw: bool = False,
+    **settings: str,
 ) -> AsyncIterator[Terminal]:
-    """Everloop at a pseudo-terminal."""
+    """Everloop at a pseudo-terminal; with `raw`, an earlier program has left that in raw mode."""
     ours, theirs = pty.openpty()
+    if raw:
+        tty.setraw(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = environment(server, **{"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "", **settings})
 

@@ -25,7 +25,7 @@ from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
 from ..messages import Blind, Conversation, Message
-from ..providers.base import LLMProvider, ProviderError, counts
+from ..providers.base import LLMProvider, ProviderError, counts, own_prompt_of
 from ..store.base import Claim, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry, keep_output, outputs_folder
@@ -191,7 +191,7 @@ class Compactor:
         name = model or self.model
         if name not in self._measures:
             window = self._config.window if name == self.model else 0
-            own_prompt = self._provider.own_prompt if name == self.model else 0
+            own_prompt = own_prompt_of(self._provider) if name == self.model else 0
             self._measures[name] = Measure(name, window, self._meter, self._tools, own_prompt)
         while len(self._measures) > 64:
             self._measures.popitem(last=False)

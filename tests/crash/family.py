@@ -163,7 +163,7 @@ async def family(
     family_bugs.plant(plant)
     store = SQLiteStore(here / "store.db")
     queue = DurableBus(store) if bus == "durable" else MessageBus()
-    vars(cron).update(LOOK_SECONDS=0.01)  # for a clock that is fast
+    cron.POLL_SECONDS = 0.01  # for a clock that is fast
     clock = Steps(here) if steps else lambda: born + SPEED * (time.time() - born)
     jobs = CronService(store, clock=clock)
     config = Config(home=here / "home", **settings or {})

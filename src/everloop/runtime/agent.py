@@ -27,6 +27,7 @@ from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apo
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
+from ..sandbox.reach import Workspace
 from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import own_path, store_at
 from ..store.peers import ENDED, WORK
@@ -56,7 +57,6 @@ from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .turn_spec import TurnSpec
-from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..cron.heartbeat import Heartbeat
@@ -117,7 +117,7 @@ class AgentLoop:
         self.owner = owner
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
-        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store)
+        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store.files)
         self._direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(
             timeout=settings.tool_timeout,

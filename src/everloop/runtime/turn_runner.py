@@ -27,6 +27,7 @@ from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import LLMProvider
+from ..sandbox.reach import Places, Workspace, WorkspaceError
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
 from ..text import clean
 from ..threads import BackgroundTasks, in_thread
@@ -48,7 +49,6 @@ from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .tool_calls import Tools, free_addresses, paths_of
 from .turn_spec import TurnSpec, request_of, stopping
-from .workspace import Places, Workspace, WorkspaceError
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters

@@ -282,9 +282,31 @@ async def test_an_account_cannot_fill_the_store_with_shared_sessions(network: Ho
 async def test_text_that_only_starts_like_the_command_is_a_message(network: HookNetwork, tmp_path: Path) -> None:
     says = Says("ok")
     async with running(network.settings, tmp_path, says):
-        for text in ("/link to the garden page", "/linked", "/unlink it", "link"):
+        for text in ("/links to the garden page", "/linked", "unlink it", "link"):
             await tells(network, ANNA, text)
-    assert says.asked == ["/link to the garden page", "/linked", "/unlink it", "link"]
+    assert says.asked == ["/links to the garden page", "/linked", "unlink it", "link"]
+
+
+async def test_words_after_a_command_are_refused_and_no_code_reaches_the_model(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    network.settings["pairing"] = True
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        for text in (f"/link {code} please", f"/link please {code}", f"/link@agent {code[:4]} {code[4:]}"):
+            assert await tells(network, BERT, text) == links.HOW_TO_LINK
+        assert await tells(network, BERT, f"/unlink {code}") == links.HOW_TO_UNLINK
+        assert (await LinkStore(store, "me").read()).guesses == ()
+        asked = await tells(network, EVE, "hello")
+        pairing = CODE.search(asked)
+        assert pairing is not None
+        assert "no valid code" in await tells(network, ANNA, f"/pair {pairing[0]} please")
+        await joins(network, BERT, code, ANNA)  # none of it has used up the code
+        code = await code_of(network, CARL)
+        await network.say("team", f"/link {code} please", sender=BERT, group=True)
+        assert await tells(network, DORA, f"/link {code}") == links.NO_CODE
+    assert says.asked == []
 
 
 # ---------------------------------------------------------------------------------------------- attacks

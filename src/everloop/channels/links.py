@@ -28,6 +28,7 @@ from .text import literal
 T = TypeVar("T")
 MOST_WRONG = 10  # per account and hour; after that even a right code is refused
 MOST_SESSIONS = 20  # sessions that an account has ever shared
+TAKES_PART = "takes part:"  # prefix of the chats that take part in a session of others, each with its person
 APART = f"{LINK}:apart:"  # prefix of the session of people who may not see that of their chat
 LinkCommand = Literal["link", "unlink"]
 
@@ -43,6 +44,7 @@ HOW_TO_UNLINK = "Write /unlink alone, with nothing after it."
 NO_CODE = "That is no valid code. A code is valid for an hour and can be used once: /link in your other chat gives one."
 TOO_MANY = "Those were too many wrong codes. No code is taken from you for an hour."
 TOO_MANY_SESSIONS = "That account has shared so many sessions that it can share no other one."
+LEFT = "An answer of the session that this chat has left is not sent here. Ask again to have one of this chat's own."
 ALONE = "This chat shares its session with no other chat."
 ONLY_SETTINGS = "Only the chats that the settings link, under [channels.link], share this session."
 
@@ -301,6 +303,7 @@ class ChatLinks:
         self._can = can
         self._access = access
         self._links = LinkStore(store, config.owner)
+        self._takes_part: dict[str, str] = {}  # what this process has remembered
         # People by their id in this network.
         self._people = {
             same_id(sender, can): person
@@ -320,6 +323,26 @@ class ChatLinks:
         # A person who is answered only because everyone is shares nothing, even if the settings once named them.
         direct = direct and await self._access.known_as(message.sender) is not None
         return links.session_of(self._account_of(message), own, direct=direct)
+
+    async def remember(self, message: Received) -> None:
+        """Remember whose chat takes part in a session that is not its own, so that `may_read` knows it."""
+        if self._takes_part.get(message.chat) != message.sender:
+            await self._store.set_channel_state(self._name, TAKES_PART + message.chat, message.sender)
+            self._takes_part[message.chat] = message.sender
+
+    async def may_read(self, chat: str, session: str, own: Callable[[Received], str]) -> bool:
+        """Whether what was said in a session may be sent to a chat: not if the chat took part in it and has left it.
+
+        A message that it sent before may be answered with what others have said there since.
+        """
+        links = await self._links.read()
+        if not (session.startswith(f"{LINK}:") or any(one.session == session for one in links.shared)):
+            return True
+        sender = (await self._store.channel_state(self._name)).get(TAKES_PART + chat)
+        if sender is None:
+            return True
+        asks = Received(chat=chat, sender=sender, text="")
+        return await self.session_of(asks, own(asks)) == session
 
     async def revoke_shown(self, message: Received) -> None:
         """Void a code that an admitted person has written in a group without mentioning the agent."""

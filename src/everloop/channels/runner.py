@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
@@ -53,7 +53,7 @@ from .base import (
     space_of,
 )
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
-from .links import ChatLinks, LinkCommand, channel_of, command_in
+from .links import LEFT, ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
 from .text import MARK, literal, render, split
 
@@ -187,7 +187,9 @@ class Account:
         self._inbox = ChannelInbox(
             store, config, channel, configs, links, save, transcribes, self._reporter, self._previews
         )
-        self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
+        self._sender = Sender(
+            store, worker, config, channel, outgoing, self._reporter, self._previews, self._inbox.may_read
+        )
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -355,6 +357,10 @@ class ChannelInbox:
     async def cursor(self) -> str:
         return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
 
+    async def may_read(self, chat: str, session: str) -> bool:
+        """Whether what was said in a session may be sent to a chat."""
+        return await self._links.may_read(chat, session, self._own_session)
+
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
 
@@ -451,6 +457,8 @@ class ChannelInbox:
         standing = await self._access.standing(message)
         if standing != "owner" and not (standing == "peer" and message.sender == asked.sender):
             return False
+        if not await self.may_read(message.chat, asked.session):
+            return False  # the chat has left the session since
         id, owner = f"{self._config.name}:{QUESTION}{token}", self._config.owner
         if await self._store.find(owner, id) is not None:
             return True  # it was taken before
@@ -518,6 +526,9 @@ class ChannelInbox:
 
     async def _incoming(self, message: Received) -> InboundMessage:
         name, chat_id = self._config.name, self._chat_id(message)
+        session = await self._session_of(message)
+        if session != self._own_session(message):
+            await self._links.remember(message)
         return InboundMessage(
             name,
             message.sender,
@@ -525,7 +536,7 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            session=await self._session_of(message),
+            session=session,
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
 
@@ -655,6 +666,7 @@ class Queued:
     """A message to send, and its progress."""
 
     row: Outgoing
+    session: str  # that it was said in
     parts: list[SentPart]
     since: float  # when the first try was made here
     begun: bool  # the store counts its next part as begun
@@ -677,7 +689,9 @@ class Sender:
         outgoing: OutgoingFiles | None,
         reporter: Reporter,
         previews: Previews,
+        may_read: Callable[[str, str], Awaitable[bool]],
     ) -> None:
+        """`may_read` tells whether a chat may get what was said in a session."""
         self.more = asyncio.Event()  # there may be something in the outbox
         self._store = store
         self._worker = worker
@@ -685,6 +699,7 @@ class Sender:
         self._channel = channel
         self._reporter = reporter
         self._previews = previews
+        self._may_read = may_read
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -734,7 +749,7 @@ class Sender:
         return True
 
     def _queued(self, row: Outgoing, delivery: Delivery) -> Queued:
-        return Queued(row, list(delivery.parts), time.time(), True, row.message.repeat)
+        return Queued(row, delivery.session, list(delivery.parts), time.time(), True, row.message.repeat)
 
     def _enqueue(self, one: Queued) -> bool:
         """Put a message behind the others of its chat. Return whether there are any."""
@@ -762,6 +777,9 @@ class Sender:
 
     async def _send(self, one: Queued) -> None:
         message, can = one.row.message, self._channel.can
+        kept = message.media
+        if not await self._may_read(chat_of(message.chat_id, can.threads)[0], one.session):
+            message = replace(message, content="" if one.parts else LEFT, media=[], question=None)
         text = render(message.content, "plain") if can.form == "plain" else message.content
         start = one.parts[-1].end if one.parts else 0
         for step, is_last in _with_last(steps_of(text, len(message.media), can, start)):
@@ -777,8 +795,8 @@ class Sender:
             await self._mark(one, is_last)
         if not text.strip() and not message.media:
             await self._mark(one, True)
-        if message.media and self._outgoing is not None:
-            await in_thread(self._outgoing.forget, message.media)
+        if kept and self._outgoing is not None:
+            await in_thread(self._outgoing.forget, kept)
 
     async def _open(self, paths: Sequence[str]) -> tuple[tuple[OutgoingFile, ...], list[str]]:
         """Return the files to send, and notes about those that cannot be sent."""

@@ -39,7 +39,6 @@ from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
-from ..tools.spawn import SpawnTool
 from .api_requests import CLIENT_LEFT, PlainCalls, Requests, spec_of
 from .budgets import Budgets
 from .chat_commands import ChatCommands
@@ -52,7 +51,7 @@ from .outbox import make_adapter, reply
 from .owners import OWN, Owners, no_other
 from .session import WAITS, HandedOff, Session, Stopped
 from .streaming import TurnStreams
-from .subagents import SubagentManager
+from .subagents import SpawnTool, SubagentManager
 from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs

@@ -326,6 +326,27 @@ async def test_tab_completes_commands_and_files_and_a_mentioned_file_is_attached
     assert "[attachment: deep/notes.md]" in str(server.requests[0].body["messages"])
 
 
+async def test_a_mentioned_file_that_does_not_exist_is_told_in_one_line_and_the_message_is_sent_as_it_is(server, home):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "notes.md").write_text("hello")
+    said = f"see @missing.txt, @notes.md and @no/such, @anna, @{'x' * 300}.md or a@b.org"
+    server.reply("Seen.")
+    server.reply("Seen again.")
+    async with terminal(server=server) as screen:
+        await screen.ready()
+        screen.type(f"{said}\r")
+        lines = await screen.shows("Seen.")
+        told = [line for line in lines if "no such file" in line]
+        assert len(told) == 1
+        assert re.fullmatch(r"Not attached, no such file: @missing.txt, @no/such, @x+…", told[0])
+        screen.type("thank @anna for @notes.md\r")
+        lines = await screen.shows("Seen again.")
+        assert sum("no such file" in line for line in lines) == 1
+    sent = str(server.requests[0].body["messages"])
+    assert said in sent
+    assert sent.count("[attachment: ") == 1
+
+
 async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_agent_sees_its_output(server, home):
     server.reply("I saw it.")
     async with terminal(server=server) as screen:

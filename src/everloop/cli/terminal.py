@@ -34,7 +34,7 @@ from ..log import TurnEnded, UserSaid
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
 from ..store.base import Busy
-from ..text import clean, one_line
+from ..text import clean, one_line, revealed
 from ..threads import in_thread
 from .cards import CardRenderer, diff_lines
 from .common import (
@@ -50,7 +50,15 @@ from .common import (
 from .export import FORMATS, Format, exported, redactor
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
-from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
+from .prompt import (
+    ChatCompleter,
+    WorkspaceFiles,
+    attachments,
+    chat_history,
+    completes_while_typing,
+    editing_keys,
+    missing_files,
+)
 from .session_list import TITLE, Listed, age, list_sessions, money
 from .status import SessionStatus
 from .turn_changes import ChangeTracker, SavedTurns
@@ -507,7 +515,7 @@ class Chat:
             self._naming.cancel()
         try:
             channel, chat_id = chat_of(self._key)
-            files = await in_thread(attachments, line, self._agent.workspace) if "@" in line else []
+            files = await self._attached(line) if "@" in line else []
             if command_of(line) is None:
                 await self._changes.begin()
             with seen_ending(self._agent, self._key) as seen:
@@ -526,6 +534,14 @@ class Chat:
             said = help_text() if command_of(line) == "help" else text
             self._output.line(said, "dim" if command_of(line) else "")
             await show_undelivered(self._agent, self._key, self._output, shown=text)
+
+    async def _attached(self, line: str) -> list[str]:
+        """Return the files that a message attaches, and tell of those that do not exist."""
+        place = self._agent.workspace
+        if missing := await in_thread(missing_files, line, place):
+            names = revealed(", ".join(f"@{path}" for path in missing))
+            self._output.line(one_line(f"Not attached, no such file: {names}", 79), "dim")
+        return await in_thread(attachments, line, place)
 
     def _is_kept(self, line: str, _: events.Event | None = None) -> None:
         """Note that a message is on disk: its turn has begun, or ended."""

@@ -453,11 +453,11 @@ def test_the_store_has_a_section_that_may_contain_its_location(home):
     assert load(home, '[store]\npath = "postgresql://u:p@h/d"').store == DSN("postgresql://u:p@h/d")
 
 
-def paths(config):
+def paths(config: Config) -> tuple[object, ...]:
     return config.store, config.workspace, config.models, config.home_workspace
 
 
-def under(home):
+def under(home: Path) -> tuple[Path, ...]:
     return home / "everloop.db", home / "workspace", home / "models", home / "workspace"
 
 

@@ -25,6 +25,7 @@ import msgspec
 from ..bus import InboundMessage, Kind, Question
 from ..commands import answer_of, kind_of
 from ..config import LINK, ChannelConfig
+from ..config.redaction import stripped
 from ..errors import EverloopError, StoreError
 from ..log import UserSaid
 from ..providers.transcription import is_recording
@@ -213,8 +214,8 @@ class Account:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
-            except Exception:  # a bug of ours: the other channels and the server go on
-                log.exception("channel %s failed", self.name)
+            except Exception as error:  # a bug of ours: the other channels and the server go on
+                log.error("channel %s failed", self.name, exc_info=self._reporter.strip(error))
                 await asyncio.sleep(LONGEST_DELAY)
                 continue
             await self._changed.wait()
@@ -300,6 +301,10 @@ class Reporter:
     def clean(self, text: str) -> str:
         """Return a reason on one line, without secrets."""
         return one_line(self._options.redacted(text), 300)
+
+    def strip(self, error: Exception) -> Exception:
+        """Return an error whose traceback may be logged."""
+        return stripped(error, self._options.redacted)
 
     async def _keep(self, error: str) -> None:
         self._last = error

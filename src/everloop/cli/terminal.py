@@ -29,6 +29,7 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from .. import events
 from ..commands import answer_of, command_of
 from ..config import Config
+from ..config.redaction import Secrets
 from ..errors import EverloopError
 from ..log import TurnEnded, UserSaid
 from ..runtime.agent import AgentLoop
@@ -47,7 +48,7 @@ from .common import (
     show_messages,
     show_undelivered,
 )
-from .export import FORMATS, Format, exported, redactor
+from .export import FORMATS, Format, exported
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
 from .prompt import (
@@ -352,7 +353,7 @@ class Chat:
         info = await self._agent.store.session(OWNER, self._key)
         entries = await self._agent.store.read_log(info.id) if info is not None else []
         path = name.strip() or f"{self._key.replace(':', '-').replace('/', '-')}.{kind}"
-        text = exported(entries, self._status.title or self._key, kind, redactor(self._config))
+        text = exported(entries, self._status.title or self._key, kind, Secrets(self._config).redact)
         try:
             written = await in_thread(_write_new, path, text)
         except OSError as error:

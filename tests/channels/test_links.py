@@ -560,6 +560,21 @@ async def test_a_chat_that_left_a_session_gets_no_answer_of_it_to_what_it_asked_
         assert await tells(network, ANNA, "mine") == " | ".join(await said_in(store, "hook:anna"))
 
 
+async def test_an_answer_that_could_not_be_sent_before_its_chat_left_a_session_is_not_sent_after_it(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        await linked(network, ANNA, BERT)
+        before, got = len(network.heard(BERT)), len(network.got)
+        network.status = [(503, {})]
+        await network.say(BERT, "what does Anna say?", sender=BERT)
+        await until(lambda: len(network.got) > got)  # it is tried again in half a second or later
+        await network.say(BERT, "/unlink", sender=BERT)
+        await until(lambda: len(network.heard(BERT)) == before + 2)
+        assert network.heard(BERT)[before:] == [links.LEFT, links.ALONE]
+        assert await said_in(store, "hook:anna") == ["what does Anna say?"]
+
+
 async def test_a_report_for_a_chat_that_left_a_session_tells_nothing_of_it(
     network: HookNetwork, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ..bus import InboundMessage, Kind, Question
+from ..bus import InboundMessage, Kind, OutboundMessage, Question
 from ..commands import answer_of, kind_of
 from ..config import LINK, ChannelConfig
 from ..config.redaction import stripped
@@ -663,6 +663,11 @@ class Queued:
     since: float  # when it was taken from the outbox
     begun: bool  # the store has recorded that sending the next part has begun
     uncertain: bool  # the network may already have the next part
+    withheld: bool = False  # its chat has left the session
+
+
+class ChatLeft(Exception):
+    """The chat of a message no longer takes part in the session that it was said in."""
 
 
 class LeaseLost(Exception):
@@ -766,10 +771,18 @@ class Sender:
             self._tasks.pop(chat, None)
 
     async def _send(self, one: Queued) -> None:
-        message, can = one.row.message, self._channel.can
-        kept = message.media
-        if not await self._may_read(chat_of(message.chat_id, can.threads)[0], one.session):
-            message = replace(message, content="" if one.parts else LEFT, media=[], question=None)
+        message = one.row.message
+        try:
+            await self._send_message(one, message)
+        except ChatLeft:
+            withheld = "" if one.parts else LEFT  # the rest of a message is left out without a word
+            one.withheld = True
+            await self._send_message(one, replace(message, content=withheld, media=[], question=None))
+        if message.media and self._outgoing is not None:
+            await in_thread(self._outgoing.forget, message.media)
+
+    async def _send_message(self, one: Queued, message: OutboundMessage) -> None:
+        can = self._channel.can
         text = render(message.content, "plain") if can.form == "plain" else message.content
         start = one.parts[-1].end if one.parts else 0
         for step, is_last in _with_last(steps_of(text, len(message.media), can, start)):
@@ -785,8 +798,6 @@ class Sender:
             await self._mark(one, is_last)
         if not text.strip() and not message.media:
             await self._mark(one, True)
-        if kept and self._outgoing is not None:
-            await in_thread(self._outgoing.forget, kept)
 
     async def _open(self, paths: Sequence[str]) -> tuple[tuple[OutgoingFile, ...], list[str]]:
         """Return the files to send, and notes about those that cannot be sent."""
@@ -844,7 +855,10 @@ class Sender:
         """Send a part, with retries. Return the network's id; None if the message was given up."""
         key = self._key(one, part.number)
         delay = FIRST_DELAY
+        chat = chat_of(one.row.message.chat_id, self._channel.can.threads)[0]
         while True:
+            if not one.withheld and not await self._may_read(chat, one.session):
+                raise ChatLeft
             if not one.begun:
                 await self._mark(one, False)
             sent = self._marked(part) if one.uncertain else part

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.text import cut_inline, one_line, visible
+from everloop.text import cut_inline, one_line, revealed, visible
 
 
 def test_ordinary_text_is_unchanged():
@@ -29,6 +29,28 @@ def test_spaces_at_the_end_and_tabs_inside_a_line_are_visible():
 def test_nothing_stays_hidden(text):
     hidden = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
     assert not [c for c in visible(text) if unicodedata.category(c) in hidden and c not in "\n\t"]
+
+
+READABLE = (
+    "شروع می\u200cخواهم",
+    "שלום, עולם",
+    "👩\u200d🚀 ❤\ufe0f\u200d🔥 1\ufe0f\u20e3",
+    "क्\u200dष",
+    "a  b\n\tc\u3000",
+)
+DISGUISED = {
+    "rm \u202etxt.exe\u202c": "rm ‹U+202E›txt.exe‹U+202C›",
+    "\u2067a\u2069\u200e\u200f\u061c": "‹U+2067›a‹U+2069›‹U+200E›‹U+200F›‹U+061C›",
+    "pass\u200bword\ufeff\u2060": "pass‹U+200B›word‹U+FEFF›‹U+2060›",
+    "a\u200db\u200d": "a‹U+200D›b‹U+200D›",
+    "é\u200c\u200cé a\ufe0f": "é‹U+200C›‹U+200C›é a‹U+FE0F›",
+    "hi\U000e0041": "hi‹U+E0041›",
+}
+
+
+def test_what_disguises_a_text_is_written_out_and_words_and_emoji_stay_readable():
+    assert [revealed(text) for text in READABLE] == list(READABLE)
+    assert [revealed(text) for text in DISGUISED] == list(DISGUISED.values())
 
 
 @given(st.text(), st.integers(2, 50))

@@ -21,6 +21,12 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800
     chr(code) for code in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 )
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+# Marks of direction and blanks that can disguise a text, and joiners and variants where no letter or emoji needs them.
+_DISGUISES = re.compile(
+    "[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufeff"
+    "\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|[\u200c\u200d]{2,}|[\u200c\u200d](?![^\x00-\x7f])"
+    "|(?<![^\x00-\x7f])[\u200c\u200d\ufe00-\ufe0f](?!\u20e3)"
+)
 _LONG_GAP = re.compile(r"(?<=[^ \n]) {9,}|\n{4,}")
 _TRAILING = re.compile(r" +(?=\n|\Z)")
 
@@ -90,6 +96,14 @@ def visible(text: str) -> str:
         indent = len(line) - len(line.lstrip("\t"))
         lines.append(line[:indent] + "".join(_code(c) if _is_hidden(c) else c for c in line[indent:]))
     return "\n".join(lines)
+
+
+def revealed(text: str) -> str:
+    """Return the text with the characters written out, as ‹U+202E›, that change the order of others or are not seen.
+
+    Milder than `visible`: gaps stay, and so do the joiners inside words and emoji.
+    """
+    return text if text.isascii() else _DISGUISES.sub(lambda found: "".join(map(_code, found[0])), text)
 
 
 def _is_hidden(character: str) -> bool:

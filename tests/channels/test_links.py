@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 import time
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from everloop import InboundMessage, LLMResponse
 from everloop.channels import links
 from everloop.channels.access import PairedPeer
 from everloop.channels.base import Can
@@ -21,6 +23,7 @@ from everloop.config import Rule
 from everloop.cron.service import CronService
 from everloop.log import UserSaid
 from everloop.store.base import Store
+from everloop.store.peers import WORK
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.channels import Forker, config_of, running
 
@@ -282,9 +285,31 @@ async def test_an_account_cannot_fill_the_store_with_shared_sessions(network: Ho
 async def test_text_that_only_starts_like_the_command_is_a_message(network: HookNetwork, tmp_path: Path) -> None:
     says = Says("ok")
     async with running(network.settings, tmp_path, says):
-        for text in ("/link to the garden page", "/linked", "/unlink it", "link"):
+        for text in ("/links to the garden page", "/linked", "unlink it", "link"):
             await tells(network, ANNA, text)
-    assert says.asked == ["/link to the garden page", "/linked", "/unlink it", "link"]
+    assert says.asked == ["/links to the garden page", "/linked", "unlink it", "link"]
+
+
+async def test_words_after_a_command_are_refused_and_no_code_reaches_the_model(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    says = Says("ok")
+    network.settings["pairing"] = True
+    async with running(network.settings, tmp_path, says) as store:
+        code = await code_of(network, ANNA)
+        for text in (f"/link {code} please", f"/link please {code}", f"/link@agent {code[:4]} {code[4:]}"):
+            assert await tells(network, BERT, text) == links.HOW_TO_LINK
+        assert await tells(network, BERT, f"/unlink {code}") == links.HOW_TO_UNLINK
+        assert (await LinkStore(store, "me").read()).guesses == ()
+        asked = await tells(network, EVE, "hello")
+        pairing = CODE.search(asked)
+        assert pairing is not None
+        assert "no valid code" in await tells(network, ANNA, f"/pair {pairing[0]} please")
+        await joins(network, BERT, code, ANNA)  # none of it has used up the code
+        code = await code_of(network, CARL)
+        await network.say("team", f"/link {code} please", sender=BERT, group=True)
+        assert await tells(network, DORA, f"/link {code}") == links.NO_CODE
+    assert says.asked == []
 
 
 # ---------------------------------------------------------------------------------------------- attacks
@@ -499,6 +524,95 @@ async def test_a_person_removed_from_the_settings_shares_nothing_even_if_everyon
         await tells(network, BERT, "am I in?")
         assert await said_in(store, "hook:anna") == []
         assert await said_in(store, "hook:bert") == ["am I in?"]
+
+
+class Holds(Recalls):
+    """Answers with everything that was said in its session, once it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def chat(self, messages: Any, tools: Any = None, model: str | None = None) -> LLMResponse:
+        self.asked.set()
+        await self.goes_on.wait()
+        return await super().chat(messages, tools, model)
+
+
+@pytest.mark.parametrize("leaver", [ANNA, BERT])
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "running"])
+async def test_a_chat_that_left_a_session_gets_no_answer_of_it_to_what_it_asked_before(
+    network: HookNetwork, leaver: str, waits: bool, tmp_path: Path
+) -> None:
+    model = Holds()
+    async with running(network.settings, tmp_path, model) as store:
+        await linked(network, ANNA, BERT)
+        if waits:
+            await network.say(ANNA, "a secret", sender=ANNA)
+            await model.asked.wait()
+        await network.say(BERT, "what does Anna say?", sender=BERT)
+        await model.asked.wait()
+        assert await tells(network, leaver, "/unlink") == links.ALONE
+        before = len(network.heard(BERT))
+        model.goes_on.set()
+        await until(lambda: len(network.heard(BERT)) > before)
+        assert network.heard(BERT)[before:] == [links.LEFT]
+        assert await tells(network, BERT, "alone") == "alone"
+        assert await tells(network, ANNA, "mine") == " | ".join(await said_in(store, "hook:anna"))
+
+
+async def test_an_answer_that_could_not_be_sent_before_its_chat_left_a_session_is_not_sent_after_it(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        await linked(network, ANNA, BERT)
+        before, got = len(network.heard(BERT)), len(network.got)
+        network.status = [(503, {})]
+        await network.say(BERT, "what does Anna say?", sender=BERT)
+        await until(lambda: len(network.got) > got)  # it is tried again in half a second or later
+        await network.say(BERT, "/unlink", sender=BERT)
+        await until(lambda: len(network.heard(BERT)) == before + 2)
+        assert network.heard(BERT)[before:] == [links.LEFT, links.ALONE]
+        assert await said_in(store, "hook:anna") == ["what does Anna say?"]
+
+
+async def test_a_report_for_a_chat_that_left_a_session_tells_nothing_of_it(
+    network: HookNetwork, tmp_path: Path
+) -> None:
+    """An answer that no message of the chat has asked for."""
+    async with running(network.settings, tmp_path, Recalls()) as store:
+        await linked(network, ANNA, BERT)
+        await tells(network, BERT, "hello")
+        await tells(network, BERT, "/unlink")
+        await tells(network, ANNA, "a secret")
+        before = len(network.heard(BERT))
+        report = InboundMessage("system", "sub", "hook:bert", "it is done", session="hook:anna")
+        row = await store.accept(report.addressed(), "message")
+        await store.wake(WORK, [row.session])
+        await until(lambda: len(network.heard(BERT)) > before)
+        assert network.heard(BERT)[before:] == [links.LEFT]
+
+
+async def test_a_chat_that_left_a_session_cannot_answer_its_question(tmp_path: Path) -> None:
+    model = ScriptedProvider([call("write_file", path="canary.txt", content="x"), "Written."])
+    async with (
+        FakeTelegram().running() as phone,
+        running(phone.settings | {"allow": ["7", "8"]}, tmp_path, model, policy=(Rule(do="ask", tool="write_file"),)),
+    ):
+        await phone.say("7", "/link")
+        await until(lambda: phone.heard("7"))
+        await phone.say("8", f"/link {phone.heard('7')[0].split()[4][:8]}", sender=8)
+        await until(lambda: len(phone.heard("7")) == 2)
+        await phone.say("8", "write it", sender=8)
+        await until(lambda: any("reply_markup" in one for one in phone.sent))
+        await phone.say("8", "/unlink", sender=8)
+        await until(lambda: phone.heard("8")[-1] == links.ALONE)
+        await phone.press("Approve", sender=8)
+        await phone.say("8", "/status", sender=8)  # button presses are handled in order
+        await until(lambda: "session: telegram:8" in phone.heard("8")[-1])
+        assert not (tmp_path / "canary.txt").exists()
+        await phone.say("7", "yes")
+        await until(lambda: (tmp_path / "canary.txt").exists())
+        await until(lambda: phone.heard("8")[-1] == links.LEFT)
 
 
 async def test_a_job_of_a_person_who_left_a_session_tells_nothing_of_it(network: HookNetwork, tmp_path: Path) -> None:

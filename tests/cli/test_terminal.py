@@ -160,6 +160,38 @@ async def test_a_tool_card_is_shown_once_and_in_full_on_request(server, home, co
         assert "  result:" in (await screen.shows("command: echo wrong"))
 
 
+async def test_nothing_in_a_card_or_a_question_is_disguised(server, home):
+    (home / "workspace").mkdir(parents=True)
+    (home / "config.toml").write_text('[[policy]]\ndo = "ask"\ntool = "list_dir"\n')
+    server.calls(call("exec", command="echo \u202egnp.sh; echo so\u200bup \u200f.; echo שלום می\u200cخواهم"))
+    server.calls(call("write_file", path="a\u2066b.txt", content="one\u202ctwo\n"))
+    server.calls(call("grep", pattern="pass\u200bword", path="a\u200e"))
+    server.calls(call("list_dir", path="\u202ecod\u2060"))
+    server.reply("Done.")
+    async with terminal(server=server, columns=120, rows=100) as screen:
+        await screen.ready()
+        screen.type("go\r")
+        await screen.shows("May I do this?")
+        screen.type("y\r")
+        await screen.shows("tokens read")
+        screen.type("/show 1\r")
+        await screen.shows("command: echo ‹U+202E›gnp.sh")
+        screen.type("\x04")
+        assert await screen.ends() == 0
+    text = " ".join(screen.text.split())
+    assert not re.search("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069�]", screen.text)
+    for shown in (
+        "✓ $ echo ‹U+202E›gnp.sh; echo so‹U+200B›up ‹U+200F›.",
+        "│ so‹U+200B›up",
+        "שלום می\u200cخواهم",
+        "write a‹U+2066›b.txt",
+        "+one‹U+202C›two",
+        'pattern="pass‹U+200B›word", path="a‹U+200E›"',
+        "‹U+202E›cod‹U+2060›",
+    ):
+        assert shown in text, shown
+
+
 async def test_a_running_call_is_one_line_with_elapsed_time_and_latest_output(server):
     server.calls(call("exec", command="echo started; sleep 30"))
     async with terminal(server=server) as screen:
@@ -292,6 +324,27 @@ async def test_tab_completes_commands_and_files_and_a_mentioned_file_is_attached
         screen.type("\r\r")
         await screen.shows("Read.")
     assert "[attachment: deep/notes.md]" in str(server.requests[0].body["messages"])
+
+
+async def test_a_mentioned_file_that_does_not_exist_is_told_in_one_line_and_the_message_is_sent_as_it_is(server, home):
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "notes.md").write_text("hello")
+    said = f"see @missing.txt, @notes.md and @no/such, @anna, @{'x' * 300}.md or a@b.org"
+    server.reply("Seen.")
+    server.reply("Seen again.")
+    async with terminal(server=server) as screen:
+        await screen.ready()
+        screen.type(f"{said}\r")
+        lines = await screen.shows("Seen.")
+        told = [line for line in lines if "no such file" in line]
+        assert len(told) == 1
+        assert re.fullmatch(r"Not attached, no such file: @missing.txt, @no/such, @x+…", told[0])
+        screen.type("thank @anna for @notes.md\r")
+        lines = await screen.shows("Seen again.")
+        assert sum("no such file" in line for line in lines) == 1
+    sent = str(server.requests[0].body["messages"])
+    assert said in sent
+    assert sent.count("[attachment: ") == 1
 
 
 async def test_a_command_after_an_exclamation_mark_runs_in_the_sandbox_and_the_agent_sees_its_output(server, home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -450,6 +451,34 @@ def test_the_store_has_a_section_that_may_contain_its_location(home):
     assert load(home, 'store = "there.db"').store == home / "there.db"
     assert load(home, '[store]\nkeep_requests = ""').keep_requests_seconds == 0
     assert load(home, '[store]\npath = "postgresql://u:p@h/d"').store == DSN("postgresql://u:p@h/d")
+
+
+def paths(config: Config) -> tuple[object, ...]:
+    return config.store, config.workspace, config.models, config.home_workspace
+
+
+def under(home: Path) -> tuple[Path, ...]:
+    return home / "everloop.db", home / "workspace", home / "models", home / "workspace"
+
+
+def test_what_is_derived_from_the_home_follows_it(home, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for config in (Config(), load(home, ""), dataclasses.replace(Config(home=one), model="m")):
+        moved = dataclasses.replace(config, home=two)
+        assert paths(moved) == under(two)
+        assert not moved.store_named
+        assert paths(dataclasses.replace(moved, home=one)) == under(one)
+
+
+def test_what_was_set_stays_where_it_is_when_the_home_changes(home, tmp_path):
+    set_by_name = {"store": tmp_path / "s.db", "workspace": tmp_path / "w", "models": tmp_path / "m"}
+    text = "".join(f"{name} = '{path}'\n" for name, path in set_by_name.items() if name != "models")
+    config = load(home, f"{text}[local]\nmodels = '{tmp_path / 'm'}'\n")
+    assert paths(dataclasses.replace(config, home=tmp_path / "two")) == (*set_by_name.values(), tmp_path / "w")
+    own = load(home, 'store = "everloop.db"')  # the default, but by name
+    assert paths(dataclasses.replace(own, home=tmp_path / "two"))[0] == home / "everloop.db"
+    moved = dataclasses.replace(Config(home=home), home=tmp_path / "two", store=tmp_path / "new.db")
+    assert (moved.store, moved.store_named, moved.models) == (tmp_path / "new.db", True, tmp_path / "two" / "models")
 
 
 @pytest.mark.parametrize("value", ['"30"', '"d"', '"-1d"', '"0d"', '"30 d"', "30", "true", '"1y"'])

@@ -312,6 +312,17 @@ def test_a_day_that_a_zone_skipped_fires_once():
     assert [moment(at, "Pacific/Apia")[-32:-15] for at in found[:2]] == [" 2011-12-31 00:00", " 2011-12-31 09:00"]
 
 
+@pytest.mark.parametrize(
+    "at", ["2023-04-01T17:00", "2026-11-20T12:00", "2026-11-20T11:59:59Z", "today 11:59", "2026-11-20 12:00:30"]
+)
+def test_a_time_that_has_passed_is_refused_with_the_present_one_and_what_to_write(at: str):
+    now = instant("2026-11-20T12:00", "UTC") + 31
+    with pytest.raises(BadSchedule) as refused:
+        parse_schedule(at=at, tz="UTC", now=now)
+    assert "has passed: it is now Friday, 2026-11-20 12:00 (UTC); write a later time" in str(refused.value)
+    assert parse_schedule(at=str(refused.value).split('"')[-2], tz="UTC", now=now) == At(int(now) + 120, "UTC")
+
+
 def test_a_single_time_follows_the_same_rule():
     now = instant("2027-01-01T00:00", "Europe/Vienna")
     skipped = parse_schedule(at="2027-03-28T02:30", tz="Europe/Vienna", now=now)

@@ -87,6 +87,21 @@ async def test_a_killed_server_and_its_successor_show_every_word_once(browser: B
                     assert re.fullmatch(r"[0-9]+-[0-9a-f]{8}\.[0-9]+\.[0-9a-f]{8}", one.resumed[0])
 
 
+# Where words begin on the screen, from the left.
+PLACES = """(element, words) => words.map((word) => {
+  const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    const at = node.data.indexOf(word);
+    if (at < 0) continue;
+    const range = document.createRange();
+    range.setStart(node, at);
+    range.setEnd(node, at + 1);
+    return range.getBoundingClientRect().left;
+  }
+  return null;
+})"""
+
+
 async def test_a_question_is_approved_or_denied_with_a_note(browser: Browser, tmp_path: Path):
     async with serving(tmp_path, policy=ASK) as server, tab(browser, await link(server)) as one:
         for name, answer in (("yes.txt", "Approve"), ("no.txt", "Deny")):
@@ -109,6 +124,48 @@ async def test_a_question_is_approved_or_denied_with_a_note(browser: Browser, tm
         assert "not on a Sunday" in str(server.seen())
         await expect(one.log.get_by_text("Denied by user: not on a Sunday")).to_be_visible()
         await expect(one.log.locator(".tool .plus").get_by_text("- water")).to_have_count(2)
+
+
+async def test_nothing_is_disguised_by_marks_of_direction_or_unseen_characters(browser: Browser, tmp_path: Path):
+    rules = (Rule(do="ask", tool="write_file", why="dear \u202efiles\u200b"),)
+    said = "Open [gnp\u202e\u2067](https://a.example) and then `x\u202e\u2067` as before. שלום عالم\n\nthe end"
+    async with serving(tmp_path, policy=rules) as server, tab(browser, await link(server)) as one:
+        server.fake.calls(
+            call("exec", id="c1", command="echo \u202egnp; echo so\u200bup שלום می\u200cخواهم 👩\u200d🚀")
+        )
+        server.fake.calls(call("grep", id="c2", pattern="pa\u2060ss", path="b\u200f"))
+        server.fake.calls(call("write_file", id="c3", path="a\u2066b.txt", content="one\u202ctwo\n"))
+        server.fake.reply(said)
+        await one.say("go")
+        question = one.page.get_by_role("group", name="The agent asks")
+        await expect(question).to_contain_text("a‹U+2066›b.txt")
+        await expect(question).to_contain_text("dear ‹U+202E›files‹U+200B›)")
+        await one.shoot("disguised-question")
+        await question.get_by_role("button", name="Approve").click()
+        await expect(one.log.get_by_text("the end")).to_be_visible()
+        cards = one.log.locator(".tool")
+        for card, words in (
+            (0, "echo ‹U+202E›gnp; echo so‹U+200B›up שלום می\u200cخواهم 👩\u200d🚀"),
+            (1, "pa‹U+2060›ss"),
+            (1, "b‹U+200F›"),
+            (2, "a‹U+2066›b.txt"),
+            (2, "+ one‹U+202C›two"),
+        ):
+            await expect(cards.nth(card)).to_contain_text(words)
+        shown = "".join(await cards.all_text_contents())
+        assert not re.search("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069]", shown)
+        # What follows a link and a piece of code in an answer is read from the left, and the words keep their order.
+        places = await one.log.locator(".markdown p").first.evaluate(PLACES, ["Open", "and", "then", "as", "before"])
+        assert places == sorted(places)
+        await expect(one.log.locator(".markdown code").first).to_have_text("x‹U+202E›‹U+2067›")
+        hebrew = await one.log.locator(".markdown p").first.evaluate(PLACES, ["ש", "ל", "ו", "ם"])
+        assert hebrew == sorted(hebrew, reverse=True)
+        await one.shoot("disguised")
+        await one.page.locator("header").get_by_role("link", name="Timeline").click()
+        steps = one.page.get_by_role("list", name="Steps").get_by_role("listitem")
+        await steps.nth(2).get_by_role("button").first.click()
+        await expect(steps.nth(2)).to_contain_text("echo ‹U+202E›gnp")
+        assert one.errors == []
 
 
 async def test_a_running_turn_is_steered_and_stopped(browser: Browser, tmp_path: Path):

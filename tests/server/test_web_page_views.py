@@ -263,6 +263,26 @@ async def test_the_log_lists_requests_wherever_they_came_from_and_leads_to_their
         assert one.errors == [], one.errors
 
 
+async def test_the_log_says_that_a_request_waits_for_approval(browser: Browser, tmp_path: Path):
+    rules = (Rule(do="ask", tool="write_file", why="files are dear"),)
+    async with serving(tmp_path, policy=rules) as server, tab(browser, await link(server)) as one:
+        server.fake.calls(call("write_file", path="a.txt", content="x"))
+        server.fake.reply("It is written.")
+        await one.say("Write a file")
+        await expect(one.page.get_by_role("button", name="Approve")).to_be_visible()
+        await one.go("#/log")
+        row = one.page.get_by_role("table", name="Requests").get_by_role("row").nth(1)
+        await expect(row.locator(".badge")).to_have_text("waits for approval")
+        await expect(row.locator(".badge")).to_have_class(re.compile("is-warn"))
+        await one.check("log-waiting")
+        await one.page.go_back()
+        await one.page.get_by_role("button", name="Approve").click()
+        await expect(one.log.get_by_text("It is written.")).to_be_visible()
+        await one.go("#/log")
+        await expect(row.locator(".badge")).to_have_text("answer")
+        assert one.errors == [], one.errors
+
+
 async def test_sub_agents_are_shown_in_a_tree_and_can_be_read(browser: Browser, tmp_path: Path):
     async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
         server.fake.calls(call("spawn", task="Count the beans in both beds"))

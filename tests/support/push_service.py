@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Browser:
     answers: list[int] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)  # payloads, including those answered by an error
     headers: list[dict[str, str]] = field(default_factory=list)
+    on_told: Callable[[], None] | None = None  # called when a payload was taken, before the response
 
     @property
     def public(self) -> bytes:
@@ -76,6 +77,8 @@ class PushService:
             return web.Response(status=403)
         browser.told.append(payload)
         browser.headers.append(dict(request.headers))
+        if browser.on_told is not None:
+            browser.on_told()
         return web.Response(status=browser.answers.pop(0) if browser.answers else 201)
 
     def _check(self, request: web.Request) -> None:

@@ -28,6 +28,7 @@ from .text import literal
 T = TypeVar("T")
 MOST_WRONG = 10  # per account and hour; after that even a valid code is refused
 MOST_SESSIONS = 20  # shared sessions that an account may ever start
+TAKES_PART = "takes part:"  # prefix of the chats that take part in a session of others, each with its person
 APART = f"{LINK}:apart:"  # prefix of the session of people who may not see the session of their chat
 LinkCommand = Literal["link", "unlink"]
 
@@ -38,9 +39,12 @@ OTHER_CHAT = "Send this code from your other chat: it lets that chat share this 
 ALREADY = "These chats share a session already."
 UNLINK_FIRST = "This chat shares a session with another chat already. Send /unlink first, then the code again."
 BUSY = "I am still working on something in this chat. Send the code again when that has ended, or after /stop."
+HOW_TO_LINK = "Write /link alone to get a code, or /link and the code of your other chat, with nothing after it."
+HOW_TO_UNLINK = "Write /unlink alone, with nothing after it."
 NO_CODE = "That is no valid code. A code is valid for an hour and can be used once: /link in your other chat gives one."
 TOO_MANY = "Those were too many wrong codes. No code is taken from you for an hour."
 TOO_MANY_SESSIONS = "That account has shared so many sessions that it can share no other one."
+LEFT = "An answer of the session that this chat has left is not sent here. Ask again to have one of this chat's own."
 ALONE = "This chat shares its session with no other chat."
 ONLY_SETTINGS = "Only the chats that the settings link, under [channels.link], share this session."
 
@@ -210,9 +214,10 @@ def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, Li
     return msgspec.structs.replace(links, guesses=(*others, counted)), why
 
 
-def revoke(links: Links, typed: str) -> tuple[Links, None]:
-    """Void a code that was written where others could read it."""
-    return msgspec.structs.replace(links, codes=tuple(one for one in links.codes if not is_code(typed, one.code))), None
+def revoke(links: Links, typed: Sequence[str]) -> tuple[Links, None]:
+    """Void the codes that were written where others could read them."""
+    kept = tuple(one for one in links.codes if not any(is_code(word, one.code) for word in typed))
+    return msgspec.structs.replace(links, codes=kept), None
 
 
 def leave(links: Links, account: str, session: str = "") -> tuple[Links, frozenset[Left]]:
@@ -298,6 +303,7 @@ class ChatLinks:
         self._can = can
         self._access = access
         self._links = LinkStore(store, config.owner)
+        self._takes_part: dict[str, str] = {}  # what this process has remembered
         # People by their id in this network.
         self._people = {
             same_id(sender, can): person
@@ -318,23 +324,45 @@ class ChatLinks:
         direct = direct and await self._access.known_as(message.sender) is not None
         return links.session_of(self._account_of(message), own, direct=direct)
 
+    async def remember(self, message: Received) -> None:
+        """Remember whose chat takes part in a session that is not its own, so that `may_read` knows it."""
+        if self._takes_part.get(message.chat) != message.sender:
+            await self._store.set_channel_state(self._name, TAKES_PART + message.chat, message.sender)
+            self._takes_part[message.chat] = message.sender
+
+    async def may_read(self, chat: str, session: str, own: Callable[[Received], str]) -> bool:
+        """Whether what was said in a session may be sent to a chat: not if the chat took part in it and has left it.
+
+        A message that it sent before may be answered with what others have said there since.
+        """
+        links = await self._links.read()
+        if not (session.startswith(f"{LINK}:") or any(one.session == session for one in links.shared)):
+            return True
+        sender = (await self._store.channel_state(self._name)).get(TAKES_PART + chat)
+        if sender is None:
+            return True
+        asks = Received(chat=chat, sender=sender, text="")
+        return await self.session_of(asks, own(asks)) == session
+
     async def revoke_shown(self, message: Received) -> None:
         """Void a code that an admitted person has written in a group without mentioning the agent."""
-        words = message.text.split()
-        has_code = command_in(message.text) == "link" and len(words) == 2
+        typed = message.text.split()[1:]
+        has_code = command_in(message.text) is not None and typed
         if has_code and await self._access.known_as(message.sender) is not None:
-            await self._links.change(lambda links: revoke(links, words[1]))
+            await self._links.change(lambda links: revoke(links, typed))
 
     async def answer(self, command: LinkCommand, message: Received, chat_id: str, own: str, id: str) -> Reply:
         """Run a command. `own` is the session of its chat, and `id` is the same whenever it is repeated."""
-        typed, now = "".join(message.text.split()[1:]), time.time()
+        typed, now = message.text.split()[1:], time.time()
         account = self._account_of(message)
         if await self._access.known_as(message.sender) is None:
             return Reply(NOT_KNOWN)
         if not self._is_direct(message):
-            if typed and command == "link":
+            if typed:
                 await self._links.change(lambda links: revoke(links, typed))
             return Reply(DIRECT_ONLY)
+        if len(typed) > (1 if command == "link" else 0):
+            return Reply(HOW_TO_LINK if command == "link" else HOW_TO_UNLINK)
         by_settings = "" if (person := self._person_of(message)) is None else f"{LINK}:{person}"
         requester = Requester(account, one_line(message.name, 60), chat_id, own, id, by_settings)
         if command == "unlink":
@@ -349,7 +377,7 @@ class ChatLinks:
         if by_settings:
             return Reply(BY_SETTINGS)
         busy = await self._is_busy((await self._links.read()).current(requester))
-        found = await self._links.change(lambda links: join(links, typed, requester, now, busy=busy))
+        found = await self._links.change(lambda links: join(links, typed[0], requester, now, busy=busy))
         if isinstance(found, str):
             return Reply(found)
         code = found.code
@@ -386,14 +414,14 @@ class ChatLinks:
 
 
 def command_in(text: str) -> LinkCommand | None:
-    """Return the command in a text, which may have a code; None if there is none."""
-    words = text.split()
-    if not 1 <= len(words) <= 2:
-        return None
-    match words[0].lower().partition("@")[0]:
+    """Return the command that a text begins with; None if there is none.
+
+    Words that do not belong to it make no message of it: one of them may be a code, which no model should read.
+    """
+    match (*text.split(maxsplit=1), "")[0].lower().partition("@")[0]:
         case "/link":
             return "link"
-        case "/unlink" if len(words) == 1:
+        case "/unlink":
             return "unlink"
     return None
 

@@ -15,16 +15,17 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
 import msgspec
 
-from ..bus import InboundMessage, Kind, Question
+from ..bus import InboundMessage, Kind, OutboundMessage, Question
 from ..commands import answer_of, kind_of
 from ..config import LINK, ChannelConfig
+from ..config.redaction import stripped
 from ..errors import EverloopError, StoreError
 from ..log import UserSaid
 from ..providers.transcription import is_recording
@@ -53,7 +54,7 @@ from .base import (
     space_of,
 )
 from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
-from .links import ChatLinks, LinkCommand, channel_of, command_in
+from .links import LEFT, ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
 from .text import MARK, literal, render, split
 
@@ -186,7 +187,7 @@ class Account:
         self._reporter = Reporter(host.store, config.name, options, host.meters)
         self._previews = Previews(host.store, config, channel, host.follow)
         self._inbox = ChannelInbox(host, config, channel, self._reporter, self._previews)
-        self._sender = Sender(host, config, channel, self._reporter, self._previews)
+        self._sender = Sender(host, config, channel, self._reporter, self._previews, self._inbox.may_read)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -210,8 +211,8 @@ class Account:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
-            except Exception:  # a bug: the other channels and the server continue
-                log.exception("channel %s failed", self.name)
+            except Exception as error:  # a bug: the other channels and the server continue
+                log.error("channel %s failed", self.name, exc_info=self._reporter.strip(error))
                 await asyncio.sleep(LONGEST_DELAY)
                 continue
             await self._changed.wait()
@@ -298,6 +299,10 @@ class Reporter:
         """Return a reason on one line, without secrets."""
         return one_line(self._options.redacted(text), 300)
 
+    def strip(self, error: Exception) -> Exception:
+        """Return an error whose traceback may be logged."""
+        return stripped(error, self._options.redacted)
+
     async def _keep(self, error: str) -> None:
         self._last = error
         status = msgspec.json.encode(Status(time.time(), error)).decode()
@@ -343,6 +348,10 @@ class ChannelInbox:
 
     async def cursor(self) -> str:
         return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
+
+    async def may_read(self, chat: str, session: str) -> bool:
+        """Whether what was said in a session may be sent to a chat."""
+        return await self._links.may_read(chat, session, self._own_session)
 
     async def keep_cursor(self, value: str) -> None:
         await self._store.set_channel_state(self._config.name, CURSOR, value)
@@ -444,6 +453,8 @@ class ChannelInbox:
         standing = await self._access.standing(message)
         if standing != "owner" and not (standing == "peer" and message.sender == asked.sender):
             return False
+        if not await self.may_read(message.chat, asked.session):
+            return False  # the chat has left the session since
         id, owner = f"{self._config.name}:{QUESTION}{token}", self._config.owner
         if await self._store.find(owner, id) is not None:
             return True  # a redelivery
@@ -511,6 +522,9 @@ class ChannelInbox:
 
     async def _incoming(self, message: Received) -> InboundMessage:
         name, chat_id = self._config.name, self._chat_id(message)
+        session = await self._session_of(message)
+        if session != self._own_session(message):
+            await self._links.remember(message)
         return InboundMessage(
             name,
             message.sender,
@@ -518,7 +532,7 @@ class ChannelInbox:
             clean(message.text[:LONGEST_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
-            session=await self._session_of(message),
+            session=session,
             metadata={"extra": dict(message.extra)} if message.extra else {},
         )
 
@@ -648,10 +662,16 @@ class Queued:
     """A message to send, and its progress."""
 
     row: Outgoing
+    session: str  # that it was said in
     parts: list[SentPart]
     since: float  # when it was taken from the outbox
     begun: bool  # the store has recorded that sending the next part has begun
     uncertain: bool  # the network may already have the next part
+    withheld: bool = False  # its chat has left the session
+
+
+class ChatLeft(Exception):
+    """The chat of a message no longer takes part in the session that it was said in."""
 
 
 class LeaseLost(Exception):
@@ -662,8 +682,15 @@ class Sender:
     """Sends the outbox of a channel: chats concurrently, the messages of each chat in order."""
 
     def __init__(
-        self, host: Host, config: ChannelConfig, channel: Channel, reporter: Reporter, previews: Previews
+        self,
+        host: Host,
+        config: ChannelConfig,
+        channel: Channel,
+        reporter: Reporter,
+        previews: Previews,
+        may_read: Callable[[str, str], Awaitable[bool]],
     ) -> None:
+        """`may_read` tells whether a chat may get what was said in a session."""
         self.more = asyncio.Event()  # there may be something in the outbox
         self._store = host.store
         self._worker = host.worker
@@ -672,6 +699,7 @@ class Sender:
         self._outgoing = host.outgoing
         self._reporter = reporter
         self._previews = previews
+        self._may_read = may_read
         self._questions = Questions(host.store, config.name)
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -720,7 +748,7 @@ class Sender:
         return True
 
     def _queued(self, row: Outgoing, delivery: Delivery) -> Queued:
-        return Queued(row, list(delivery.parts), time.time(), True, row.message.repeat)
+        return Queued(row, delivery.session, list(delivery.parts), time.time(), True, row.message.repeat)
 
     def _enqueue(self, one: Queued) -> bool:
         """Append a message to the queue of its chat. Return whether it has to wait for others."""
@@ -747,7 +775,18 @@ class Sender:
             self._tasks.pop(chat, None)
 
     async def _send(self, one: Queued) -> None:
-        message, can = one.row.message, self._channel.can
+        message = one.row.message
+        try:
+            await self._send_message(one, message)
+        except ChatLeft:
+            withheld = "" if one.parts else LEFT  # the rest of a message is left out without a word
+            one.withheld = True
+            await self._send_message(one, replace(message, content=withheld, media=[], question=None))
+        if message.media and self._outgoing is not None:
+            await in_thread(self._outgoing.forget, message.media)
+
+    async def _send_message(self, one: Queued, message: OutboundMessage) -> None:
+        can = self._channel.can
         text = render(message.content, "plain") if can.form == "plain" else message.content
         start = one.parts[-1].end if one.parts else 0
         for step, is_last in _with_last(steps_of(text, len(message.media), can, start)):
@@ -763,8 +802,6 @@ class Sender:
             await self._mark(one, is_last)
         if not text.strip() and not message.media:
             await self._mark(one, True)
-        if message.media and self._outgoing is not None:
-            await in_thread(self._outgoing.forget, message.media)
 
     async def _open(self, paths: Sequence[str]) -> tuple[tuple[OutgoingFile, ...], list[str]]:
         """Return the files to send, and notes about those that cannot be sent."""
@@ -822,7 +859,10 @@ class Sender:
         """Send a part, with retries. Return the network's id; None if the message was given up."""
         key = self._key(one, part.number)
         delay = FIRST_DELAY
+        chat = chat_of(one.row.message.chat_id, self._channel.can.threads)[0]
         while True:
+            if not one.withheld and not await self._may_read(chat, one.session):
+                raise ChatLeft
             if not one.begun:
                 await self._mark(one, False)
             sent = self._marked(part) if one.uncertain else part

@@ -15,7 +15,7 @@ import msgspec
 
 from .. import events
 from ..log import error_in, split_exit_status
-from ..text import one_line, printable
+from ..text import one_line, printable, revealed
 from .output import Output, Renderer, Running, Style, mark_of, short_arguments, short_result
 from .status import SessionStatus
 
@@ -47,10 +47,10 @@ class Card(msgspec.Struct):
     def title(self) -> str:
         match self.name, self.arguments:
             case "exec", {"command": str(command)}:
-                return f"$ {one_line(command, 200)}"
+                return f"$ {one_line(revealed(command), 200)}"
             case "write_file" | "edit_file", {"path": str(path)}:
-                return f"{self.name.removesuffix('_file')} {one_line(path, 200)}"
-        return f"{self.name}({short_arguments(self.arguments)})"
+                return f"{self.name.removesuffix('_file')} {one_line(revealed(path), 200)}"
+        return f"{revealed(self.name)}({short_arguments(self.arguments)})"
 
     def head(self) -> list[Line]:
         """Return the card's first line."""
@@ -163,7 +163,7 @@ class CardRenderer(Renderer):
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.ToolProgress):
             if (card := self._open.get(event.call)) is not None:
-                card.latest.extend(line for line in printable(event.text).splitlines() if line.strip())
+                card.latest.extend(line for line in printable(revealed(event.text)).splitlines() if line.strip())
             return
         super().__call__(event)
         if isinstance(event, events.TurnEnded | events.Asked):
@@ -191,7 +191,7 @@ class CardRenderer(Renderer):
         """Write a question: what would be written or run, with diff colours, and how to answer."""
         self.asked = True
         self.output.fresh()
-        first, *others = f"{question}\n\n{HOW_TO_ANSWER_HERE}".split("\n")
+        first, *others = f"{revealed(question)}\n\n{HOW_TO_ANSWER_HERE}".split("\n")
         self.output.line(first, "bold")
         for line in others:
             self.output.line(line, "good" if line.startswith("+") else "bad" if line.startswith("-") else "")
@@ -201,7 +201,7 @@ class CardRenderer(Renderer):
         for card in reversed(self.cards):
             if number is None or card.number == number:
                 for look, line in card.full():
-                    self.output.line(line, look)
+                    self.output.line(revealed(line), look)
                 return True
         return False
 
@@ -248,7 +248,7 @@ class CardRenderer(Renderer):
     def _write_body(self, lines: Sequence[Line], left_out: int) -> None:
         for look, line in lines:
             self.output.put("  │ ", "dim")
-            self.output.line_end(line, look)
+            self.output.line_end(revealed(line), look)
         if left_out:
             many = "1 more line" if left_out == 1 else f"{left_out} more lines"
             self.output.line(f"  │ … {many}: Ctrl-O shows all", "dim")

@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import html
-import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
-from ..config import KEYS, Config
 from ..log import CallEnded, Cleared, Logged, ModelAnswered, Noted, TurnEnded, UserSaid, text_of
 from .output import as_json, mark_of
 
 Format = Literal["md", "jsonl", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-HIDDEN = "[secret]"
-# Shapes of keys and tokens that are never meant to be read by others.
-_SECRETS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----"
-    r"|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bhf_[A-Za-z0-9]{20,}"
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{12,}=*",
-    re.S,
-)
-_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.I)
-_SHORTEST = 8  # characters of a value that counts as a secret because of its name
-
-
-def redactor(config: Config, env: dict[str, str] | None = None) -> Callable[[str], str]:
-    """Return a function that redacts secrets: the settings' and the environment's, and whatever looks like a key or a
-    token.
-    """
-    own = [str(getattr(config, key.attribute)) for key in KEYS if key.secret]
-    own += [value for name, value in (os.environ if env is None else env).items() if _NAMES.search(name)]
-    known = sorted({value for value in own if len(value) >= _SHORTEST}, key=len, reverse=True)
-    values = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def redact(text: str) -> str:
-        text = values.sub(HIDDEN, text) if values is not None else text
-        return _SECRETS.sub(HIDDEN, text)
-
-    return redact
 
 
 def exported(entries: Sequence[Logged], title: str, form: Format, redact: Callable[[str], str]) -> str:

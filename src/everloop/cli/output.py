@@ -18,18 +18,12 @@ import msgspec
 from .. import events
 from ..commands import with_how_to_answer
 from ..log import error_in, split_exit_status
-from ..text import one_line, printable
+from ..text import one_line, printable, revealed
 
 Style = Literal["", "dim", "bold", "good", "bad"]
 NOTICEABLE = 0.1  # seconds of a turn without a model call that are worth a line
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "bad": "31"}
 
-# Text from a model, a tool or a web page must not move the cursor, set the title or paste: each control character is
-# shown as its picture, and marks that change the direction of writing as a replacement character.
-_HARMLESS: dict[int, int | str | None] = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
-_HARMLESS |= {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
-_HARMLESS |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)), "�")
-_HARMLESS |= {0x0D: None, 0x7F: "␡", 0x2028: "\n", 0x2029: "\n"}
 _UNESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -46,13 +40,13 @@ def _is_utf8(stream: TextIO | None) -> bool:
 
 def short_arguments(arguments: dict[str, Any], width: int = 70) -> str:
     """Return a call's arguments in short: path="a.txt", limit=5."""
-    parts = [f"{name}={one_line(as_json(value), 40)}" for name, value in list(arguments.items())[:8]]
-    return one_line(", ".join(parts), width)
+    parts = [f"{name}={one_line(revealed(as_json(value)), 40)}" for name, value in list(arguments.items())[:8]]
+    return one_line(revealed(", ".join(parts)), width)
 
 
 def short_result(content: str, width: int = 100) -> str:
     """Return a tool's result on one line; for an error, its message."""
-    return one_line(error_in(content) or content, width)
+    return one_line(revealed(error_in(content) or content), width)
 
 
 def mark_of(tool: str, status: str, content: str) -> str:
@@ -170,7 +164,7 @@ class Renderer:
                 self._start_call(event)
             case events.ToolProgress():
                 if event.call in self.running:
-                    self.output.line(f"  │ {one_line(event.text)}", "dim")
+                    self.output.line(f"  │ {one_line(revealed(event.text))}", "dim")
             case events.ToolEnded():
                 self._end_call(event)
             case events.Asked():
@@ -221,7 +215,7 @@ class Renderer:
     def _start_call(self, event: events.ToolStarted) -> None:
         self._shown = self._reasoning = False
         self.output.fresh()
-        call = f"{event.name}({short_arguments(event.arguments)})"
+        call = f"{revealed(event.name)}({short_arguments(event.arguments)})"
         self.running[event.call] = Running(call, time.monotonic())
         if not self._live:
             self.output.line(f"• {call}", "dim")
@@ -229,7 +223,7 @@ class Renderer:
     def _end_call(self, event: events.ToolEnded) -> None:
         known = self.running.pop(event.call, None)
         mark = mark_of(event.name, event.status, event.content)
-        what = known.text if known is not None and self._live else event.name
+        what = known.text if known is not None and self._live else revealed(event.name)
         self.output.fresh()
         self.output.put(mark, "good" if mark == "✓" else "bad")
         status = "" if event.status in ("ok", "error") else f"{event.status}: "
@@ -240,7 +234,7 @@ class Renderer:
         self.asked = True
         self.busy_since = None
         self.output.fresh()
-        self.output.line(with_how_to_answer(event.question), "bold")
+        self.output.line(with_how_to_answer(revealed(event.question)), "bold")
 
     def _end(self, event: events.TurnEnded) -> None:
         self.ended = event

@@ -28,6 +28,7 @@ MOST_FILES = 20_000  # per workspace that are listed
 MOST_SHOWN = 30  # completions
 FRESH_SECONDS = 5.0  # how long the list of files is reused
 SKIPPED = frozenset({".git", ".hg", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".tox"})
+_FILE_NAME = re.compile(r"[^\"'()=<>]*(?:/[^\"'()=<>]*|\.[A-Za-z]\w{0,4})")  # with a folder or an ending, and no code
 FILE = re.compile(r"(?:^|(?<=\s))@(?:\"([^\"\n]*)\"?|(\S*))")
 Choices = Callable[[], Iterable[tuple[str, str]]]  # (word, description)
 
@@ -153,8 +154,20 @@ def completes_while_typing() -> bool:
 
 def attachments(text: str, workspace: Path) -> list[str]:
     """Return the existing files that a message names with an @."""
+    return [path for path in _named(text) if os.path.isfile(workspace / path)]
+
+
+def missing_files(text: str, workspace: Path) -> list[str]:
+    """Return what a message names with an @ that looks like a file of the workspace, and does not exist.
+
+    A name alone, such as @anna or @property, may be anything.
+    """
+    return [path for path in _named(text) if _FILE_NAME.fullmatch(path) and not os.path.exists(workspace / path)]
+
+
+def _named(text: str) -> list[str]:
     named = [found[1] if found[1] is not None else found[2].rstrip(",.;:!?)") for found in FILE.finditer(text)]
-    return [path for path in dict.fromkeys(named) if path and "\0" not in path and (workspace / path).is_file()]
+    return [path for path in dict.fromkeys(named) if path and "\0" not in path]
 
 
 # ---------------------------------------------------------------------------------------------- keys

@@ -98,13 +98,14 @@ async def _open_page(server: Server, address: str, in_browser: bool) -> None:
 
 def page_services(config: Config, store: Store) -> Services:
     """Return what `doctor`, `sessions export` and an @ in the chat do, for the page."""
+    from ..config.redaction import Secrets
     from ..server.page_api import Services
     from .doctor import checks_of
-    from .export import exported, redactor
+    from .export import exported
     from .prompt import WorkspaceFiles, attachments
     from .turn_changes import PageChanges, Snapshots
 
-    redact = redactor(config)
+    redact = Secrets(config).redact
     return Services(
         partial(checks_of, config, store),
         lambda entries, title, form: exported(entries, title, form, redact),

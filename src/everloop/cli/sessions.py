@@ -172,10 +172,11 @@ def _show(found: tuple[Listed, list[Logged]]) -> None:
 
 
 def _export(config: Config, options: argparse.Namespace) -> None:
-    from .export import exported, redactor
+    from ..config.redaction import Secrets
+    from .export import exported
 
     session, entries = asyncio.run(find_session(config, options.key))
-    text = exported(entries, session.title or session.info.key, options.format, redactor(config))
+    text = exported(entries, session.title or session.info.key, options.format, Secrets(config).redact)
     if options.output is None:
         sys.stdout.write(text)
         return

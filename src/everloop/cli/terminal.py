@@ -29,12 +29,13 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from .. import events
 from ..commands import answer_of, command_of
 from ..config import Config
+from ..config.redaction import Secrets
 from ..errors import EverloopError
 from ..log import TurnEnded, UserSaid
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
 from ..store.base import Busy
-from ..text import clean, counted, one_line
+from ..text import clean, counted, one_line, revealed
 from ..threads import in_thread
 from .cards import CardRenderer, diff_lines
 from .common import (
@@ -47,10 +48,18 @@ from .common import (
     show_messages,
     show_undelivered,
 )
-from .export import FORMATS, Format, exported, redactor
+from .export import FORMATS, Format, exported
 from .live_output import STYLES, Background, LiveOutput
 from .local_commands import help_text, local_command, unknown_command
-from .prompt import ChatCompleter, WorkspaceFiles, attachments, chat_history, completes_while_typing, editing_keys
+from .prompt import (
+    ChatCompleter,
+    WorkspaceFiles,
+    attachments,
+    chat_history,
+    completes_while_typing,
+    editing_keys,
+    missing_files,
+)
 from .session_list import TITLE, Listed, age, list_sessions, money
 from .status import SessionStatus
 from .turn_changes import ChangeTracker, SavedTurns
@@ -344,7 +353,7 @@ class Chat:
         info = await self._agent.store.session(OWNER, self._key)
         entries = await self._agent.store.read_log(info.id) if info is not None else []
         path = name.strip() or f"{self._key.replace(':', '-').replace('/', '-')}.{kind}"
-        text = exported(entries, self._status.title or self._key, kind, redactor(self._config))
+        text = exported(entries, self._status.title or self._key, kind, Secrets(self._config).redact)
         try:
             written = await in_thread(_write_new, path, text)
         except OSError as error:
@@ -507,7 +516,7 @@ class Chat:
             self._naming.cancel()
         try:
             channel, chat_id = chat_of(self._key)
-            files = await in_thread(attachments, line, self._agent.workspace) if "@" in line else []
+            files = await self._attached(line) if "@" in line else []
             if command_of(line) is None:
                 await self._changes.begin()
             with seen_ending(self._agent, self._key) as seen:
@@ -526,6 +535,14 @@ class Chat:
             said = help_text() if command_of(line) == "help" else text
             self._output.line(said, "dim" if command_of(line) else "")
             await show_undelivered(self._agent, self._key, self._output, shown=text)
+
+    async def _attached(self, line: str) -> list[str]:
+        """Return the files that a message attaches, and tell of those that do not exist."""
+        place = self._agent.workspace
+        if missing := await in_thread(missing_files, line, place):
+            names = revealed(", ".join(f"@{path}" for path in missing))
+            self._output.line(one_line(f"Not attached, no such file: {names}", 79), "dim")
+        return await in_thread(attachments, line, place)
 
     def _is_kept(self, line: str, _: events.Event | None = None) -> None:
         """Note that a message is on disk: its turn has begun, or ended."""

@@ -158,6 +158,8 @@ class Config:
     # Whether `store` was set explicitly; if not, each workspace has its own.
     store_named: bool = field(default=False, repr=False, compare=False)
     links: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # people with their chats
+    # The paths that were derived from `home`: they follow it in `dataclasses.replace(config, home=…)`.
+    derived: Mapping[str, Path] = field(default_factory=dict, repr=False, compare=False)
     trusted: bool = field(default=True, repr=False)  # use the workspace's instructions, skills and agents
 
     # fmt: off
@@ -279,10 +281,14 @@ class Config:
     # fmt: on
 
     def __post_init__(self) -> None:
+        derived = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, UnderHome):
-                object.__setattr__(self, item.name, self.home / value.name)
+            follows = item.name in self.derived and value == self.derived[item.name]
+            if isinstance(value, UnderHome) or (follows and not (item.name == "store" and self.store_named)):
+                derived[item.name] = self.home / item.default.name
+                object.__setattr__(self, item.name, derived[item.name])
+        object.__setattr__(self, "derived", derived)
         for one in self.channels:
             if one.name == LINK:
                 object.__setattr__(self, "channels", tuple(other for other in self.channels if other.name != LINK))
@@ -319,8 +325,8 @@ class Config:
         values = sources.over(file, variables)
         tied = "api_key" not in variables or not sources.ENDPOINT.isdisjoint(variables)
         values = sources.over(values, sources.from_flags(flags or {}, KEYS), tied)
-        own = file.get("workspace", folder / "workspace")
-        return cls(home=folder, home_workspace=own, store_named="store" in values, **values)
+        own = {"home_workspace": file["workspace"]} if "workspace" in file else {}
+        return cls(home=folder, store_named="store" in values, **own, **values)
 
 
 KEYS: tuple[Key, ...] = keys_of(Config)

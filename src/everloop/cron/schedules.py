@@ -192,7 +192,10 @@ def _at(text: str, tz: str, now: float, asked: str | None) -> At:
         found = _date_time(text, tz, asked)
     at = math.ceil(found)
     if at <= now:
-        raise BadSchedule(f'at: "{text}" has passed: it is now {moment(now, tz)}')
+        raise BadSchedule(
+            f'at: "{text}" has passed: it is now {moment(now, tz)}; write a later time, or how long from now, like '
+            '"in 2 minutes"'
+        )
     if at > now + MAX_AHEAD:
         raise BadSchedule(f'at: "{text[:60]}" is more than 100 years away')
     return At(at, tz)

@@ -170,7 +170,7 @@ class AgentLoop:
         return TurnRunner(
             store=self.store,
             specs=TurnSpecs(self.store, self.tools, limits, self.subagents, rounds, models),
-            models=Models(self.provider, self.model, self._budgets, self._compactor, settings.text_calls),
+            models=Models(self.provider, self.model, self._budgets, self._compactor, settings, settings.text_calls),
             tools=self.tools,
             policy=self._policy,
             context=self.context,

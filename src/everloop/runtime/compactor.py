@@ -18,6 +18,7 @@ import msgspec
 
 from .. import events
 from ..config import Config
+from ..config.redaction import secrets_of
 from ..context.compaction import KEPT_TURNS, Plan, Room, conversation_of, digest, plan, summarise
 from ..context.pictures import without_pictures
 from ..context.window import LONG, USABLE_SHARE, Measure, Meter, model_info, weigh
@@ -305,7 +306,7 @@ class Compactor:
         except Exception as error:  # the turn continues, whatever the error
             if not fall_back:
                 raise
-            log.warning("could not summarise the older turns of session %s: %s", claim.key, _reason(error))
+            log.warning("could not summarise the older turns of session %s: %s", claim.key, self._reason(error))
             entry = made.entry(before, claim.compacted, digest(made.gone, earlier, self._longest), places)
             return msgspec.structs.replace(entry, stopgap=True)
         return msgspec.structs.replace(made.entry(before, claim.compacted, summary, places), usage=usage)
@@ -400,17 +401,17 @@ class Compactor:
             log.warning(
                 "could not summarise the older turns of session %s, will retry later: %s",
                 claim.key,
-                _reason(error),
+                self._reason(error),
             )
         finally:
             note.task = None
             if note.failures:
                 note.not_before = time.monotonic() + RETRY_SECONDS * 2 ** min(note.failures - 1, 6)
 
-
-def _reason(error: Exception) -> str:
-    """Return why a summary failed. A TimeoutError has no text of its own."""
-    return f"it took longer than {SUMMARY_SECONDS:.0f} seconds" if isinstance(error, TimeoutError) else str(error)
+    def _reason(self, error: Exception) -> str:
+        """Return why a summary failed. A TimeoutError has no text of its own."""
+        late = f"it took longer than {SUMMARY_SECONDS:.0f} seconds"
+        return late if isinstance(error, TimeoutError) else secrets_of(self._config, self._provider).redact(str(error))
 
 
 class Window:

@@ -22,6 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from .. import events
+from ..config import Config
+from ..config.redaction import secrets_of
 from ..context.prompt import Composer
 from ..context.window import Measure, is_overflow
 from ..engine import Sent
@@ -136,6 +138,7 @@ class TurnModelCall(ModelCall):
         free: Callable[[Conversation], Free | None],
         texts: TurnTexts | None,
         compose: Composer | None,
+        config: Config,
     ) -> None:
         """Create the port of one turn.
 
@@ -150,6 +153,7 @@ class TurnModelCall(ModelCall):
         self._free = free
         self._texts = texts
         self._compose = compose
+        self._config = config
 
     async def __call__(self, conversation: Conversation, emit: events.Emit | None) -> LLMResponse:
         limited = self._budgets.limits(self._claim)
@@ -165,7 +169,8 @@ class TurnModelCall(ModelCall):
                 await self._texts.keep(missing)
             response = await self.ask(request, tools, images or emit)
         except Exception as error:
-            if (told := error_for(self._claim.owner, error)) is not error:
+            stripped = secrets_of(self._config, self._provider).strip(error)
+            if (told := error_for(self._claim.owner, stripped)) is not error:
                 raise told from None
             raise
         if images is not None:

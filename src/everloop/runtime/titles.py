@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config import Config
+from ..config.redaction import secrets_of
 from ..errors import StoreError
 from ..log import Logged, ModelAnswered, UserSaid, text_of
 from ..messages import Message
@@ -38,6 +39,7 @@ class SessionNamer:
         self._provider = provider
         self._model = config.summary_model or model
         self._budgets = budgets
+        self._config = config
         # The local model answers one request at a time: a title would keep people waiting.
         self.is_on = config.titles == "model" and config.provider != "local"
 
@@ -58,7 +60,7 @@ class SessionNamer:
             async with asyncio.timeout(SECONDS):
                 response = await self._provider.chat(messages, model=self._model or None, **options)
         except Exception as error:  # whatever the error: the first words of the session serve as its title
-            log.info("session %s got no title: %s", key, error)
+            log.info("session %s got no title: %s", key, secrets_of(self._config, self._provider).redact(str(error)))
             return ""
         title, usage = title_of(response.content or ""), counts(response)
         model = response.model or self._model

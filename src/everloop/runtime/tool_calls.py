@@ -18,6 +18,7 @@ from ..engine import Review
 from ..log import Call
 from ..messages import Conversation
 from ..sandbox.reach import Workspace
+from ..text import visible
 from ..threads import in_thread
 from ..tools.base import Plan, ToolError
 from ..tools.context import CallContext
@@ -162,7 +163,7 @@ def _question(asked: Sequence[Verdict]) -> str:
     if not asked:
         return ""
     parts = ["May I do this?" if len(asked) == 1 else f"May I do these {len(asked)} things?"]
-    parts += [f"{verdict.shown}\n({verdict.why})" for verdict in asked]
+    parts += [f"{verdict.shown}\n({visible(verdict.why)})" for verdict in asked]
     return "\n\n".join(parts)
 
 

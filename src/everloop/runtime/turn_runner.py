@@ -17,6 +17,8 @@ from .. import events
 from ..actions import Limits
 from ..bus import InboundMessage, OutboundMessage, Question
 from ..commands import with_how_to_answer, words_after
+from ..config import Config
+from ..config.redaction import secrets_of
 from ..context.compaction import conversation_of
 from ..context.prompt import Composer, ContextBuilder
 from ..context.skills import SHIPPED
@@ -98,6 +100,7 @@ class Models(msgspec.Struct):
     model: str | None
     budgets: Budgets
     compactor: Compactor
+    config: Config
     text_calls: bool = True
 
     def call(
@@ -122,7 +125,12 @@ class Models(msgspec.Struct):
             free=free,
             texts=texts,
             compose=compose,
+            config=self.config,
         )
+
+    def without_secrets(self, error: Exception) -> Exception:
+        """Return an error that may be logged and shown."""
+        return secrets_of(self.config, self.provider).strip(error)
 
     def window(self, claim: Claim, spec: TurnSpec) -> Window | None:
         return None if is_reminder(claim) else Window(self.compactor, claim, spec.model)
@@ -224,6 +232,7 @@ class TurnRunner:
         if isinstance(error, WorkspaceError):
             log.error("%s", error)
         else:
+            error = self.models.without_secrets(error)
             log.error("turn %s failed", claim.turn, exc_info=error)
         if session_log.turn is None:
             session_log.turn = Turn(claim.turn, claim.entries, Conversation(), session_log)
@@ -292,7 +301,7 @@ class TurnRunner:
                 raise
             return None, NOT_COMPACTED.format("it was stopped")
         except Exception as error:  # nothing has changed, and the person is told so
-            told = error_for(claim.owner, error)
+            told = error_for(claim.owner, self.models.without_secrets(error))
             return None, NOT_COMPACTED.format(clean(str(told)) or type(told).__name__)
         finally:
             session.command = None

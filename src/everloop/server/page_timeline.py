@@ -60,6 +60,7 @@ class TurnItem(msgspec.Struct):
     ended_at: float | None
     reason: str | None
     title: str  # the first words of the message that opened it
+    parked: bool  # it waits for a person to answer its question
 
 
 class TurnList(msgspec.Struct):
@@ -475,4 +476,6 @@ class TimelineApi:
         first = await self._store.read_log(turn.session, turn.first_seq - 1, turn.first_seq)
         entry = first[0].entry if first else None
         title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
-        return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title)
+        info = await self._store.session(turn.owner, turn.key) if turn.ended_at is None else None
+        parked = info is not None and info.parked and info.open_turn == turn.id
+        return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title, parked)

@@ -57,6 +57,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """The delivery progress of an outbox row."""
 
     at: float  # when the message was written
+    session: str  # the key of the session that it was said in
     parts: tuple[SentPart, ...]
 
 

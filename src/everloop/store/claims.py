@@ -459,8 +459,8 @@ def encoded_parts(parts: Iterable[SentPart]) -> str:
     return encode([(outbox_column(part.id), part.end) for part in parts]).decode()
 
 
-def delivery(at: float, parts: str | None) -> Delivery:
-    return Delivery(at, tuple(SentPart(*part) for part in _decode_parts(parts)) if parts else ())
+def delivery(at: float, session: str, parts: str | None) -> Delivery:
+    return Delivery(at, session, tuple(SentPart(*part) for part in _decode_parts(parts)) if parts else ())
 
 
 def dead_letter(row: Sequence[Any]) -> DeadLetter:

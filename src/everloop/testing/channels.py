@@ -434,7 +434,7 @@ async def _work(settings: dict[str, Any], folder: Path, die_at: tuple[int, str] 
             time.sleep(60)
 
     store.writer.commit_hooks.add(hook)
-    channel, options = await asyncio.to_thread(make_channel, config)
+    channel, options = await asyncio.to_thread(make_channel, config, store)
     home = Config(home=folder / "home", workspace=folder, sandbox="off", channels=(config,))
     owners = Owners(home, store, Answerer(channel.can), agent_of)
     for name, data in FILES.items():

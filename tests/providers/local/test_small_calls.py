@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -9,7 +10,19 @@ import pytest
 
 from everloop.messages import assistant_message, tool_message, user_message
 
-from .test_small import completed_call, is_talk, may_be_call, may_be_words, offered, prepare, request_for, with_system
+from .test_small import (
+    SHAPING,
+    completed_call,
+    is_talk,
+    llama_answer,
+    may_be_call,
+    may_be_words,
+    offered,
+    prepare,
+    read,
+    request_for,
+    with_system,
+)
 
 
 def call_line(request: dict[str, Any], tool: str) -> str:
@@ -287,6 +300,64 @@ def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
 def test_a_reminder_that_failed_is_retried_and_not_confirmed() -> None:
     add = completed_call("cron", '{"status": "error", "message": "no time"}', action="add", message="mum", at="soon")
     assert not may_be_words(prepare(with_system(user_message("remind me in a minute to call mum"), *add)))
+
+
+def reminder(at: str) -> str:
+    return json.dumps({"tool": "cron", "action": "add", "message": "Tea.", "at": at, "deliver": "text"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "at"),
+    [
+        ("in 2 minutes remind me: tea", "in 2 minutes"),
+        ("remind me in 1 min", "in 1 minute"),
+        ("remind me 2 minutes from now", "in 2 minutes"),
+        ("remind me in 30 seconds", "in 30 seconds"),
+        ("Erinnere mich in 3 Minuten an den Tee", "in 3 minutes"),
+        ("Recuérdame en 2 horas el té", "in 2 hours"),
+        ("rappelle-moi dans 10 minutes le thé", "in 10 minutes"),
+        ("20 分钟后提醒我喝茶", "in 20 minutes"),
+        ("10분 뒤에 차 마시라고 알려줘", "in 10 minutes"),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["2023-04-01T12:00", "tomorrow 2:00", "in 9 weeks"])
+def test_a_reminder_for_another_time_than_the_one_that_was_named_is_asked_for_again(request_, at, wrong) -> None:
+    request = request_for(request_)
+    again = SHAPING.read(llama_answer(reminder(wrong)), request)
+    assert isinstance(again, dict), "the reminder was set"
+    assert f'\\"at\\": " ("\\"{at}\\"")' in call_line(again, "cron")
+    assert not may_be_words(again)
+    assert read(reminder(at), request).tool_calls[0].arguments["at"] == at
+
+
+@pytest.mark.parametrize(
+    ("request_", "at"),
+    [
+        ("remind me tomorrow at 2:00 to stir the soup in 5 minutes", "tomorrow 2:00"),
+        ("remind me on 2031-05-04 that the train leaves in 20 minutes", "2031-05-04T09:00"),
+        ("remind me in a while of the 20 minute nap", "in 3 hours"),
+        ("remind me in 3 days at 9 am", "2031-05-07T09:00"),
+    ],
+)
+def test_a_reminder_is_held_to_no_span_where_another_time_is_named(request_: str, at: str) -> None:
+    assert read(reminder(at), request_for(request_)).tool_calls[0].arguments["at"] == at
+
+
+def test_a_reminder_that_could_not_be_set_is_not_promised() -> None:
+    wrong = {"action": "add", "message": "tea", "at": "2023-04-01T17:00", "deliver": "text"}
+    refused = completed_call("cron", '{"status": "error", "message": "at: \\"2023-04-01T17:00\\" has passed"}', **wrong)
+    request = request_for("remind me in 2 min", *refused, *refused)
+    for promise in (
+        "I will remind you in 2 min.",
+        "I'll wake you.",
+        "Ich erinnere dich.",
+        "Te lo recordaré.",
+        "提醒你。",
+    ):
+        again = SHAPING.read(llama_answer(promise), request)
+        assert isinstance(again, dict), "the promise was believed"
+        assert "That was not done." in again["messages"][-1]["content"]
+    assert read("The time has passed.", request).content == "The time has passed."
 
 
 def test_a_daily_reminder_cannot_be_set_as_a_single_one() -> None:

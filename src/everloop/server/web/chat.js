@@ -1,5 +1,5 @@
 /** The view of a session: its conversation and its questions. */
-import { html, lazy, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
+import { html, lazy, revealed, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 import { CopyButton, liveMarkdown, markdownOf } from "./markdown.js";
 import { Composer } from "./composer.js";
 import { ToolCard } from "./tools.js";
@@ -245,7 +245,7 @@ function Question({ session, entry }) {
       setSent(false);
     }
   };
-  const [first, ...rest] = /** @type {string[]} */ (entry.question.trim().split("\n"));
+  const [first, ...rest] = /** @type {string[]} */ (revealed(entry.question).trim().split("\n"));
   return html`<div class="question" role="group" aria-label="The agent asks">
     <p class="asks" dir="auto">${first}</p>
     ${rest.length > 0 && html`<pre class="words" tabindex="0" dir="auto">${rest.join("\n").trim().split("\n").map((line) =>

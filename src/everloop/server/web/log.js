@@ -5,7 +5,7 @@ import { Waiting, sessionHash, span, timelineHash, useLoad, when } from "./views
 
 const EVERY = 5000;
 
-/** @typedef {{id: string, session: string, started_at: number, ended_at: number | null, reason: string | null, title: string}} Turn */
+/** @typedef {{id: string, session: string, started_at: number, ended_at: number | null, reason: string | null, title: string, parked: boolean}} Turn */
 
 export function View() {
   const { data, error } = useLoad("turns", EVERY);
@@ -24,10 +24,11 @@ export function View() {
 /** @param {{turn: Turn}} props */
 function Row({ turn }) {
   const isBad = turn.reason !== null && turn.reason !== "answer" && turn.reason !== "handed";
+  const kind = turn.parked ? "is-warn" : turn.reason === null ? "is-good" : isBad && "is-bad";
   return html`<tr>
     <td><a href=${timelineHash(turn.session, turn.id)} dir="auto">${turn.title || "(no words)"}</a></td>
     <td class="clipped"><a href=${sessionHash(turn.session)} dir="auto">${titleOf(turn.session)}</a></td>
     <td class="time">${when(turn.started_at)}</td>
     <td class="number">${turn.ended_at === null ? "" : span(turn.ended_at - turn.started_at)}</td>
-    <td><span class=${classes("badge", turn.reason === null ? "is-good" : isBad && "is-bad")}>${turn.reason ?? "open"}</span></td></tr>`;
+    <td><span class=${classes("badge", kind)}>${turn.reason ?? (turn.parked ? "waits for approval" : "open")}</span></td></tr>`;
 }

@@ -2,7 +2,7 @@
  * Markdown as nodes. Nothing is ever set as HTML: HTML in the text is shown as text, links only lead to allowed addresses,
  * and images are named instead of loaded.
  */
-import { h, useEffect, useState } from "./lib.js";
+import { h, revealed, useEffect, useState } from "./lib.js";
 import { lexer } from "./vendor/marked.js";
 import * as smd from "./vendor/streaming-markdown.js";
 
@@ -107,7 +107,7 @@ function inlineNode(token) {
     case "text":
       return token.tokens ? inline(token.tokens) : decoded(token.text);
     case "escape":
-      return token.text;
+      return closed(token.text);
     case "strong":
       return h("strong", null, inline(token.tokens));
     case "em":
@@ -115,15 +115,15 @@ function inlineNode(token) {
     case "del":
       return h("del", null, inline(token.tokens));
     case "codespan":
-      return h("code", null, token.text);
+      return h("code", null, revealed(token.text));
     case "br":
       return h("br", null);
     case "link":
       return link(token.href, inline(token.tokens));
     case "image":
-      return link(token.href, [`[image: ${token.text || token.href}]`]);
+      return link(token.href, [`[image: ${closed(token.text || token.href)}]`]);
     default:
-      return token.raw;
+      return closed(token.raw);
   }
 }
 
@@ -144,7 +144,31 @@ const ENTITIES = new Map([["amp", "&"], ["lt", "<"], ["gt", ">"], ["quot", '"'],
  * @param {string} text
  */
 function decoded(text) {
-  return text.replace(/&(amp|lt|gt|quot|#39|nbsp);/g, (whole, name) => ENTITIES.get(name) ?? whole);
+  return closed(text).replace(/&(amp|lt|gt|quot|#39|nbsp);/g, (whole, name) => ENTITIES.get(name) ?? whole);
+}
+
+/**
+ * Close the embeddings, overrides and isolates that a text leaves open, and leave out ends without a beginning: they would
+ * change the order of the text around it, even across elements that isolate theirs.
+ * @param {string} text
+ */
+function closed(text) {
+  if (!/[\u202a-\u202e\u2066-\u2069]/.test(text)) return text;
+  const ends = /** @type {string[]} */ ([]); // of what is open
+  let told = "";
+  for (const one of text) {
+    if (/[\u202a\u202b\u202d\u202e]/.test(one)) ends.push("\u202c");
+    else if (/[\u2066-\u2068]/.test(one)) ends.push("\u2069");
+    else if (one === "\u202c") {
+      if (ends[ends.length - 1] !== one) continue;
+      ends.pop();
+    } else if (one === "\u2069") {
+      if (!ends.includes(one)) continue;
+      while (ends.pop() !== one); // the end of an isolate ends what was opened in it
+    }
+    told += one;
+  }
+  return told + ends.reverse().join("");
 }
 
 /** @type {((text: string, language: string) => [string, string][]) | null} */
@@ -160,9 +184,10 @@ export function CodeBlock({ text, language }) {
       setReady(true);
     }, () => undefined);
   }, []);
+  const shown = revealed(text);
   return h("figure", { class: "code" }, [
     h("figcaption", null, [h("span", null, language || "text"), h(CopyButton, { text })]),
-    h("pre", { tabindex: 0, dir: "ltr" }, h("code", null, parts ? parts(text, language).map(([kind, part]) => (kind ? h("span", { class: `code-${kind}` }, part) : part)) : text)),
+    h("pre", { tabindex: 0, dir: "ltr" }, h("code", null, parts ? parts(shown, language).map(([kind, part]) => (kind ? h("span", { class: `code-${kind}` }, part) : part)) : shown)),
   ]);
 }
 
@@ -215,8 +240,9 @@ export function liveMarkdown(root) {
     },
     add_text(data, text) {
       const node = data.nodes[data.nodes.length - 1];
-      if (node.lastChild instanceof Text) node.lastChild.appendData(text);
-      else node.append(text);
+      const shown = node.closest("pre, code") ? revealed(text) : text;
+      if (node.lastChild instanceof Text) node.lastChild.appendData(shown);
+      else node.append(shown);
     },
     set_attr(data, type, value) {
       const node = data.nodes[data.nodes.length - 1];

@@ -1,5 +1,5 @@
 /** The timeline of a turn: its steps on a time axis without idle time, stepping, comparison with another turn, and requests. */
-import { html, classes, useEffect, useState } from "./lib.js";
+import { html, classes, revealed, useEffect, useState } from "./lib.js";
 import { api, sessionPath } from "./api.js";
 import { fork } from "./actions.js";
 import { CopyButton } from "./markdown.js";
@@ -86,7 +86,7 @@ function Turn({ sessionKey, turn, seconds }) {
       <li key=${`${step.kind}${step.seq ?? step.call}${step.at}`} class=${classes(`is-${step.kind}`, isBad(step) && "is-bad")}>
         <button type="button" class="step" aria-expanded=${open === index} onClick=${() => setOpen(open === index ? -1 : index)}>
           <span class="kind">${KINDS[step.kind] ?? step.kind}</span>
-          <span class="name" dir="auto">${nameOf(step)}</span>
+          <span class="name" dir="auto">${revealed(nameOf(step))}</span>
           <${Axis} step=${step} turn=${turn} seconds=${seconds} />
           <span class="tokens">${step.input_tokens + step.output_tokens ? `${number(step.input_tokens)} → ${number(step.output_tokens)}` : ""}</span>
           <span class="cost">${money(step.cost)}</span>
@@ -139,8 +139,8 @@ function Details({ sessionKey, step }) {
   return html`<div class="details">
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${given.length > 0 && html`<dl class="arguments">${given.map(([name, value]) => html`
-      <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}
-    ${step.text && (failureOf(step.text, step.status || "ok") ?? html`<pre class="shown" tabindex="0" dir="auto">${step.text}</pre>`)}
+      <dt>${revealed(name)}</dt><dd dir="auto">${revealed(typeof value === "string" ? value : JSON.stringify(value))}</dd>`)}</dl>`}
+    ${step.text && (failureOf(step.text, step.status || "ok") ?? html`<pre class="shown" tabindex="0" dir="auto">${revealed(step.text)}</pre>`)}
     ${step.seq !== null && html`<p class="row"><button type="button" class="small" onClick=${() => fork(sessionKey, /** @type {number} */ (step.seq))}>Fork from here</button>
       ${step.kind === "model" && html`<button type="button" class="small" aria-expanded=${isShown} onClick=${() => setShown(!isShown)}>Show the request</button>`}</p>`}
     ${isShown && html`<${Sent} sessionKey=${sessionKey} seq=${step.seq} />`}

@@ -1,5 +1,5 @@
 /** Tool calls as cards: the tool, its arguments, its progress and its result. */
-import { html, classes, lazy, useState } from "./lib.js";
+import { html, classes, lazy, revealed, useState } from "./lib.js";
 import { CopyButton } from "./markdown.js";
 
 const Pictures = lazy(async () => (await import("./pictures.js")).Pictures);
@@ -23,8 +23,8 @@ export function ToolCard({ sessionKey, call, result, tool, isAsked, isOver }) {
   return html`<details class=${classes("tool", `is-${status}`)} open=${isOpen || isEdit(call)}>
     <summary>
       <span class="dot" aria-hidden="true"></span>
-      <code class="name">${call.name}</code>
-      <span class="gist" dir="auto">${gist(call)}</span>
+      <code class="name">${revealed(call.name)}</code>
+      <span class="gist" dir="auto">${revealed(gist(call))}</span>
       <span class="status">${LABELS[status] ?? status}${seconds >= 0.1 ? ` · ${seconds.toFixed(1)} s` : ""}</span>
     </summary>
     <${Arguments} call=${call} />
@@ -56,9 +56,9 @@ function Arguments({ call }) {
   const { command, ...rest } = given;
   const others = Object.entries(command === undefined ? given : rest);
   return html`
-    ${command !== undefined && html`<pre class="command" tabindex="0" dir="ltr"><span class="prompt">$ </span>${String(command)}</pre>`}
+    ${command !== undefined && html`<pre class="command" tabindex="0" dir="ltr"><span class="prompt">$ </span>${revealed(String(command))}</pre>`}
     ${others.length > 0 && html`<dl class="arguments">${others.map(([name, value]) => html`
-      <dt>${name}</dt><dd dir="auto">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl>`}`;
+      <dt>${revealed(name)}</dt><dd dir="auto">${revealed(typeof value === "string" ? value : JSON.stringify(value))}</dd>`)}</dl>`}`;
 }
 
 /**
@@ -71,8 +71,8 @@ export function failureOf(text, status) {
   try {
     const { message, advice } = JSON.parse(text);
     if (typeof message !== "string") return null;
-    return html`<div class="failure"><pre tabindex="0" dir="auto">${message}</pre>
-      ${advice && html`<p class="meta" dir="auto">Advice to the agent: ${advice}</p>`}</div>`;
+    return html`<div class="failure"><pre tabindex="0" dir="auto">${revealed(message)}</pre>
+      ${advice && html`<p class="meta" dir="auto">Advice to the agent: ${revealed(String(advice))}</p>`}</div>`;
   } catch {
     return null;
   }
@@ -83,7 +83,7 @@ function Output({ text }) {
   const [isWhole, setWhole] = useState(false);
   const isLong = text.length > SHOWN;
   return html`<div class="output">
-    <pre tabindex="0" dir="auto">${isLong && !isWhole ? text.slice(0, SHOWN) : text}</pre>
+    <pre tabindex="0" dir="auto">${revealed(isLong && !isWhole ? text.slice(0, SHOWN) : text)}</pre>
     <div class="row">
       ${isLong && html`<button class="quiet small" type="button" onClick=${() => setWhole(!isWhole)}>
         ${isWhole ? "Show less" : `Show all ${text.length.toLocaleString("en")} characters`}</button>`}
@@ -98,10 +98,10 @@ export function Diff({ path, before, after }) {
   const added = lines.filter(([mark]) => mark === "+").length;
   const removed = lines.filter(([mark]) => mark === "-").length;
   return html`<figure class="diff">
-    <figcaption><code>${String(path ?? "")}</code><span>
+    <figcaption><code>${revealed(String(path ?? ""))}</code><span>
       ${added > 0 && html`<span class="plus">+${added}</span>`} ${removed > 0 && html`<span class="minus">−${removed}</span>`}</span></figcaption>
     <pre tabindex="0" dir="ltr">${lines.map(([mark, text]) => html`<span
-      class=${mark === "+" ? "plus" : mark === "-" ? "minus" : "same"}>${mark} ${text}\n</span>`)}</pre>
+      class=${mark === "+" ? "plus" : mark === "-" ? "minus" : "same"}>${mark} ${revealed(text)}\n</span>`)}</pre>
   </figure>`;
 }
 

@@ -72,7 +72,8 @@ NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
 HOLDERS = f"SELECT l.name, l.worker, {FRESH} FROM channel_lease l LEFT JOIN worker w ON w.id = l.worker"
-DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id = ANY(%s)"
+DELIVERIES = """SELECT o.id, o.at, s.key, o.parts FROM outbox o JOIN session s ON s.id = o.session
+    WHERE o.id = ANY(%s)"""
 HOLD_BACK = "UPDATE outbox SET tries = 0 WHERE worker = %s AND sent_at IS NULL AND id = ANY(%s)"
 RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = %s AND channel = %s AND sent_at IS NULL"
 MARK_PARTS = f"""UPDATE outbox SET parts = %s, tries = 1, sent_at = CASE WHEN %s THEN {NOW} END

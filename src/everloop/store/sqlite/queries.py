@@ -51,7 +51,8 @@ TOKEN_USED = "UPDATE token SET last_used_at = ?1 WHERE id = ?2 AND (last_used_at
 REVOKE_TOKEN = "UPDATE token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = ? AND digest IN (SELECT value FROM json_each(?))"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = ? AND tainted ORDER BY at DESC LIMIT ?"
-DELIVERIES = "SELECT id, at, parts FROM outbox WHERE id IN (SELECT value FROM json_each(?))"
+DELIVERIES = """SELECT o.id, o.at, s.key, o.parts FROM outbox o JOIN session s ON s.id = o.session
+    WHERE o.id IN (SELECT value FROM json_each(?))"""
 HOLD_BACK = """UPDATE outbox SET tries = 0
     WHERE worker = ? AND sent_at IS NULL AND id IN (SELECT value FROM json_each(?))"""
 RELEASE_OUTGOING = "UPDATE outbox SET worker = NULL WHERE worker = ? AND channel = ? AND sent_at IS NULL"

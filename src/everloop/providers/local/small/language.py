@@ -126,6 +126,18 @@ def cron_time(request: Request) -> tuple[str, str]:
     return (str(minute), str(hour)) if hour < 24 and minute < 60 else ("", "")
 
 
+def times_from_now(request: Request) -> list[str]:
+    """The spans from now that are named, as the scheduler reads them; none where a day or a time of day is named."""
+    if request.matches("time") or request.matches("another_time") or cron_weekday(request):
+        return []
+    found: dict[str, None] = {}
+    for span in PATTERNS["span"].finditer(request):
+        if span["before"] or span["after"]:
+            unit = next(name for name in ("second", "minute", "hour", "day", "week") if span[name])
+            found[f"in {span['number']} {unit}{'' if span['number'] == '1' else 's'}"] = None
+    return list(found)
+
+
 # ---------------------------------------------------------------------------------------------- words and paths
 
 WORD_END = r"(?!\w|[.,:]\d)"  # 273 does not occur in 273.15

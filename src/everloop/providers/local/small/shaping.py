@@ -22,7 +22,7 @@ from .answers import final_sentence, leaked_text, report_pattern, sentence, uses
 from .conversation import Message, Turn, current_turn, referenced_file, text_of
 from .examples import TOOLS_WITH_EXAMPLES, Example, Tool, introduction, is_answered_by, names_of, nearest, select_tools
 from .grammar import Expected, Values, argument_values, grammar
-from .language import Request, language_of
+from .language import Request, language_of, times_from_now
 from .routing import certain_call, code_file, fenced_code, next_step, route, with_listed_file
 
 LARGE = 3_000_000_000  # bytes of a model's file: one of this size (about four billion parameters) needs no help
@@ -193,16 +193,23 @@ def _tool_call(name: str, arguments: dict[str, Any], error: str | None = None) -
 
 
 def _retry_if_false(text: str, call: ToolCallRequest | None, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the request to make instead if an answer repeats a call, or claims a change that no call has made."""
+    """Return the request to make instead if an answer repeats a call, sets a reminder for another time than the one
+    that was named, or claims a change that no call has made."""
     step: Step = request["_step"]
     calls = step.turn.calls
     if call is not None:
+        times = times_from_now(step.turn.request) if call.name == "cron" and "at" in call.arguments else []
+        if times and call.arguments["at"] not in times:
+            held = {**step.values, "cron": {"at": times, "must": ["at"]}}
+            return _retry({**request, "_step": replace(step, values=held)}, "call")
         repeated = (call.name, call.arguments) in [(name, arguments) for name, arguments, _ in calls]
         return _retry(request, "words") if repeated else None
     done = any(name not in READ_ONLY_TOOLS and not is_failure(result) for name, _, result in calls)
-    if done or not step.tools or not Request(text).matches("claim"):
+    has_failed = bool(calls) and is_failure(calls[-1].result)
+    promises = has_failed and calls[-1].tool == "cron" and Request(text).matches("promise")
+    if done or not (promises or (step.tools and Request(text).matches("claim"))):
         return None
-    if calls and is_failure(calls[-1].result):
+    if has_failed:
         told = f"That was not done. The result was:\n{short_result('', calls[-1].result, prompt.OLD_LIMIT)}\nSay so."
         return _retry(request, "words", {"role": "assistant", "content": text}, {"role": "user", "content": told})
     return None if step.expected == "words" and not calls else _retry(request, "call")

@@ -47,9 +47,9 @@ from ..base import (
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deleting, queries
-from . import transactions as tx
-from .peers import Announcements, SocketPeer, send
+from .peers import SocketPeer, send_datagram
 from .schema import NewerSchema, migrate
+from .transactions import REVOKE_GRANTS, SQLiteTransaction
 from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
 from .writer import Kind as WriteKind
 
@@ -106,7 +106,6 @@ class SQLiteStore:
         self._lock_seconds = lock_seconds
         self.writer = Writer(self._connect_writer, self._explain, flush_always, lock_seconds)
         self.relay: EventRelay = NoRelay()
-        self._announcements = Announcements()
         self._readers: _Readers | None = None
 
     @cached_property
@@ -117,7 +116,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
+        return await self._transact(lambda tx: tx.accept(message, kind))
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         def work(db: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -145,7 +144,7 @@ class SQLiteStore:
         """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
-            claims.log_damaged(await self.writer.submit(partial(tx.set_aside, damaged=damaged)))
+            claims.log_damaged(await self._transact(lambda tx: tx.set_aside(damaged)))
         return found
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -174,11 +173,11 @@ class SQLiteStore:
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        def work(db: sqlite3.Connection) -> claims.Begun:
-            self._announcements.announce(db, worker)
-            return tx.begin(db, owner, key, worker, message, kind)
+        def work(tx: SQLiteTransaction) -> claims.Begun:
+            tx.announce(worker)
+            return tx.begin(owner, key, worker, message, kind)
 
-        begun = await self.writer.submit(work)
+        begun = await self._transact(work)
         claims.log_damaged(begun.damaged)
         return claims.begun(begun.work)
 
@@ -188,12 +187,10 @@ class SQLiteStore:
         rows = claims.rows_of(claim, entries)
         if not took and not claim.spent and not isinstance(entries[-1], Compacted):
             unflushed: WriteKind = "short" if sum(map(len, rows.data)) < SHORT else "statement"
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else unflushed)
+            return self._transact(lambda tx: tx.append(claim, rows), "flushed" if flush else unflushed)
         claim.inbox += took
         spent, claim.spent = claim.spent, []
-        return self.writer.submit(
-            lambda db: tx.append_taking(db, claim, rows, took, spent), "flushed" if flush else "written"
-        )
+        return self._transact(lambda tx: tx.append_taking(claim, rows, took, spent), "flushed" if flush else "written")
 
     def finish(
         self,
@@ -207,8 +204,8 @@ class SQLiteStore:
         claim.inbox += took
         rows = claims.rows_of(claim, entries)
         spent, claim.spent = claim.spent, []
-        return self.writer.submit(
-            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
+        return self._transact(
+            lambda tx: tx.finish(claim, rows, entries, took, outgoing, sender, incoming, spent),
         )
 
     def park(
@@ -222,7 +219,7 @@ class SQLiteStore:
         claim.inbox += took
         rows = claims.rows_of(claim, entries)
         spent, claim.spent = claim.spent, []
-        return self.writer.submit(lambda db: tx.park(db, claim, rows, took, outgoing, sender, spent))
+        return self._transact(lambda tx: tx.park(claim, rows, took, outgoing, sender, spent))
 
     async def decide(
         self,
@@ -234,10 +231,10 @@ class SQLiteStore:
         word: Incoming | InboundMessage | None = None,
         always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always))
+        return await self._transact(lambda tx: tx.decide(owner, key, allowed, by, note, word, always))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))
+        return self._transact(lambda tx: tx.post(claim, message, key, sender))
 
     async def release(self, claim: Claim) -> None:
         await self._write("UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", claim.session, claim.fence)
@@ -249,7 +246,7 @@ class SQLiteStore:
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        return await self.writer.submit(partial(tx.answer, row=row, outgoing=outgoing, sender=sender))
+        return await self._transact(lambda tx: tx.answer(row, outgoing, sender))
 
     # ------------------------------------------------------------------------------------------ outbox
 
@@ -260,7 +257,7 @@ class SQLiteStore:
         chat: tuple[str, str] | None = None,
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
-        taken = await self.writer.submit(lambda db: tx.take_outgoing(db, worker, limit, chat, channels))
+        taken = await self._transact(lambda tx: tx.take_outgoing(worker, limit, chat, channels))
         taken.log_damaged()
         return taken.rows
 
@@ -275,7 +272,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ channels
 
     async def hold(self, name: str, worker: str) -> bool:
-        return await self.writer.submit(partial(tx.hold, name=name, worker=worker))
+        return await self._transact(lambda tx: tx.hold(name, worker))
 
     async def unhold(self, name: str, worker: str) -> None:
         await self._write("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
@@ -304,7 +301,7 @@ class SQLiteStore:
         return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
-        return await self.writer.submit(partial(tx.revive, ids=ids))
+        return await self._transact(lambda tx: tx.revive(ids))
 
     async def channel_state(self, channel: str) -> dict[str, str]:
         return dict(await self._read(queries.CHANNEL_STATE, channel))
@@ -316,7 +313,7 @@ class SQLiteStore:
             await self._write(queries.SET_CHANNEL_STATE, channel, key, value)
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
-        return await self.writer.submit(partial(tx.write_channel_state, rows=rows, expected=expected))
+        return await self._transact(lambda tx: tx.write_channel_state(rows, expected))
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -367,13 +364,13 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ outside of turns
 
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(await self.writer.submit(partial(tx.note, owner=owner, key=key, entries=entries)))
+        return claims.or_busy(await self._transact(lambda tx: tx.note(owner, key, entries)))
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        return await self.writer.submit(partial(tx.compact, owner=owner, key=key, entry=entry))
+        return await self._transact(lambda tx: tx.compact(owner, key, entry))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        await self.writer.submit(partial(tx.fork, owner=owner, key=key, until=until, new_key=new_key))
+        await self._transact(lambda tx: tx.fork(owner, key, until, new_key))
         made = await self.session(owner, new_key)
         assert made is not None
         return made
@@ -395,14 +392,14 @@ class SQLiteStore:
         return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
-        await self.writer.submit(partial(tx.spend, owner=owner, spent=spent))
+        await self._transact(lambda tx: tx.spend(owner, spent))
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
         rows = await self._read(queries.SPENT, owner, _json(scopes))
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        return await self.writer.submit(partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds))
+        return await self._transact(lambda tx: tx.admit(owner, name, most, seconds))
 
     # ------------------------------------------------------------------------------------------ timers
 
@@ -417,16 +414,14 @@ class SQLiteStore:
         return [Timer(owner, id, due_at, claims.timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        return await self.writer.submit(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
+        return await self._transact(lambda tx: tx.fire_timer(timer, message, next_due))
 
     # ------------------------------------------------------------------------------------------ tokens
 
     async def add_token(
         self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
     ) -> Token:
-        return await self.writer.submit(
-            partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent)
-        )
+        return await self._transact(lambda tx: tx.add_token(name, owner, hash, rights, agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
@@ -447,7 +442,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ trust
 
     async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
-        await self.writer.submit(partial(tx.mark_files, owner=owner, marks=marks))
+        await self._transact(lambda tx: tx.mark_files(owner, marks))
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
         rows = await self._read(queries.FILE_MARKS, owner, _json(digests))
@@ -457,18 +452,18 @@ class SQLiteStore:
         return [path for (path,) in await self._read(queries.TAINTED_PATHS, owner, limit)]
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        await self.writer.submit(partial(tx.grant, owner=owner, key=key, names=names))
+        await self._transact(lambda tx: tx.grant(owner, key, names))
 
     async def grants(self, owner: str, key: str) -> frozenset[str]:
         return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(tx.REVOKE_GRANTS, owner, key)
+        await self._write(REVOKE_GRANTS, owner, key)
 
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        await self.writer.submit(partial(tx.join, worker=worker, address=address))
+        await self._transact(lambda tx: tx.join(worker, address))
 
     async def workers(self) -> list[tuple[str, str]]:
         sql = "SELECT id, address FROM worker"
@@ -490,7 +485,7 @@ class SQLiteStore:
         # A machine runs few workers: all of them are woken, and look at everything.
         for worker, address in await self.workers():
             if worker != but:
-                send(address, what)
+                send_datagram(address, what)
 
     @property
     def standby_wait(self) -> float:
@@ -507,7 +502,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ without an event loop
 
     def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(self.writer.call(partial(tx.note, owner=owner, key=key, entries=entries)))
+        return claims.or_busy(self.writer.call(lambda db: SQLiteTransaction(db).note(owner, key, entries)))
 
     def read_now(self, owner: str, key: str) -> list[Logged]:
         def work(db: sqlite3.Connection) -> list[Logged]:
@@ -548,6 +543,9 @@ class SQLiteStore:
         if self._readers is not None:
             readers, self._readers = self._readers, None
             await asyncio.get_running_loop().run_in_executor(None, readers.close)
+
+    def _transact(self, work: Callable[[SQLiteTransaction], T], kind: WriteKind = "flushed") -> Written[T]:
+        return self.writer.submit(lambda db: work(SQLiteTransaction(db)), kind)
 
     async def _write(self, sql: str, *values: object) -> int:
         """Run one statement, and return the number of rows it changed."""

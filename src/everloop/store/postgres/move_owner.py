@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from . import deleting
+from . import deletion
 from .connections import connect, explain
 from .directory import Entry, check_password, entry_of
 from .import_sqlite import TABLES
@@ -138,7 +138,7 @@ def _failed(*databases: tuple[DSN, Connection]) -> DSN:
 def delete_owner(db: Connection, owner: str, target: DSN, at: float) -> None:
     """Delete everything of an owner who is in another database, and leave the mark that refuses late arrivals."""
     ids = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = %s", (owner,)).fetchall()]
-    for query in deleting.DELETE:
+    for query in deletion.DELETE:
         db.execute(query, (ids,))
     for table in (*OF_OWNER, "rate"):
         db.execute(f"DELETE FROM {table} WHERE owner = %s", (owner,))
@@ -311,7 +311,7 @@ class _Move:
     def _remove_staged(self) -> None:
         query = "SELECT id FROM session WHERE owner = %s"
         ids = [id for (id,) in self._new.execute(query, (ARRIVING + self._owner,)).fetchall()]
-        for delete in deleting.DELETE:
+        for delete in deletion.DELETE:
             self._new.execute(delete, (ids,))
         self._new.execute(f"DROP TABLE IF EXISTS {', '.join(self._staged.values())}")
 

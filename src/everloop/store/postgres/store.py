@@ -44,7 +44,7 @@ from ..claims import Begun, Taken
 from ..overview import Overview, Replication
 from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, prepared, queries, replication, transactions
+from . import deletion, prepared, queries, replication, transactions
 from . import search as searching
 from .connections import Connections, Primary, connect, explain
 from .event_relay import NotifyRelay
@@ -465,20 +465,19 @@ class PostgresStore:
         return made
 
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
-        work = partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming)
-        return await self._write(work, (owner, key))
+        return await self._transact(lambda tx: tx.set_title(owner, key, title, naming), (owner, key))
 
     async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return await self._write(lambda db: deleting.set_archived(db, owner, key, archived), (owner, key))
+        return await self._transact(lambda tx: tx.set_archived(owner, key, archived), (owner, key))
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        return claims.or_busy(await self._write(lambda db: deleting.delete(db, owner, key, self._lease), (owner, key)))
+        return claims.or_busy(await self._write(lambda db: deletion.delete(db, owner, key, self._lease), (owner, key)))
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        found = await self._in_reader(lambda db: deletion.old_requests(db, before, position))
         if not found.sessions:
             return Pruned((), found.position)
-        removed = await self._write(lambda db: deleting.delete_old(db, found.sessions, before))
+        removed = await self._write(lambda db: deletion.delete_old(db, found.sessions, before))
         return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:

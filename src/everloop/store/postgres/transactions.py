@@ -20,7 +20,7 @@ from msgspec import structs
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import Entry
 from .. import claims
-from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
+from ..base import Claim, FileMark, Finished, Incoming, Naming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, SessionState
 from ..peers import gone
 from ..tokens import checked_fields, joined_rights, name_taken
@@ -127,6 +127,10 @@ MARK_FILES = f"""INSERT INTO file_mark (owner, digest, tainted, path, at)
 INSERT_TOKEN = f"""INSERT INTO token (id, hash, name, owner, rights, agent, created_at)
     VALUES (%s, %s, %s, %s, %s, %s, {NOW})
     ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at"""
+NAME = "UPDATE session SET title = %s, named_by = %s WHERE id = %s AND title = '' AND named_by = '' RETURNING id"
+ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)
+    WHERE owner = %s AND key = %s RETURNING id"""
+BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = %s AND key = %s RETURNING id"
 GRANT = f"""INSERT INTO session_grant (owner, key, name, at) SELECT %s, %s, name, {NOW} FROM unnest(%s::text[]) name
     ON CONFLICT DO NOTHING"""
 REVOKE_GRANTS = "DELETE FROM session_grant WHERE owner = %s AND key = %s"
@@ -527,6 +531,21 @@ class PostgresTransaction(Transaction):
         return True
 
     # ------------------------------------------------------------------------------------------ everything else
+
+    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+        if naming is None:
+            named = "UPDATE session SET title = %s, named_by = '' WHERE owner = %s AND key = %s RETURNING id"
+            return self.db.execute(named, (title, owner, key)).fetchone() is not None
+        lock = "SELECT id, naming_usage FROM session WHERE owner = %s AND key = %s FOR NO KEY UPDATE"
+        row = self.db.execute(lock, (owner, key)).fetchone()
+        if row is None:
+            return False
+        usage = claims.added_usage(row[1], naming.usage)
+        self.db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, row[0]))
+        return self.db.execute(NAME, (title, naming.model, row[0])).fetchone() is not None
+
+    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
 
     def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         for one in sorted(spent, key=lambda one: one.scope):  # in a fixed order, so that no two transactions deadlock

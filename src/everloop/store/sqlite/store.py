@@ -46,7 +46,7 @@ from ..base import (
 )
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, queries
+from . import deletion, queries
 from .peers import SocketPeer, send_datagram
 from .schema import NewerSchema, migrate
 from .transactions import REVOKE_GRANTS, SQLiteTransaction
@@ -376,19 +376,19 @@ class SQLiteStore:
         return made
 
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
-        return await self.writer.submit(partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming))
+        return await self._transact(lambda tx: tx.set_title(owner, key, title, naming))
 
     async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return await self.writer.submit(partial(deleting.set_archived, owner=owner, key=key, archived=archived))
+        return await self._transact(lambda tx: tx.set_archived(owner, key, archived))
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        return claims.or_busy(await self.writer.submit(partial(deleting.delete, owner=owner, key=key)))
+        return claims.or_busy(await self.writer.submit(partial(deletion.delete, owner=owner, key=key)))
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        found = await self._in_reader(lambda db: deletion.old_requests(db, before, position))
         if not found.sessions:
             return Pruned((), found.position)
-        removed = await self.writer.submit(lambda db: deleting.delete_old(db, found.sessions, before))
+        removed = await self.writer.submit(lambda db: deletion.delete_old(db, found.sessions, before))
         return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
@@ -495,9 +495,7 @@ class SQLiteStore:
         return None
 
     async def overview(self) -> Overview:
-        from .overview import overview
-
-        return await self._in_reader(overview)
+        return await self._in_reader(queries.overview)
 
     # ------------------------------------------------------------------------------------------ without an event loop
 

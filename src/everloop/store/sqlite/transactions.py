@@ -12,7 +12,7 @@ from typing import Any
 from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import Entry
 from .. import claims
-from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Spent, Timer, Token
+from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Naming, Spent, Timer, Token
 from ..claims import INBOX_COLUMNS, Damaged, LogRows, SessionState
 from ..peers import HOLDS, alive
 from ..tokens import checked_fields, joined_rights, name_taken
@@ -73,6 +73,10 @@ ADMIT = """INSERT INTO rate (owner, name, began, number) VALUES (?1, ?2, ?3, 1)
 WINDOW_LEFT = "SELECT began + ?3 - ?4 FROM rate WHERE owner = ?1 AND name = ?2"
 MARK_FILE = """INSERT INTO file_mark (owner, digest, tainted, path, at) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET tainted = tainted AND excluded.tainted, path = excluded.path, at = excluded.at"""
+NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
+ARCHIVE = """UPDATE session SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry e WHERE e.session = session.id)
+    WHERE owner = ? AND key = ?"""
+BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = ? AND key = ?"
 GRANT = "INSERT INTO session_grant (owner, key, name, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 REVOKE_GRANTS = "DELETE FROM session_grant WHERE owner = ? AND key = ?"
 REVOKE_GRANTS_OF = "DELETE FROM session_grant WHERE (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"
@@ -371,6 +375,23 @@ class SQLiteTransaction(Transaction):
         kept = [row for row in rows if row[2] is not None]
         self.db.executemany("INSERT INTO channel_state (channel, key, value) VALUES (?, ?, ?)", kept)
         return True
+
+    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+        if naming is None:
+            named = "UPDATE session SET title = ?, named_by = '' WHERE owner = ? AND key = ?"
+            return self.db.execute(named, (title, owner, key)).rowcount > 0
+        row = self.db.execute(
+            "SELECT id, naming_usage FROM session WHERE owner = ? AND key = ?", (owner, key)
+        ).fetchone()
+        if row is None:
+            return False
+        self.db.execute(
+            "UPDATE session SET naming_usage = ? WHERE id = ?", (claims.added_usage(row[1], naming.usage), row[0])
+        )
+        return self.db.execute(NAME, (title, naming.model, row[0])).rowcount > 0
+
+    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).rowcount > 0
 
     def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         self.db.executemany(SPEND, [(owner, one.scope, one.tokens, one.cost) for one in spent])

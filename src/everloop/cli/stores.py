@@ -154,7 +154,7 @@ def _progress(sessions: int) -> None:
 def _reading(store: Path | DSN) -> Iterator[Rows]:
     """Yield a query function whose results all come from one moment of the store."""
     if isinstance(store, DSN):
-        from ..store.postgres.connections import connect, explain
+        from ..store.postgres.connect import connect, explain
 
         with connect(store) as database:
             import psycopg
@@ -345,7 +345,7 @@ async def _show(config: Config, dsn: DSN, owner: str | None, json: bool) -> int:
 
 async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) -> int:
     """Name the pooler in front of a database, once it is known to lead there."""
-    from ..store.postgres.connections import parts_of
+    from ..store.postgres.connect import parts_of
     from ..store.postgres.directory import check_password, put_pool
     from ..store.postgres.store import PostgresStore
 

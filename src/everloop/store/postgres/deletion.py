@@ -15,7 +15,7 @@ from ..deletion import API, STEP_SESSIONS, SUBAGENT, OldRequests, family, parent
 from .transactions import is_alive
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 FIRST_MESSAGE = "(SELECT data FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
 LOCK = "SELECT id FROM session WHERE owner = %s AND key = %s FOR UPDATE"

@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from .connections import Connections, connect, explain, parts_of
+from .connect import connect, explain, parts_of
+from .connections import Connections
 from .heartbeat import RETRY_SECONDS, Stop, wait_for
 from .schema import Migration, migrate
 from .transactions import NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop_directory"

@@ -21,7 +21,8 @@ from ..peers import ENDED
 from .heartbeat import CHANNEL, Heartbeat
 
 if TYPE_CHECKING:
-    from .connections import Connection, Connections
+    from .connect import Connection
+    from .connections import Connections
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.04

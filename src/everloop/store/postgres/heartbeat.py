@@ -23,12 +23,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
-from .connections import Unreachable
+from .connect import Unreachable
 from .replication import StandbyWatch
 from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection, Primary
+    from .connect import Connection, Primary
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"

@@ -15,11 +15,11 @@ from ...errors import StoreError
 from ..peers import alive
 from ..sqlite.schema import NewerSchema
 from ..sqlite.schema import migrate as migrate_file
-from .connections import connect, explain
+from .connect import connect, explain
 from .schema import migrate
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 CHUNK = 500  # rows per batch
 # Leases and sending marks are not imported: no worker is running, and the next one takes up everything.

@@ -18,7 +18,6 @@ database.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -29,14 +28,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...config.sources import DSN
 from ...errors import StoreError
 from . import deletion
-from .connections import connect, explain
+from .connect import connect, explain, is_same_database
 from .directory import Entry, check_password, entry_of
 from .import_sqlite import TABLES
 from .schema import Migration
 from .transactions import NOW, is_alive
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
 HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
@@ -117,7 +116,7 @@ def move_owner(
         Migration(source).through(old)
         Migration(target).through(new)
         try:
-            if is_same(old, new):
+            if is_same_database(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
             return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
         except StoreError:
@@ -150,17 +149,6 @@ def has_any(db: Connection, owner: str) -> bool:
     tables = [table for table in ("session", *OF_OWNER) if table != "spent"]  # which may arrive late
     queries = (f"SELECT 1 FROM {table} WHERE owner = %s LIMIT 1" for table in tables)
     return any(db.execute(query, (owner,)).fetchone() for query in queries)
-
-
-def is_same(old: Connection, new: Connection) -> bool:
-    """Return whether both are the same database: an advisory lock belongs to one database of one server."""
-    key = secrets.randbits(62)
-    old.execute("SELECT pg_advisory_lock(%s)", (key,))
-    try:
-        row = new.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
-    finally:
-        old.execute("SELECT pg_advisory_unlock(%s)", (key,))
-    return row == (False,)
 
 
 class _Move:

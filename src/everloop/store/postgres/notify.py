@@ -24,7 +24,8 @@ from .heartbeat import BROADCASTS, CHANNEL
 from .queries import NOTIFY
 
 if TYPE_CHECKING:
-    from .connections import Connection, Connections
+    from .connect import Connection
+    from .connections import Connections
     from .store import PostgresStore
 
 log = logging.getLogger(__name__)

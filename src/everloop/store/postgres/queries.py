@@ -11,7 +11,7 @@ from ..tokens import COLUMNS
 from .transactions import FRESH, NOW, living
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 _INBOX = "i." + INBOX_COLUMNS.replace(", ", ", i.")
 

@@ -19,7 +19,7 @@ from ..base import Found
 from ..search import MAX_TERMS, Batch, Lag, Query, Text, next_batches, said
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 T = TypeVar("T")
 LONGEST_WORD = 200  # characters that are used

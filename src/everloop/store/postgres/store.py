@@ -46,17 +46,17 @@ from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deletion, prepared, queries, replication, transactions
 from . import search as searching
-from .connections import Connections, Primary, connect, explain
+from .connect import Primary, check_pool, connect, explain, refuse_transaction_mode, set_defaults
+from .connections import Connections
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .notify import NotifiedPeer, Notifier, send_now
-from .pooler import check_pool, refuse_transaction_mode, set_defaults
 from .prepared import Call, LoneWrite, MustTransact, repeatable
 from .schema import Migration
 from .transactions import NOW, Appended, Looked, PostgresTransaction, TakenAlone, is_alive, living
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

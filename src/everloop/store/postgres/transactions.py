@@ -29,7 +29,7 @@ from . import prepared
 from .prepared import Call, MustTransact
 
 if TYPE_CHECKING:
-    from .connections import Connection, Result
+    from .connect import Connection, Result
 
 NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock, the same for all workers
 # A worker is alive while it renews its row. After a restart or a failover of the server, all get the full time to do so

@@ -33,7 +33,7 @@ def _thief() -> None:
 
     vars(transactions).update(alive=lambda worker: False)
     SQLiteTransaction.join = honest_join  # type: ignore[method-assign]
-    vars(sqlite).update(_free=lambda holder, worker: True)
+    vars(sqlite).update(_is_free=lambda holder, worker: True)
 
 
 def _no_fence() -> None:

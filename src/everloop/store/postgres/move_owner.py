@@ -29,7 +29,7 @@ from ...config.sources import DSN
 from ...errors import StoreError
 from . import deletion
 from .connect import connect, explain, is_same_database
-from .directory import Entry, check_password, entry_of
+from .directory import OwnerRow, check_password, owner_row
 from .import_sqlite import TABLES
 from .schema import Migration
 from .transactions import NOW, is_alive
@@ -107,10 +107,10 @@ def move_owner(
 ) -> MovedOwner:
     """Move the owner. `before_commit` is called between the copy and the commits; if it raises, nothing is moved."""
     with ExitStack() as stack:
-        entry = stack.enter_context(entry_of(owner, directory)) if directory is not None else None
-        if entry is not None and directory is not None:
+        row = stack.enter_context(owner_row(owner, directory)) if directory is not None else None
+        if row is not None and directory is not None:
             check_password(target, directory)
-            if (known := entry.place()) not in (None, source.without_password, target.without_password):
+            if (known := row.place()) not in (None, source.without_password, target.without_password):
                 raise StoreError(f"the directory says that {owner} is in {known}: move them from there")
         old, new = stack.enter_context(closing(connect(source))), stack.enter_context(closing(connect(target)))
         Migration(source).through(old)
@@ -118,15 +118,15 @@ def move_owner(
         try:
             if is_same_database(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
-            return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
+            return _Move(owner, old, new, source, target, lease, row).run(before_commit, wait)
         except StoreError:
             raise
         except Exception as error:
-            failed = _failed((source, old), (target, new))
+            failed = _failed_database((source, old), (target, new))
             raise StoreError(f"{explain(failed, error)} Run the same command again to complete the move.") from error
 
 
-def _failed(*databases: tuple[DSN, Connection]) -> DSN:
+def _failed_database(*databases: tuple[DSN, Connection]) -> DSN:
     """Return the database that an error came from. A copy that fails in one of them is aborted in the other, too."""
     from psycopg.pq import TransactionStatus
 
@@ -162,13 +162,13 @@ class _Move:
         source: DSN,
         target: DSN,
         lease: float,
-        entry: Entry | None,
+        row: OwnerRow | None,
     ) -> None:
         self._owner = owner
         self._old, self._new = old, new
         self._source, self._target = source, target
         self._lease = lease
-        self._entry = entry  # the owner's row in the directory
+        self._row = row  # the owner's row in the directory
         self._staged = {table: f'"arriving_{table}:{owner}"' for table in STAGED}
         self._places: dict[int, int] = {}  # copied sessions, and their numbers in the new database
         self._lengths: dict[int, int] = {}  # lengths of their logs, as far as they are copied
@@ -182,12 +182,12 @@ class _Move:
             try:
                 self._copy_and_leave(before_commit, wait)
             except BaseException:
-                if self._entry is not None:
+                if self._row is not None:
                     with contextlib.suppress(Exception):  # the hold expires by itself
-                        self._entry.unhold()
+                        self._row.unhold()
                 raise
-        if self._entry is not None:
-            self._entry.put(self._target)
+        if self._row is not None:
+            self._row.put(self._target)
         return self._moved
 
     def _was_moved(self, before_commit: Callable[[], None]) -> bool:
@@ -214,7 +214,7 @@ class _Move:
             self._remove_staged()
             self._new.execute("DELETE FROM moved_owner WHERE owner = %s", (self._owner,))
             self._new.execute("COMMIT")
-        if gone[0] == self._target.without_password and self._entry is not None:
+        if gone[0] == self._target.without_password and self._row is not None:
             return True  # except for the directory
         raise StoreError(f"{self._owner} has already moved to {DSN(gone[0])}")
 
@@ -222,8 +222,8 @@ class _Move:
         self._new.execute(BEGIN)
         self._remove_staged()  # by a move that was interrupted before the second commit
         self._copy_log()
-        if self._entry is not None:
-            self._entry.hold(self._source, 2 * wait + HOLD_SECONDS)
+        if self._row is not None:
+            self._row.hold(self._source, 2 * wait + HOLD_SECONDS)
             self._wait_for_queue(wait)
         began = self._lock_out(wait)
         sessions = self._sessions()
@@ -241,8 +241,8 @@ class _Move:
         self._new.execute(MARK, (self._owner, self._source.without_password, at))
         delete_owner(self._old, self._owner, self._target, at)
         self._new.execute("COMMIT")
-        if self._entry is not None:
-            self._entry.keep_held()
+        if self._row is not None:
+            self._row.keep_held()
         self._old.execute("COMMIT")
         self._arrive()
         self._moved.pause = time.monotonic() - began

@@ -140,7 +140,7 @@ class PostgresStore:
     async def _look_at(self, worker: str, sessions: Sequence[int]) -> tuple[list[tuple[str, str]], list[Any]]:
         def work(db: Connection) -> tuple[list[Looked], list[Any]]:
             rows = [Looked.of(row) for row in prepared.run(db, transactions.LOOK_AT, (self._lease, list(sessions)))]
-            free = [row for row in rows if _free(row.state.holder, row.is_fresh, worker)]
+            free = [row for row in rows if _is_free(row.state.holder, row.is_fresh, worker)]
             urgent = [row.state.id for row in free if row.has_urgent]
             return free, db.execute(queries.URGENT_IN, (urgent,)).fetchall() if urgent else []
 
@@ -180,7 +180,7 @@ class PostgresStore:
         return rows[0] if rows else None
 
     async def hide(self, owner: str, message_id: str) -> bool:
-        return await self._write(_does(queries.HIDE, owner, message_id)) == 1
+        return await self._execute(queries.HIDE, owner, message_id) == 1
 
     # ------------------------------------------------------------------------------------------ turns
 
@@ -273,7 +273,7 @@ class PostgresStore:
         await self._write(repeatable(queries.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
-        await self._write(_does(queries.RELEASE_ALL, worker, owner, owner))
+        await self._execute(queries.RELEASE_ALL, worker, owner, owner)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
@@ -336,7 +336,7 @@ class PostgresStore:
         return held
 
     async def unhold(self, name: str, worker: str) -> None:
-        await self._write(_does("DELETE FROM channel_lease WHERE name = %s AND worker = %s", name, worker))
+        await self._execute("DELETE FROM channel_lease WHERE name = %s AND worker = %s", name, worker)
 
     async def holders(self) -> dict[str, str]:
         rows = await self._read(queries.HOLDERS, self._lease)
@@ -346,17 +346,17 @@ class PostgresStore:
         return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
+        await self._execute(queries.HOLD_BACK, worker, list(ids), key=("outbox", worker))
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
-        await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
+        await self._execute(queries.RELEASE_OUTGOING, worker, channel, key=("outbox", worker))
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
-        marked = _does(queries.MARK_PARTS, claims.encoded_parts(parts), sent, id, worker)
-        return await self._write(marked, ("outbox", worker)) == 1
+        values = claims.encoded_parts(parts), sent, id, worker
+        return await self._execute(queries.MARK_PARTS, *values, key=("outbox", worker)) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(_does(queries.BURY, claims.outbox_column(reason), id, worker), ("outbox", worker)) == 1
+        return await self._execute(queries.BURY, claims.outbox_column(reason), id, worker, key=("outbox", worker)) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
         return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
@@ -370,9 +370,9 @@ class PostgresStore:
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         if value is None:
-            await self._write(_does(queries.REMOVE_CHANNEL_STATE, channel, key))
+            await self._execute(queries.REMOVE_CHANNEL_STATE, channel, key)
         else:
-            await self._write(_does(queries.SET_CHANNEL_STATE, channel, key, value))
+            await self._execute(queries.SET_CHANNEL_STATE, channel, key, value)
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
         def work(db: Connection) -> bool:
@@ -426,7 +426,7 @@ class PostgresStore:
         return [TurnInfo(*row) for row in rows]
 
     async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
-        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        kept = _statement(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
         await self.connections.submit("unflushed", kept, ("request", owner))
 
     async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
@@ -495,10 +495,10 @@ class PostgresStore:
 
     async def set_timer(self, timer: Timer) -> None:
         data = msgspec.json.encode(timer.data).decode()
-        await self._write(_does(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, data))
+        await self._execute(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, data)
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
-        return await self._write(_does("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id)) == 1
+        return await self._execute("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
         rows = await self._read(queries.TIMERS, owner, owner, limit)
@@ -525,10 +525,10 @@ class PostgresStore:
         return [token_of(row) for row in await self._read(queries.TOKENS, owner, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(_does(queries.TOKEN_USED, at, id, at - NOTED_EVERY))
+        await self._execute(queries.TOKEN_USED, at, id, at - NOTED_EVERY)
 
     async def revoke_token(self, id: str) -> bool:
-        return await self._write(_does(queries.REVOKE_TOKEN, id)) == 1
+        return await self._execute(queries.REVOKE_TOKEN, id) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
@@ -548,14 +548,14 @@ class PostgresStore:
         return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(_does(transactions.REVOKE_GRANTS, owner, key))
+        await self._execute(transactions.REVOKE_GRANTS, owner, key)
 
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
         if self.heartbeat.knows(worker):  # a renewal in progress then sees that it is outdated
             self.heartbeat.keep(worker, address)
-        await self._write(_does(queries.JOIN, worker, address))
+        await self._execute(queries.JOIN, worker, address)
         self.heartbeat.keep(worker, address)
 
     async def workers(self) -> list[tuple[str, str]]:
@@ -575,7 +575,7 @@ class PostgresStore:
 
     async def leave(self, worker: str) -> None:
         self.heartbeat.leave(worker)
-        await self._write(_does("UPDATE worker SET address = NULL WHERE id = %s", worker))
+        await self._execute("UPDATE worker SET address = NULL WHERE id = %s", worker)
 
     async def overview(self) -> Overview:
         return await self._in_reader(lambda db: queries.overview(db, self._lease))
@@ -597,7 +597,7 @@ class PostgresStore:
         try:
             await self._notifier.send(what, ids)
         except StoreError:  # no other worker may know about what was written
-            self.heartbeat.owes = True
+            self.heartbeat.wake_is_due = True
             raise
 
     # ------------------------------------------------------------------------------------------ without an event loop
@@ -627,13 +627,17 @@ class PostgresStore:
         self.connections.hurry()
 
     async def check_writable(self) -> None:
-        await self._write(_does(queries.PROBE))
+        await self._execute(queries.PROBE)
 
     async def close(self) -> None:
         """Wait until everything is written, and disconnect."""
         self.relay.close()
         await self.connections.close()
         await self.heartbeat.close()
+
+    def _execute(self, query: str, *values: object, key: tuple[str, ...] | None = None) -> Written[int]:
+        """Run one statement, and return the number of rows it changed."""
+        return self._write(_statement(query, *values), key)
 
     def _in_transaction(self, work: Callable[[PostgresTransaction], T]) -> Callable[[Connection], T]:
         return lambda db: work(PostgresTransaction(db, self._lease))
@@ -677,7 +681,7 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
     return replace(SessionInfo(*facts), naming_usage=claims.usage_of(usage), archived_at=archived_at)
 
 
-def _does(query: str, *values: object) -> Callable[[Connection], int]:
+def _statement(query: str, *values: object) -> Callable[[Connection], int]:
     """Return a single statement as a job whose result is the number of rows it changed."""
 
     def work(db: Connection) -> int:
@@ -690,13 +694,13 @@ def _does(query: str, *values: object) -> Callable[[Connection], int]:
 
 def _ready(db: Connection, lease: float, owner: str | None, worker: str) -> list[tuple[str, str]]:
     rows = prepared.run(db, queries.READY, (lease, owner))
-    return [(owner, key) for owner, key, holder, fresh in rows if _free(holder, fresh, worker)]
+    return [(owner, key) for owner, key, holder, fresh in rows if _is_free(holder, fresh, worker)]
 
 
 def _urgent(db: Connection, lease: float, owner: str | None, worker: str) -> list[Any]:
     rows = prepared.run(db, queries.URGENT, (lease, owner))
-    return [row[:7] for row in rows if _free(row[7], row[8], worker)]
+    return [row[:7] for row in rows if _is_free(row[7], row[8], worker)]
 
 
-def _free(holder: str | None, fresh: bool, worker: str) -> bool:
+def _is_free(holder: str | None, fresh: bool, worker: str) -> bool:
     return holder is None or holder == worker or not living(holder, fresh)

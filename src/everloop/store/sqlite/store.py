@@ -50,7 +50,7 @@ from . import deletion, queries
 from .peers import SocketPeer, send_datagram
 from .schema import NewerSchema, migrate
 from .transactions import REVOKE_GRANTS, SQLiteTransaction
-from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
+from .writer import CHECKPOINT_PAGES, FILES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
 from .writer import Kind as WriteKind
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class SQLiteStore:
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         def work(db: sqlite3.Connection) -> list[tuple[str, str]]:
             rows = [row for row in db.execute(queries.READY) if owner is None or row[0] == owner]
-            return [(of, key) for of, key, holder in rows if _free(holder, worker)]
+            return [(of, key) for of, key, holder in rows if _is_free(holder, worker)]
 
         return await self._in_reader(work)
 
@@ -130,7 +130,7 @@ class SQLiteStore:
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
         def work(db: sqlite3.Connection) -> list[Any]:
-            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _free(row[-1], worker)]
+            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _is_free(row[-1], worker)]
 
         return await self._readable(await self._in_reader(work))
 
@@ -166,7 +166,7 @@ class SQLiteStore:
         return rows[0] if rows else None
 
     async def hide(self, owner: str, message_id: str) -> bool:
-        return await self._write(queries.HIDE, owner, message_id) == 1
+        return await self._execute(queries.HIDE, owner, message_id) == 1
 
     # ------------------------------------------------------------------------------------------ turns
 
@@ -237,11 +237,11 @@ class SQLiteStore:
         return self._transact(lambda tx: tx.post(claim, message, key, sender))
 
     async def release(self, claim: Claim) -> None:
-        await self._write("UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", claim.session, claim.fence)
+        await self._execute("UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", claim.session, claim.fence)
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
         sql = "UPDATE session SET worker = NULL WHERE worker = ? AND (? IS NULL OR owner = ?)"
-        await self._write(sql, worker, owner, owner)
+        await self._execute(sql, worker, owner, owner)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
@@ -275,7 +275,7 @@ class SQLiteStore:
         return await self._transact(lambda tx: tx.hold(name, worker))
 
     async def unhold(self, name: str, worker: str) -> None:
-        await self._write("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
+        await self._execute("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
 
     async def holders(self) -> dict[str, str]:
         rows = await self._read("SELECT name, worker FROM channel_lease")
@@ -285,17 +285,17 @@ class SQLiteStore:
         return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        await self._write(queries.HOLD_BACK, worker, _json(ids))
+        await self._execute(queries.HOLD_BACK, worker, _json(ids))
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
-        await self._write(queries.RELEASE_OUTGOING, worker, channel)
+        await self._execute(queries.RELEASE_OUTGOING, worker, channel)
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         sent_at = time.time() if sent else None
-        return await self._write(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
+        return await self._execute(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
+        return await self._execute(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
         return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
@@ -308,9 +308,9 @@ class SQLiteStore:
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         if value is None:
-            await self._write("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
+            await self._execute("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
         else:
-            await self._write(queries.SET_CHANNEL_STATE, channel, key, value)
+            await self._execute(queries.SET_CHANNEL_STATE, channel, key, value)
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
         return await self._transact(lambda tx: tx.write_channel_state(rows, expected))
@@ -404,10 +404,10 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ timers
 
     async def set_timer(self, timer: Timer) -> None:
-        await self._write(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
+        await self._execute(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
-        return await self._write("DELETE FROM timer WHERE owner = ? AND id = ?", owner, id) == 1
+        return await self._execute("DELETE FROM timer WHERE owner = ? AND id = ?", owner, id) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
         rows = await self._read(queries.TIMERS, owner, owner, -1 if limit is None else limit)
@@ -434,10 +434,10 @@ class SQLiteStore:
         return [token_of(row) for row in await self._read(queries.TOKENS, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(queries.TOKEN_USED, at, id, NOTED_EVERY)
+        await self._execute(queries.TOKEN_USED, at, id, NOTED_EVERY)
 
     async def revoke_token(self, id: str) -> bool:
-        return await self._write(queries.REVOKE_TOKEN, time.time(), id) == 1
+        return await self._execute(queries.REVOKE_TOKEN, time.time(), id) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
@@ -458,7 +458,7 @@ class SQLiteStore:
         return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(REVOKE_GRANTS, owner, key)
+        await self._execute(REVOKE_GRANTS, owner, key)
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -473,7 +473,7 @@ class SQLiteStore:
         return await self._in_reader(lambda db: [id for (id,) in db.execute(queries.HOLDERS) if alive(id)])
 
     async def leave(self, worker: str) -> None:
-        await self._write("DELETE FROM worker WHERE id = ?", worker)
+        await self._execute("DELETE FROM worker WHERE id = ?", worker)
 
     async def is_alive(self, worker: str) -> bool:
         return await asyncio.to_thread(alive, worker)
@@ -517,7 +517,7 @@ class SQLiteStore:
 
     def files(self) -> list[Path]:
         real = self.path.resolve()
-        return [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits"))]
+        return [real.with_name(real.name + suffix) for suffix in FILES]
 
     def hurry(self) -> None:
         """Do nothing: there is no server to wait for."""
@@ -545,7 +545,7 @@ class SQLiteStore:
     def _transact(self, work: Callable[[SQLiteTransaction], T], kind: WriteKind = "flushed") -> Written[T]:
         return self.writer.submit(lambda db: work(SQLiteTransaction(db)), kind)
 
-    async def _write(self, sql: str, *values: object) -> int:
+    async def _execute(self, sql: str, *values: object) -> int:
         """Run one statement, and return the number of rows it changed."""
         return await self.writer.submit(lambda db: db.execute(sql, values).rowcount)
 
@@ -662,5 +662,5 @@ def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
             time.sleep(0.005)
 
 
-def _free(holder: str | None, worker: str) -> bool:
+def _is_free(holder: str | None, worker: str) -> bool:
     return holder is None or holder == worker or not alive(holder)

@@ -401,6 +401,9 @@ class CommitMark:
             self._file = -1
 
 
+FILES = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store, by what follows its name
+
+
 def mark_file(database: Path) -> Path:
     return database.with_name(f"{database.name}-commits")
 

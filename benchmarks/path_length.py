@@ -30,7 +30,7 @@ import everloop  # noqa: E402
 
 SOURCE = str(Path(everloop.__file__).parent)
 MARK = "Quagga7"  # the streamed word that is followed
-TARGETS = {"delta": 12, "model call": 5, "run": 66}  # tests/test_path_length.py has the reasons
+TARGETS = {"delta": 12, "model call": 5, "run": 60}
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -18,10 +18,10 @@ FILES_OF_RUN = {
     "context": 4,  # the prompt, the skills it lists, their front matter, and the window it must fit
     "goals": 1,  # the agents that a model may start are listed in its prompt
     "providers": 6,  # the port, the known endpoints, the choice among them, OpenAI's API, its connections, retries
-    "runtime": 15,  # one for each part of a turn: dispatcher, session, turn, model call, stream, budgets, and so on
+    "runtime": 13,  # one for each part of a turn: dispatcher, session, turn, model call, stream, budgets, and so on
     "sandbox": 1,  # the workspace's files are read within its reach
     "store": 9,  # the port, decisions, transactions, jobs and peers of any store; SQLite's schema, store, SQL, writer
-    "tools": 15,  # one for each capability that is offered to the model, with registry, policy and checks of commands
+    "tools": 11,  # one for each capability that is offered to the model, with registry, policy and checks of commands
 }
 MOST = {
     "functions that a streamed delta passes": 12,  # from the model's socket to the client's

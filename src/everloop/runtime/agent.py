@@ -27,6 +27,7 @@ from ..log import Cleared, Entry, ModelAnswered, Reason, Request, TurnEnded, apo
 from ..messages import Message
 from ..providers.base import LLMProvider
 from ..providers.factory import make_provider
+from ..sandbox.reach import Workspace
 from ..store.base import Claim, Incoming, Outgoing, Store
 from ..store.location import own_path, store_at
 from ..store.peers import ENDED, WORK
@@ -38,7 +39,6 @@ from ..tools.builtin import builtin_tools
 from ..tools.cron import CronTool
 from ..tools.policy.policy import Policy
 from ..tools.registry import ToolRegistry
-from ..tools.spawn import SpawnTool
 from .api_requests import CLIENT_LEFT, PlainCalls, Requests, spec_of
 from .budgets import Budgets
 from .chat_commands import ChatCommands
@@ -51,12 +51,11 @@ from .outbox import make_adapter, reply
 from .owners import OWN, Owners, no_other
 from .session import WAITS, HandedOff, Session, Stopped
 from .streaming import TurnStreams
-from .subagents import SubagentManager
+from .subagents import SpawnTool, SubagentManager
 from .titles import SessionNamer
 from .tool_calls import AgentCalls
 from .turn_runner import Models, TurnRunner, TurnSpecs
 from .turn_spec import TurnSpec
-from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..cron.heartbeat import Heartbeat
@@ -117,7 +116,7 @@ class AgentLoop:
         self.owner = owner
         self.store = open_store(store, config, self.workspace)
         self._policy = Policy(settings.policy, taint=settings.taint, addresses=settings.addresses)
-        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store)
+        self._places = Workspace(self.workspace, settings.home, restrict_to_workspace, self.store.files)
         self._direct = AgentCalls(self._policy, self._places, owner or "me")
         self.tools = ToolRegistry(
             timeout=settings.tool_timeout,

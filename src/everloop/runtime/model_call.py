@@ -1,4 +1,5 @@
-"""A single model call: the request, the answer (streamed or whole), and tool calls that the model wrote into its text.
+"""A single model call: the request and the record of its texts, the answer (streamed or whole), and tool calls that the
+model wrote into its text.
 
 Calls and reasoning in the text are parsed by `providers.text_calls`. It is imported when a character arrives that could
 start one; most answers have none.
@@ -7,20 +8,25 @@ start one; most answers have none.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from .. import events
 from ..context.prompt import Composer
 from ..context.window import Measure, is_overflow
-from ..messages import Conversation
+from ..engine import Sent
+from ..errors import StoreError
+from ..messages import Conversation, encode_json
 from ..providers.base import (
     Delta,
     LLMProvider,
@@ -32,11 +38,10 @@ from ..providers.base import (
     extra_of,
     option_keywords,
 )
-from ..store.base import Claim
+from ..store.base import Claim, Store
 from ..threads import in_thread
 from .budgets import Budgets
 from .images import Free, ImageFilter, plain_images
-from .request_texts import TurnTexts
 from .turn_spec import TurnSpec, brought_by
 
 if TYPE_CHECKING:
@@ -353,3 +358,92 @@ async def _load() -> None:
     if not _is_loaded:
         await in_thread(importlib.import_module, _TEXT_CALLS)
         _is_loaded = True
+
+
+# ---------------------------------------------------------------------------------------------- texts of requests
+
+# An answer in the log refers to its system prompt and its tools by hash. They are stored once per hash, so the timeline
+# can show the exact request that was sent, even after the sources of the prompt or the tools have changed.
+
+KNOWN_HASHES = 1_000  # hashes remembered as stored
+
+
+class RequestTexts:
+    """Stores the texts of an agent's requests. A text that is known to be stored costs no write."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: OrderedDict[tuple[str, int, str], None] = OrderedDict()
+        self._prompt: tuple[str, str, str] = ("", "", "")  # the last prompt, its JSON and the hash
+        # the last list of tools, its length, its JSON and the hash
+        self._tools: tuple[object, int, str, str] = (None, 0, "", "")
+
+    def of_turn(self, claim: Claim, prompt: str, sent: Sent, *, is_own: bool) -> TurnTexts:
+        """Return the texts of one turn. With `is_own`, the prompt is this session's alone and is deleted with it."""
+        if self._prompt[0] != prompt:
+            self._prompt = (prompt, *_encoded(prompt))
+        return TurnTexts(self, claim, *self._prompt[1:], sent, is_own)
+
+    def tools(self, tools: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the tools and the extra fields of a request as JSON, and the hash of that.
+
+        The last result is reused: a registry makes a new list when its tools change.
+        """
+        if self._tools[0] is not tools or self._tools[1] != len(tools):
+            self._tools = (tools, len(tools), *_encoded({"tools": tools, "extra": extra}))
+        return self._tools[2:]
+
+    def missing(self, claim: Claim, texts: Mapping[str, tuple[str, bool]]) -> dict[str, dict[str, str]]:
+        """Return the texts that are not known to be stored, by session key; "" for those that sessions share."""
+        found: dict[str, dict[str, str]] = {}
+        for hash, (text, is_own) in texts.items():
+            if (claim.owner, claim.session if is_own else 0, hash) not in self._known:
+                found.setdefault(claim.key if is_own else "", {})[hash] = text
+        return found
+
+    async def keep(self, claim: Claim, missing: Mapping[str, Mapping[str, str]]) -> bool:
+        """Store texts. Return False if that failed."""
+        try:
+            for key, texts in missing.items():
+                await self._store.keep_request_texts(claim.owner, key, texts)
+                for hash in texts:
+                    self._known[claim.owner, claim.session if key else 0, hash] = None
+        # The turn continues; its timeline says that the request is reconstructed.
+        except (StoreError, ValueError) as error:
+            log.warning("the request to the model could not be stored for the timeline: %s", error)
+            return False
+        while len(self._known) > KNOWN_HASHES:
+            self._known.popitem(last=False)
+        return True
+
+
+class TurnTexts(msgspec.Struct):
+    """Keeps the texts of one turn's requests, each before the first request that has it."""
+
+    _texts: RequestTexts
+    _claim: Claim
+    _prompt: str
+    _hash: str
+    _sent: Sent
+    _is_own: bool
+
+    def use(self, tools: Sequence[Mapping[str, Any]] | None, extra: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Record the hashes of the next request's texts, and return those texts that must be kept first."""
+        tools_text, tools_hash = self._texts.tools(tools or (), extra)
+        previous = self._sent.prompt, self._sent.tools
+        if previous == (self._hash, tools_hash):  # they were kept before the previous request
+            return {}
+        self._sent.prompt, self._sent.tools = self._hash, tools_hash
+        texts = {self._hash: (self._prompt, self._is_own), tools_hash: (tools_text, False)}
+        return self._texts.missing(self._claim, texts)
+
+    async def keep(self, missing: Mapping[str, Mapping[str, str]]) -> None:
+        """Keep texts. If that fails, the answer names none: the log must not refer to a text that is not kept."""
+        if not await self._texts.keep(self._claim, missing):
+            self._sent.prompt = self._sent.tools = ""
+
+
+def _encoded(value: Any) -> tuple[str, str]:
+    """Return a value as JSON, and the hash of that."""
+    data = encode_json(value)
+    return data.decode(), hashlib.sha256(data).hexdigest()[:32]

@@ -1,4 +1,6 @@
-"""Sub-agents: a task runs as a turn in a session of its own, and its result comes back as a message.
+"""Sub-agents, and the tool `spawn` that starts them.
+
+A task runs as a turn in a session of its own, and its result comes back as a message.
 
 A sub-agent is an ordinary session with the key `sub:ID`. Its task is a message in the inbox. The report to the agent
 that assigned the task is written in the same transaction as the end of its turn, so a crash neither loses nor
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
@@ -19,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ..actions import Limits
-from ..bus import EXECUTOR, InboundMessage, SubagentTask
+from ..bus import EXECUTOR, PULLED, InboundMessage, SubagentTask
 from ..config import Config
 from ..context.prompt import PARTING
 from ..engine import Parked
@@ -32,7 +35,7 @@ from ..log import SAYS_ORIGIN, Logged, TurnEnded
 from ..sandbox.reach import Reach
 from ..store.base import Claim, Incoming, Store
 from ..threads import in_thread
-from ..tools.base import Output, ToolError
+from ..tools.base import Output, Plan, Tool, ToolError
 from ..tools.context import current_call
 from ..tools.registry import ToolRegistry
 from ..tools.trust import UNKNOWN
@@ -442,3 +445,67 @@ def _running(row: Incoming) -> Running:
 def _first_words(task: str) -> str:
     words = " ".join(task.split())
     return words if len(words) <= 60 else f"{words[:59].rstrip()}…"
+
+
+# ---------------------------------------------------------------------------------------------- the tool
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "task": {
+            "type": "string",
+            "minLength": 1,
+            "description": "What to do, with all that must be known for it: the sub-agent sees nothing else.",
+        },
+        "agent": {
+            "type": "string",
+            "description": "investigator (reads code), researcher (reads the web), or one of agents/.",
+        },
+        "inputs": {"type": "object", "description": "The inputs of the agent by name, where it has several."},
+        "wait": {"type": "boolean", "description": "Wait for the result, instead of being told later."},
+        "tokens": {"type": "integer", "minimum": 1, "description": "The most tokens that it may use."},
+    },
+}
+
+
+class SpawnTool(Tool):
+    """Starts a sub-agent, exactly once per call even if a crash interrupts the call."""
+
+    name = "spawn"
+    description = (
+        "Give a task to a sub-agent that works beside you, with its own tools and without seeing this conversation. "
+        "You are told its result by a later message; with wait, it is the result of this call. Good for work that "
+        "takes long or reads much, and for several independent pieces at once."
+    )
+    parameters = PARAMETERS
+    replay = "safe"  # the same call starts the same sub-agent
+    timeout = math.inf  # a sub-agent has a time limit of its own
+
+    def __init__(self, manager: SubagentManager, agents: str = "") -> None:
+        """`agents` tells the model the agents of the workspace."""
+        self._manager = manager
+        self.agents = agents
+        self.description = f"{type(self).description}\n\n{agents}" if agents else type(self).description
+
+    async def execute(
+        self,
+        task: str = "",
+        agent: str = "",
+        inputs: dict[str, Any] | None = None,
+        wait: bool = False,
+        tokens: int = 0,
+    ) -> str | Output:
+        wait = wait or self._manager.waits or current_call().channel in PULLED  # which receive no later messages
+        id = await self._manager.start(task, agent, not wait, tokens, inputs or {})
+        if not wait:
+            return f"The sub-agent {id} is at work. Its result comes as a later message; do not wait for it."
+        return await self._manager.output(id, current_call().owner)
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        task, agent, inputs = arguments.get("task", ""), arguments.get("agent", ""), arguments.get("inputs") or {}
+        if not task.strip() and not (agent and inputs):
+            raise ToolError("There is no task.")
+        if inputs and not agent:
+            raise ToolError("Only an agent with a name has inputs: name it, or put everything into the task.")
+        given = "\n".join([task, *(f"{name}: {value}" for name, value in inputs.items())]).strip()
+        return Plan(shown=f"spawn {agent or 'a sub-agent'}:\n{given}")

@@ -17,6 +17,7 @@ from ..context.skills import SHIPPED
 from ..engine import Review
 from ..log import Call
 from ..messages import Conversation
+from ..sandbox.reach import Workspace
 from ..threads import in_thread
 from ..tools.base import Plan, ToolError
 from ..tools.context import CallContext
@@ -24,7 +25,6 @@ from ..tools.policy.policy import Policy, Verdict
 from ..tools.policy.taint import is_free
 from ..tools.registry import ToolRegistry, ToolResult, error_result, failure_of, outputs_folder
 from .images import Free, plain_images
-from .workspace import Workspace
 
 AGAIN = "Call it again."
 HOW_TO_ANSWER = (

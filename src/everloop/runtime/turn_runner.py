@@ -27,6 +27,7 @@ from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
 from ..providers.base import LLMProvider
+from ..sandbox.reach import Places, Workspace, WorkspaceError
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
 from ..text import clean
 from ..threads import BackgroundTasks, in_thread
@@ -38,17 +39,15 @@ from .api_requests import ClientTools, brings_all, is_abandoned, spec_of
 from .budgets import Budgets
 from .compactor import Compactor, Histories, Window, read_conversation, read_shown
 from .images import Free, plain_images
-from .model_call import Reminder, TurnModelCall, error_for
+from .model_call import Reminder, RequestTexts, TurnModelCall, TurnTexts, error_for
 from .notices import Notices
 from .outbox import BusAdapter, reply
-from .request_texts import FlushTimes, RequestTexts, TurnTexts
 from .session import ABANDONED, Session
 from .steps import SteppedModelCall, SteppedTools, StoppableTools
 from .streaming import TurnStreams
 from .subagents import SubagentManager
 from .tool_calls import Tools, free_addresses, paths_of
 from .turn_spec import TurnSpec, request_of, stopping
-from .workspace import Places, Workspace, WorkspaceError
 
 if TYPE_CHECKING:
     from ..observability.metrics import Meters
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 COMPACTED = "{} now a summary: about {:,} tokens have become {:,}. The whole history stays in the log."
 NOTHING_TO_COMPACT = "There is nothing to compact yet: a summary would be no shorter."
+NOTE_SECONDS = 1.0  # how long flush times are collected before they are written in one batch
 NOT_COMPACTED = "I could not compact the conversation: {}. Nothing was changed."
 
 
@@ -472,6 +472,43 @@ class SessionLog:
     def more(self) -> bool:
         """Return whether the session has more to do, once the turn is closed."""
         return self._finished is None or self._finished.result().more
+
+
+class FlushTimes:
+    """Records the flush time of each turn's last write, which cannot contain it: in batches, later, and unflushed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seconds: dict[int, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, row: int, seconds: float) -> None:
+        """Record the flush time of the turn that this inbox row opened."""
+        self._seconds[row] = self._seconds.get(row, 0.0) + round(seconds, 4)
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._write_later())
+
+    async def _write_later(self) -> None:
+        try:
+            await asyncio.sleep(NOTE_SECONDS)
+        finally:
+            self._task = None
+        await self.write()
+
+    async def write(self) -> None:
+        """Write the recorded times. They are only informative: if the write fails, they are dropped."""
+        seconds, self._seconds = self._seconds, {}
+        if seconds:
+            try:
+                await self._store.note_flushes(seconds)
+            except StoreError as error:
+                log.warning("flush times could not be written: %s", error)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.write()
 
 
 class _StoreMarks(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from everloop.tools.base import ToolError
-from everloop.tools.files import edit, files, paths
+from everloop.tools.files import files, paths
 from everloop.tools.files.edit import replace_text
 
 
@@ -269,7 +269,6 @@ async def test_two_sessions_that_write_at_once_lose_no_edit(desk, folder, monkey
             second_done.wait(1)  # not forever: the second may have to wait for this one
         return original(target, data)
 
-    monkeypatch.setattr(edit, "replace", slowly)
     monkeypatch.setattr(files, "replace", slowly)
     wanted = {"old_text": "one", "new_text": "1"} if first == "edit_file" else {"content": "1\ntwo\n"}
     writing = asyncio.create_task(desk(first, path="a.txt", **wanted))
@@ -316,7 +315,7 @@ async def test_a_file_is_identified_by_its_real_path(desk, folder):
 
 
 async def test_the_number_of_remembered_files_is_limited(desk, folder, monkeypatch):
-    monkeypatch.setattr(paths, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(files, "MAX_REMEMBERED", 2)
     for name in "abc":
         (folder / name).write_text("one")
         await desk("read_file", path=name)
@@ -330,7 +329,7 @@ async def test_files_that_cannot_be_edited_are_refused_and_nothing_is_created(de
     (folder / "bin").write_bytes(b"\0a")
     (folder / "big").write_text("a" * 20)
     os.mkfifo(folder / "pipe")
-    monkeypatch.setattr(edit, "MAX_EDIT_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_EDIT_BYTES", 10)
     for path in ("none", "new/none", "sub", "bin", "big", "pipe"):
         await desk.fails("edit_file", path=path, old_text="a", new_text="b")
     assert sorted(os.listdir(folder)) == ["big", "bin", "pipe", "sub"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everloop.tools.files import documents, edit, files, find, images, paths
+from everloop.tools.files import documents, files, find, images, paths
 from tests.support.desk import Desk
 from tests.test_docs import DOCS, PROGRAM, Reader
 
@@ -317,7 +317,7 @@ def test_the_limits_in_the_files_docs_match_the_code():
     for row in (
         f"| a file that is read or searched | {paths.MAX_FILE_BYTES >> 20} MB |",
         f"| {files.MAX_LINES:,} lines, {files.MAX_OUTPUT:,} characters; a line is cut at {files.MAX_LINE:,} char",
-        f"| a file that is edited | {edit.MAX_EDIT_BYTES >> 20} MB |",
+        f"| a file that is edited | {files.MAX_EDIT_BYTES >> 20} MB |",
         f"| an image | {paths.size(images.MAX_IMAGE_BYTES)} of",
         f"| {documents.SECONDS:g} seconds, {documents.MEGABYTES} MB of memory, {documents.MAX_TEXT_BYTES >> 20} MB of",
         f"| `list_dir`, `find_files` | {files.MAX_ENTRIES:,} names |",

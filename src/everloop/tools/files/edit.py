@@ -1,4 +1,4 @@
-"""The tool `edit_file`, which replaces a text in a file.
+"""The replacement of `edit_file`: find the old text in a file's text, and put the new one in its place.
 
 The old text is searched in tiers: exactly; ignoring trailing spaces; ignoring indentation; with look-alike quotes,
 dashes and spaces. A tier must find it exactly once. Text that is merely similar is never changed.
@@ -7,36 +7,14 @@ dashes and spaces. A tier must find it exactly once. Text that is merely similar
 from __future__ import annotations
 
 import difflib
-import hashlib
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
 
 import msgspec
 
-from ...sandbox.reach import READ
-from ...text import clean
-from ...threads import in_thread
-from ..base import Tool, ToolError
-from ..context import current_call
-from ..trust import mark_written
-from .paths import (
-    Seen,
-    alone,
-    changed_meanwhile,
-    check_kind,
-    explained,
-    opened_target,
-    path_tool,
-    reach,
-    replace,
-    state_of,
-)
-from .texts import BINARY_HEAD, Buffers, form_of, is_binary, text_place
+from ..base import ToolError
 
-MAX_EDIT_BYTES = 8 * 1024 * 1024
 _MAX_COMPARED = 5_000  # lines that are compared by similarity, which is slow
 _MAX_LINE_LENGTH = 400
 _MAX_SHOWN = 12
@@ -65,94 +43,6 @@ class Edited(msgspec.Struct, frozen=True):
     text: str
     lines: list[int]  # line numbers of the changes, in the old text
     ignored: str  # the difference that was ignored to find the old text
-
-
-def edit_tool(seen: Seen, buffers: Buffers | None = None) -> Tool:
-    """Return the tool, which refuses to edit a file that has changed since the session last saw it."""
-
-    # Not safe to repeat: after an interrupted edit, the old text is gone, or occurs inside the new one.
-    @path_tool(replay="never", parallel=False, writes=True)
-    async def edit_file(
-        path: Annotated[str, "The file, relative to the workspace."],
-        old_text: Annotated[str, "The text to replace, as it is in the file, without line numbers."],
-        new_text: Annotated[str, "The text to put in its place."],
-        replace_all: Annotated[bool, "Replace all occurrences instead of the only one."] = False,
-    ) -> str:
-        """Replace a text in a file. It must stand there exactly once, unless replace_all is set."""
-        buffer = await _buffer(buffers, path)
-        real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all, buffer)
-        # Before the content is there for others to read.
-        await mark_written(hashlib.sha256(data).hexdigest(), real, current_call(), old)
-        if buffers is not None and buffer is not None:
-            await in_thread(_check_target, path, real)
-            if not await buffers.write(real, edited.text):
-                raise changed_meanwhile(path)
-            await in_thread(seen.note, real, edited.text)
-        else:
-            await in_thread(_written, seen, path, info, data)
-        places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
-        numbers = ", ".join(map(str, edited.lines[:20])) + (", …" if len(edited.lines) > 20 else "")
-        ignored = f" The old text was found when ignoring {edited.ignored}." if edited.ignored else ""
-        return f"Edited {path} in {places} {numbers}.{ignored}"
-
-    return edit_file
-
-
-async def _buffer(buffers: Buffers | None, path: str) -> str | None:
-    """The text of a file that an editor will write; None where the file on disk is edited."""
-    if buffers is None:
-        return None
-    place = await in_thread(text_place, path)
-    return await buffers.read(place[0], to_write=True) if place is not None else None
-
-
-def _check_target(path: str, real: str) -> None:
-    """Raise ToolError unless the running call may write a file, which is still at this place."""
-    with explained(path), opened_target(path) as target:
-        if target.real != real:
-            raise changed_meanwhile(path)
-
-
-def _edited(
-    seen: Seen, path: str, old_text: str, new_text: str, replace_all: bool, buffer: str | None
-) -> tuple[str, os.stat_result, str, bytes, Edited]:
-    """The real path of a file, how it stands, the digest of its content, and the new content."""
-    with explained(path):
-        real, info, data = _load(seen, path, buffer)
-    form = form_of(data)
-    if buffer is not None:
-        data = form.encode(form.with_newlines(buffer))
-    digest = hashlib.sha256(data).hexdigest()
-    try:
-        text = form.decode(data)
-    except UnicodeDecodeError:
-        raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
-    try:
-        edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
-    except ToolError as error:  # it may show lines of the file
-        raise ToolError(str(error), error.advice, contents=(digest,)) from None
-    return real, info, digest, form.encode(edited.text), edited
-
-
-def _written(seen: Seen, path: str, info: os.stat_result, data: bytes) -> None:
-    with explained(path), opened_target(path) as target, alone(target):
-        now = os.stat(target.name, dir_fd=target.folder, follow_symlinks=False)
-        if state_of(now) != state_of(info):
-            raise changed_meanwhile(path)
-        seen.note(target.real, replace(target, data))
-
-
-def _load(seen: Seen, path: str, buffer: str | None) -> tuple[str, os.stat_result, bytes]:
-    with reach().open(path, READ) as opened:
-        info = os.fstat(opened.descriptor)
-        check_kind(info, path, MAX_EDIT_BYTES)
-        if seen.changed(opened.real, info if buffer is None else buffer):
-            raise ToolError(f"{path} has changed since you last saw it: read it again, then edit it.")
-        with open(opened.descriptor, "rb", closefd=False) as file:
-            data = file.read(MAX_EDIT_BYTES + 1)
-    if is_binary(data[:BINARY_HEAD]):
-        raise ToolError(f"{path} is a binary file: only text can be edited.")
-    return opened.real, info, data
 
 
 def replace_text(text: str, old: str, new: str, everywhere: bool = False, newline: str = "\n") -> Edited:

@@ -1,6 +1,7 @@
-"""The tools `read_file`, `write_file` and `list_dir`.
+"""The file tools: `read_file`, `write_file`, `edit_file`, `list_dir`, `find_files` and `grep`.
 
-They run in threads. Paths are relative to the workspace of the call; `sandbox.reach` decides which are accessible.
+Their work on disk runs in threads, the searches and documents in child processes. Paths are relative to the workspace
+of the call; `sandbox.reach` decides which are accessible.
 """
 
 from __future__ import annotations
@@ -10,40 +11,42 @@ import io
 import os
 import stat
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace as replace_fields
 from itertools import islice
 from threading import Lock
 from typing import Annotated, Any, BinaryIO
 
-from ...sandbox.reach import FOLDER, Opened, Target
+from ...sandbox.reach import FOLDER, READ, Opened, Target, normalized
 from ...text import clean
 from ...threads import in_thread
-from ..base import Output, Tool, ToolError
+from ..base import FunctionTool, Output, Plan, Replay, Tool, ToolError
 from ..children import Child, beside_child
 from ..context import current_call
 from ..trust import digest_of, mark_written, named
+from . import find
 from .documents import document_kind, read_document
-from .edit import edit_tool
-from .find import find_tools
+from .edit import Edited, replace_text
 from .images import image_kind, read_image
 from .paths import (
     MAX_FILE_BYTES,
-    Seen,
+    MAX_REMEMBERED,
     alone,
     changed_meanwhile,
     check_kind,
     explained,
     marked_output,
     opened_target,
-    path_tool,
     quoted,
     reach,
     replace,
     shipped,
     size,
+    state_of,
 )
 from .texts import BINARY_HEAD, HEAD, Buffers, Form, form_of, is_binary, text_place
 
+MAX_EDIT_BYTES = 8 * 1024 * 1024
 MAX_LINES = 2_000
 MAX_OUTPUT = 60_000  # characters of one read
 MAX_LINE = 2_000
@@ -58,7 +61,68 @@ def file_tools(buffers: Buffers | None = None) -> list[Tool]:
     """
     seen = Seen()
     reading, writing = _read_tool(seen, Documents(), buffers), _write_tool(seen, buffers)
-    return [reading, writing, edit_tool(seen, buffers), list_dir, *find_tools()]
+    return [reading, writing, _edit_tool(seen, buffers), list_dir, find_files, grep]
+
+
+class PathTool(FunctionTool[..., Any]):
+    """A tool made from a function with a `path` parameter; its plan names that path."""
+
+    writes = False
+
+    def plan(self, arguments: dict[str, Any]) -> Plan:
+        path = str(arguments.get("path") or ".")
+        shown = self._shown(arguments) if self.writes else ""
+        return Plan(shown=shown, paths=(normalized(path, current_call().workspace),), writes=self.writes)
+
+    def _shown(self, arguments: dict[str, Any]) -> str:
+        """Show what would be written where, as a diff: with a minus what goes, with a plus what comes."""
+        marks = {"old_text": "-", "new_text": "+", "content": "+"}
+        texts = [
+            f"{marks[name]}{line}"
+            for name, value in arguments.items()
+            if name in marks and isinstance(value, str)
+            for line in value.removesuffix("\n").split("\n")
+        ]
+        others = [f"{name}: {value}" for name, value in arguments.items() if name != "path" and name not in marks]
+        return "\n".join([f"{self.name} {arguments['path']}", *texts, *others])
+
+
+def path_tool(
+    *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
+) -> Callable[[Callable[..., Any]], PathTool]:
+    """Like `@tool`, for a function with a `path` parameter."""
+    options = {"replay": replay, "parallel": parallel, "writes": writes, "read_only": not writes, "timeout": timeout}
+    return lambda function: PathTool(function, {}, **options)
+
+
+class Seen:
+    """The state of each file, on disk or in an editor, when a session last read or wrote it.
+
+    The oldest entries are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[str, str, str, bool], tuple[int, int, int]] = OrderedDict()
+        self._lock = Lock()  # tools run in threads
+
+    def note(self, real: str, now: os.stat_result | str) -> None:
+        """Record the current state of a file."""
+        with self._lock:
+            key = self._key(real, now)
+            self._files[key] = state_of(now)
+            self._files.move_to_end(key)
+            while len(self._files) > MAX_REMEMBERED:
+                self._files.popitem(last=False)
+
+    def changed(self, real: str, now: os.stat_result | str) -> bool:
+        """Return whether a file has changed since this session last saw it; False if it never did."""
+        with self._lock:
+            return self._files.get(self._key(real, now), state_of(now)) != state_of(now)
+
+    @staticmethod
+    def _key(real: str, now: os.stat_result | str) -> tuple[str, str, str, bool]:
+        call = current_call()
+        return call.owner, call.session, real, isinstance(now, str)
 
 
 class Documents:
@@ -178,7 +242,7 @@ class _Limited(io.RawIOBase):
 
 
 def _as_utf8(whole: _Limited, form: Form) -> BinaryIO:
-    """A text file as UTF-8 bytes without a mark."""
+    """Return a text file as UTF-8 bytes, without a byte-order mark."""
     file = io.BufferedReader(whole, 1 << 16)
     if form.encoding == "utf-8":
         return file
@@ -252,7 +316,7 @@ def _write_tool(seen: Seen, buffers: Buffers | None) -> Tool:
 
 
 def _encoded(path: str, text: str) -> tuple[str, bool, Form, bytes, str]:
-    """The real path of a file to be written, whether it is new, and a text in the file's form, with its digest."""
+    """Return the real path of a file to write, whether it is new, its form, and the text in it with its digest."""
     with explained(path), opened_target(path) as target:
         form = _form_of_old(target)
         data = form.encode(form.with_newlines(text))
@@ -260,7 +324,7 @@ def _encoded(path: str, text: str) -> tuple[str, bool, Form, bytes, str]:
 
 
 def _written(seen: Seen, path: str, form: Form, data: bytes) -> bool:
-    """Put the file in place; whether it is a new one."""
+    """Put the content in place. Return whether the file is new."""
     with explained(path), opened_target(path) as target, alone(target):
         if _form_of_old(target) != form:
             raise changed_meanwhile(path)
@@ -282,6 +346,94 @@ def _form_of_old(target: Target) -> Form:
     finally:
         os.close(descriptor)
     return Form() if is_binary(head) else form_of(head)
+
+
+def _edit_tool(seen: Seen, buffers: Buffers | None) -> Tool:
+    """Return the tool, which refuses to edit a file that has changed since the session last saw it."""
+
+    # Not safe to repeat: after an interrupted edit, the old text is gone, or occurs inside the new one.
+    @path_tool(replay="never", parallel=False, writes=True)
+    async def edit_file(
+        path: Annotated[str, "The file, relative to the workspace."],
+        old_text: Annotated[str, "The text to replace, as it is in the file, without line numbers."],
+        new_text: Annotated[str, "The text to put in its place."],
+        replace_all: Annotated[bool, "Replace all occurrences instead of the only one."] = False,
+    ) -> str:
+        """Replace a text in a file. It must stand there exactly once, unless replace_all is set."""
+        buffer = await _buffer(buffers, path)
+        real, info, old, data, edited = await in_thread(_edited, seen, path, old_text, new_text, replace_all, buffer)
+        # Before the content is there for others to read.
+        await mark_written(hashlib.sha256(data).hexdigest(), real, current_call(), old)
+        if buffers is not None and buffer is not None:
+            await in_thread(_check_target, path, real)
+            if not await buffers.write(real, edited.text):
+                raise changed_meanwhile(path)
+            await in_thread(seen.note, real, edited.text)
+        else:
+            await in_thread(_replaced, seen, path, info, data)
+        places = f"{len(edited.lines)} places, lines" if len(edited.lines) > 1 else "line"
+        numbers = ", ".join(map(str, edited.lines[:20])) + (", …" if len(edited.lines) > 20 else "")
+        ignored = f" The old text was found when ignoring {edited.ignored}." if edited.ignored else ""
+        return f"Edited {path} in {places} {numbers}.{ignored}"
+
+    return edit_file
+
+
+async def _buffer(buffers: Buffers | None, path: str) -> str | None:
+    """Return the text of a file that the editor will write; None if the file on disk is edited."""
+    if buffers is None:
+        return None
+    place = await in_thread(text_place, path)
+    return await buffers.read(place[0], to_write=True) if place is not None else None
+
+
+def _check_target(path: str, real: str) -> None:
+    """Raise ToolError unless the running call may write the file and its path still leads to this place."""
+    with explained(path), opened_target(path) as target:
+        if target.real != real:
+            raise changed_meanwhile(path)
+
+
+def _edited(
+    seen: Seen, path: str, old_text: str, new_text: str, replace_all: bool, buffer: str | None
+) -> tuple[str, os.stat_result, str, bytes, Edited]:
+    """Return the real path of a file, its state, the digest of its content, and the new content."""
+    with explained(path):
+        real, info, data = _load(seen, path, buffer)
+    form = form_of(data)
+    if buffer is not None:
+        data = form.encode(form.with_newlines(buffer))
+    digest = hashlib.sha256(data).hexdigest()
+    try:
+        text = form.decode(data)
+    except UnicodeDecodeError:
+        raise ToolError(f"{path} is not valid {form.encoding.upper()}: it cannot be edited.") from None
+    try:
+        edited = replace_text(text, clean(old_text), clean(new_text), replace_all, form.newline)
+    except ToolError as error:  # it may show lines of the file
+        raise ToolError(str(error), error.advice, contents=(digest,)) from None
+    return real, info, digest, form.encode(edited.text), edited
+
+
+def _replaced(seen: Seen, path: str, info: os.stat_result, data: bytes) -> None:
+    with explained(path), opened_target(path) as target, alone(target):
+        now = os.stat(target.name, dir_fd=target.folder, follow_symlinks=False)
+        if state_of(now) != state_of(info):
+            raise changed_meanwhile(path)
+        seen.note(target.real, replace(target, data))
+
+
+def _load(seen: Seen, path: str, buffer: str | None) -> tuple[str, os.stat_result, bytes]:
+    with reach().open(path, READ) as opened:
+        info = os.fstat(opened.descriptor)
+        check_kind(info, path, MAX_EDIT_BYTES)
+        if seen.changed(opened.real, info if buffer is None else buffer):
+            raise ToolError(f"{path} has changed since you last saw it: read it again, then edit it.")
+        with open(opened.descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_EDIT_BYTES + 1)
+    if is_binary(data[:BINARY_HEAD]):
+        raise ToolError(f"{path} is a binary file: only text can be edited.")
+    return opened.real, info, data
 
 
 @path_tool()
@@ -320,3 +472,26 @@ def _size_of(entry: os.DirEntry[str]) -> str:
     if stat.S_ISREG(info.st_mode):
         return size(info.st_size)
     return "(link)" if stat.S_ISLNK(info.st_mode) else "(special)"
+
+
+@path_tool()
+async def find_files(
+    pattern: Annotated[str, "A glob: `*.py` for a name in any folder, `src/**/*.py` for a path."],
+    path: Annotated[str, "The folder to look in, relative to the workspace."] = ".",
+) -> Output:
+    """Find files by their names. Folders such as .git and node_modules are left out unless `path` leads into them."""
+    return await beside_child(find.find_names, pattern, path or ".")
+
+
+@path_tool()
+async def grep(
+    pattern: Annotated[str, "A regular expression, matched against each line."],
+    path: Annotated[str, "The file or folder to look in, relative to the workspace."] = ".",
+    glob: Annotated[str, "Only files that match, such as `*.py` or `!*.min.js`."] = "",
+    ignore_case: Annotated[bool, "Ignore case."] = False,
+    context: Annotated[int, "How many lines to show before and after each match."] = 0,
+    literal: Annotated[bool, "The pattern is plain text."] = False,
+) -> Output:
+    """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
+    wanted = find.Wanted(pattern, glob, ignore_case, context, literal)
+    return marked_output(path, await beside_child(find.find_lines, wanted, path or "."))

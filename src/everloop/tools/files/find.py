@@ -1,4 +1,4 @@
-"""The tools `find_files` and `grep`.
+"""The searches of `find_files` and `grep`.
 
 Both run in a child process that can be killed: a pattern may be hostile, and a folder huge. Neither follows links, and
 results are sorted by name, so that they are reproducible.
@@ -13,19 +13,19 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ...sandbox.reach import READ, Opened, OutOfReach, Reach, normalized, within
 from ...text import clean
-from ..base import Output, Tool, ToolError
-from ..children import Child, Ended, beside_child
+from ..base import Output, ToolError
+from ..children import Child, Ended
 from ..context import current_call
 from ..trust import UNKNOWN, digest_of, named
 from . import searcher
-from .paths import MAX_FILE_BYTES, check_kind, explained, marked_output, path_tool, quoted, reach, shipped
+from .paths import MAX_FILE_BYTES, check_kind, explained, quoted, reach, shipped
 
 MAX_FOUND = 1_000  # paths
 MAX_MATCHES = 400  # lines
@@ -45,33 +45,6 @@ _RIPGREP = (
 _BAD_PATTERN_OF_RIPGREP = 2
 
 
-def find_tools() -> list[Tool]:
-    return [find_files, grep]
-
-
-@path_tool()
-async def find_files(
-    pattern: Annotated[str, "A glob: `*.py` for a name in any folder, `src/**/*.py` for a path."],
-    path: Annotated[str, "The folder to look in, relative to the workspace."] = ".",
-) -> Output:
-    """Find files by their names. Folders such as .git and node_modules are left out unless `path` leads into them."""
-    return await beside_child(_find, _checked(pattern), path or ".")
-
-
-@path_tool()
-async def grep(
-    pattern: Annotated[str, "A regular expression, matched against each line."],
-    path: Annotated[str, "The file or folder to look in, relative to the workspace."] = ".",
-    glob: Annotated[str, "Only files that match, such as `*.py` or `!*.min.js`."] = "",
-    ignore_case: Annotated[bool, "Ignore case."] = False,
-    context: Annotated[int, "How many lines to show before and after each match."] = 0,
-    literal: Annotated[bool, "The pattern is plain text."] = False,
-) -> Output:
-    """Find lines in text files. Folders such as .git and node_modules are left out unless `path` leads into them."""
-    wanted = Wanted(_checked(pattern), glob, ignore_case, max(0, min(context, MAX_CONTEXT)), literal)
-    return marked_output(path, await beside_child(_grep, wanted, path or "."))
-
-
 class Wanted(msgspec.Struct, frozen=True):
     """The parameters of a grep."""
 
@@ -88,7 +61,9 @@ def _checked(pattern: str) -> str:
     return clean(pattern)
 
 
-def _find(child: Child, pattern: str, path: str) -> Output:
+def find_names(child: Child, pattern: str, path: str) -> Output:
+    """Return the files below a folder whose names match a glob."""
+    pattern = _checked(pattern)
     with explained(path), reach().open(path, READ) as opened:
         if not stat.S_ISDIR(os.fstat(opened.descriptor).st_mode):
             raise ToolError(f"{path} is not a folder: give the folder to look in, or read the file.")
@@ -101,7 +76,9 @@ def _find(child: Child, pattern: str, path: str) -> Output:
     return Output(_shown(lines, ended, len(found) > MAX_FOUND, "(no file matches)"), contents=contents)
 
 
-def _grep(child: Child, wanted: Wanted, path: str) -> Output:
+def find_lines(child: Child, wanted: Wanted, path: str) -> Output:
+    """Return the lines of a file, or of the files below a folder, that match a regular expression."""
+    wanted = replace(wanted, pattern=_checked(wanted.pattern), context=max(0, min(wanted.context, MAX_CONTEXT)))
     with explained(path), reach().open(path, READ) as opened:
         is_folder = stat.S_ISDIR(os.fstat(opened.descriptor).st_mode)
         if not is_folder:

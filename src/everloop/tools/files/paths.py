@@ -1,4 +1,4 @@
-"""Shared by the file tools: plans that name the path, helpful errors, and atomic replacement of files."""
+"""Paths of the file tools: what a call may access, helpful errors, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import secrets
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import islice
 from threading import Lock
-from typing import Any
 
 from ...sandbox.reach import FOLDER, OutOfReach, Reach, Target, normalized, within
 from ...text import clean
-from ..base import FunctionTool, Output, Plan, Replay, ToolError
+from ..base import Output, ToolError
 from ..context import current_call
 from ..policy.steering import steers
 from ..trust import named
@@ -28,37 +27,6 @@ from ..trust import named
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_REMEMBERED = 4_096  # files, over all sessions
 LOCK_SECONDS = 5.0
-
-
-class PathTool(FunctionTool[..., Any]):
-    """A tool made from a function with a `path` parameter; its plan names that path."""
-
-    writes = False
-
-    def plan(self, arguments: dict[str, Any]) -> Plan:
-        path = str(arguments.get("path") or ".")
-        shown = self._shown(arguments) if self.writes else ""
-        return Plan(shown=shown, paths=(normalized(path, current_call().workspace),), writes=self.writes)
-
-    def _shown(self, arguments: dict[str, Any]) -> str:
-        """Show what would be written where, as a diff: with a minus what goes, with a plus what comes."""
-        marks = {"old_text": "-", "new_text": "+", "content": "+"}
-        texts = [
-            f"{marks[name]}{line}"
-            for name, value in arguments.items()
-            if name in marks and isinstance(value, str)
-            for line in value.removesuffix("\n").split("\n")
-        ]
-        others = [f"{name}: {value}" for name, value in arguments.items() if name != "path" and name not in marks]
-        return "\n".join([f"{self.name} {arguments['path']}", *texts, *others])
-
-
-def path_tool(
-    *, replay: Replay = "safe", parallel: bool = True, writes: bool = False, timeout: float | None = None
-) -> Callable[[Callable[..., Any]], PathTool]:
-    """Like `@tool`, for a function with a `path` parameter."""
-    options = {"replay": replay, "parallel": parallel, "writes": writes, "read_only": not writes, "timeout": timeout}
-    return lambda function: PathTool(function, {}, **options)
 
 
 def reach() -> Reach:
@@ -78,8 +46,7 @@ def reach() -> Reach:
 
 
 def marked_output(path: str, result: Output) -> Output:
-    """What was read. Of the long results that are saved for a session it is no longer known where they came from, so
-    they count as untrusted."""
+    """Return what was read at a path, marked as untrusted if it is a saved result, whose origin is no longer known."""
     call = current_call()
     if call.outputs is None or not within(normalized(path, call.workspace), os.path.normpath(call.outputs)):
         return result
@@ -87,40 +54,12 @@ def marked_output(path: str, result: Output) -> Output:
 
 
 def shipped(real: str) -> bool:
-    """Whether a file belongs to the program itself, as the skills do that it ships with."""
+    """Return whether a file belongs to the program itself, such as a shipped skill."""
     return any(within(real, os.path.realpath(folder)) for folder in current_call().readable)
 
 
 def changed_meanwhile(path: str) -> ToolError:
     return ToolError(f"{path} was changed by another process meanwhile: read it again.")
-
-
-class Seen:
-    """The state of each file when a session last read or wrote it: of the file on disk, or of the text that an editor
-    has of it. The oldest entries are dropped."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[tuple[str, str, str, bool], tuple[int, int, int]] = OrderedDict()
-        self._lock = Lock()  # tools run in threads
-
-    def note(self, real: str, now: os.stat_result | str) -> None:
-        """Record the current state of a file."""
-        with self._lock:
-            key = self._key(real, now)
-            self._files[key] = state_of(now)
-            self._files.move_to_end(key)
-            while len(self._files) > MAX_REMEMBERED:
-                self._files.popitem(last=False)
-
-    def changed(self, real: str, now: os.stat_result | str) -> bool:
-        """Return whether a file has changed since this session last saw it; False if it never did."""
-        with self._lock:
-            return self._files.get(self._key(real, now), state_of(now)) != state_of(now)
-
-    @staticmethod
-    def _key(real: str, now: os.stat_result | str) -> tuple[str, str, str, bool]:
-        call = current_call()
-        return call.owner, call.session, real, isinstance(now, str)
 
 
 class WrittenFiles:
@@ -156,7 +95,7 @@ written_by_tools = WrittenFiles()  # of this process
 
 
 def state_of(now: os.stat_result | str) -> tuple[int, int, int]:
-    """Return what distinguishes a file, or the text that an editor has of it, from itself after a change."""
+    """Return a value that changes when a file, or an editor's text of it, changes."""
     if isinstance(now, str):
         digest = sha256(now.encode("utf-8", "surrogatepass")).digest()
         return 0, len(now), int.from_bytes(digest[:16])
@@ -266,8 +205,10 @@ def explained(path: str) -> Iterator[None]:
 
 
 def _nearby(path: str) -> tuple[str, list[str]]:
-    """What there is instead of a missing path: similar names beside it, or how far the path does exist. And the names
-    that this shows."""
+    """Describe what exists instead of a missing path: similar names beside it, or the part of the path that exists.
+
+    Return that, and the names that it shows.
+    """
     folder, name = os.path.split(normalized(path, current_call().workspace))
     missing = ""
     while True:
@@ -290,7 +231,7 @@ def _nearby(path: str) -> tuple[str, list[str]]:
 
 
 def quoted(name: str) -> str:
-    """The name as one line: as it is, or as JSON if it has a line end."""
+    """Return the name as one line: unchanged, or as JSON if it contains a line end."""
     return json.dumps(name, ensure_ascii=False) if "\n" in name or "\r" in name else name
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..bus import InboundMessage, Kind, OutboundMessage
 from ..log import CallsAsked, Compacted, Entry, decode_entry
 from . import claims
-from .base import Claim, Incoming
+from .base import Claim, Incoming, Timer
 from .claims import Begun, Damaged, Held, LogRows, Parked, SessionState
 
 
@@ -173,6 +173,13 @@ class Transaction(ABC):
             return []
         return self.send(row.message.owner, row.session, None, outgoing, sender)
 
+    def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+        """Put a timer's message into the inbox and advance the timer; False if another worker has done so."""
+        if not self.advance_timer(timer, next_due):
+            return False
+        self.accept(message, "message")
+        return True
+
     # ------------------------------------------------------------------------------------------ sessions
 
     @abstractmethod
@@ -308,3 +315,9 @@ class Transaction(ABC):
     @abstractmethod
     def reopen(self, session: int) -> None:
         """Let a parked turn be resumed, and raise the fence: the worker that parked it can no longer write to it."""
+
+    # ------------------------------------------------------------------------------------------ timers
+
+    @abstractmethod
+    def advance_timer(self, timer: Timer, next_due: float | None) -> bool:
+        """Set when a timer is due next, or delete it; return False unless it is still due when it was."""

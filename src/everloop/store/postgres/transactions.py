@@ -241,10 +241,7 @@ class PostgresTransaction(Transaction):
         self.db = db
         self.lease = lease
 
-    # ------------------------------------------------------------------------------------------ sessions and inbox
-
-    def is_alive(self, worker: str) -> bool:
-        return is_alive(self.db, worker, self.lease)
+    # ------------------------------------------------------------------------------------------ sessions
 
     def session(self, owner: str, key: str) -> SessionRow | None:
         row = self.db.execute(LOCK, (owner, key)).fetchone()
@@ -253,6 +250,176 @@ class PostgresTransaction(Transaction):
     def new_session(self, owner: str, key: str) -> int | None:
         row = self.db.execute(NEW_SESSION, (owner, key)).fetchone()
         return None if row is None else int(row[0])
+
+    def _session_id(self, owner: str, key: str) -> int:
+        """Return the id of a session, which is created if necessary. Its row is locked only against deletion."""
+        found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
+        while (row := self.db.execute(found, (owner, key)).fetchone()) is None:
+            self.db.execute(NEW_SESSION, (owner, key))
+        return int(row[0])
+
+    def read_state(self, owner: str, key: str, worker: str, create: bool) -> SessionState | Held | None:
+        while True:
+            row = self.db.execute(LOCK if create else f"{LOCK} SKIP LOCKED", (owner, key))
+            state = self.db.execute(STATE, (self.lease, owner, key))
+            locked, found = row.fetchone(), state.fetchone()
+            if locked is not None and found is not None:
+                break
+            if not create:
+                return None if found is None else Held("", None)
+            self.db.execute(NEW_SESSION, (owner, key))
+        session, (*facts, fresh, now) = SessionRow(*locked), found
+        is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
+        return SessionState(is_held, now, *session, *facts)
+
+    def reread_state(self, state: SessionState, owner: str, key: str) -> SessionState:
+        row: Any = self.db.execute(STATE, (self.lease, owner, key)).fetchone()
+        began, next_seq, open_turn, waiting, is_parked, _, _ = row
+        return structs.replace(
+            state, began=began, next_seq=next_seq, open_turn=open_turn, waiting=waiting, is_parked=is_parked
+        )
+
+    def take_lease(self, claim: Claim, worker: str) -> None:
+        self.db.execute(HOLD, (worker, claim.fence, claim.session))
+
+    def is_alive(self, worker: str) -> bool:
+        return is_alive(self.db, worker, self.lease)
+
+    def has_open_turn(self, session: int) -> bool:
+        return self.db.execute(OPEN_TURN, (session,)).fetchone() is not None
+
+    def touch(self, session: int) -> None:
+        self.db.execute(f"UPDATE session SET updated_at = {NOW} WHERE id = %s", (session,))
+
+    def show_from(self, session: int, history_from: int, compacted: int) -> None:
+        shown = "UPDATE session SET history_from = %s, compacted = %s WHERE id = %s"
+        self.db.execute(shown, (history_from, compacted, session))
+
+    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+        if naming is None:
+            named = "UPDATE session SET title = %s, named_by = '' WHERE owner = %s AND key = %s RETURNING id"
+            return self.db.execute(named, (title, owner, key)).fetchone() is not None
+        lock = "SELECT id, naming_usage FROM session WHERE owner = %s AND key = %s FOR NO KEY UPDATE"
+        if (row := self.db.execute(lock, (owner, key)).fetchone()) is None:
+            return False
+        id, usage = row
+        usage = claims.added_usage(usage, naming.usage)
+        self.db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, id))
+        return self.db.execute(NAME, (title, naming.model, id)).fetchone() is not None
+
+    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def last_seq(self, session: int) -> int:
+        row: Any = self.db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (session,)).fetchone()
+        return int(row[0])
+
+    def read_entries(self, session: int, first_seq: int) -> list[Any]:
+        entries = "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
+        return self.db.execute(entries, (session, first_seq)).fetchall()
+
+    def read_log(self, session: int, until: int) -> list[Any]:
+        log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
+        return self.db.execute(log, (session, until)).fetchall()
+
+    def insert_entries(self, session: int, turn: str | None, rows: LogRows) -> None:
+        self.db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
+        self._note_boundaries(session, rows)
+
+    def copy_entries(self, session: int, rows: Sequence[Sequence[Any]]) -> None:
+        self.db.execute(COPY_ENTRIES, (session, *(list(column) for column in zip(*rows, strict=True))))
+
+    def _note_boundaries(self, session: int, rows: LogRows) -> None:
+        """Record in the session's row where its conversation starts and how it is compacted."""
+        for kind, seq in claims.boundaries(rows):
+            self.db.execute(BOUNDARIES[kind], (seq, session))
+            if kind == "new":  # grants were for the conversation that ends here
+                self.db.execute(REVOKE_GRANTS_OF, (session,))
+
+    def append(self, appended: Appended) -> None:
+        """Append entries, and take the pending messages that they contain."""
+        self._run_step(STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
+        self._note_boundaries(appended.claim.session, appended.step.rows)
+
+    def _run_step(self, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
+        """Run a step inside a transaction; if earlier steps are missing from the log, restore them first."""
+        for _ in range(2):
+            row: Any = self.db.execute(query, values).fetchone()
+            if row[0] is None:
+                raise claims.stale(appended.claim)
+            if row[0] != [LOST]:
+                break
+            self._restore(appended)
+        return list(row[0])
+
+    def _restore(self, appended: Appended) -> None:
+        """Rewrite the steps that are missing in the log.
+
+        The database has crashed and undone unflushed writes, but the worker that holds the session still has them.
+        """
+        claim = appended.claim
+        held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
+        _check(self.db.execute(held, (claim.session, claim.fence)), claim)
+        last = self.last_seq(claim.session)
+        for step in appended.before:
+            if step.rows.seqs[0] == last + 1:
+                self.db.execute(WRITE, (claim.session, *step.values(claim)))
+                self._note_boundaries(claim.session, step.rows)
+                last = step.rows.seqs[-1]
+        if last != appended.next_seq - 1:
+            raise claims.incomplete(claim, last)
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def finish(self, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage]) -> Finished:
+        """End a turn or a command: write everything that it leaves behind, or nothing."""
+        claim = appended.claim
+        more, *sent = self._run_step(STEP_FINISH, (*NO_MARK, *values), appended)
+        self._note_boundaries(claim.session, appended.step.rows)
+        for message in incoming:
+            self.accept(message, "message")
+        if incoming:
+            row: Any = self.db.execute(MORE, (claim.session,)).fetchone()
+            more = MORE_TO_DO if row[0] else 1
+        return Finished(sent, more == MORE_TO_DO)
+
+    def park(self, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
+        """Park a turn in the store until a person has answered."""
+        claim = appended.claim
+        _check(self.db.execute(RELEASE, (claim.session, claim.fence)), claim)
+        self.append(appended)
+        self.db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
+        return Finished(self.send(claim.owner, claim.session, claim.turn, outgoing, sender), more=False)
+
+    def parked_turn(self, owner: str, key: str) -> ParkedTurn | None:
+        session = self.session(owner, key)
+        row = None if session is None else self.db.execute(PARKED, (session.id,)).fetchone()
+        if session is None or row is None:
+            return None
+        id, turn, first_seq = row
+        return ParkedTurn(id, session.id, turn, first_seq)
+
+    def reopen(self, session: int) -> None:
+        self.db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session,))
+        reopened = "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'"
+        self.db.execute(reopened, (session,))
+
+    def read_answer(self, row: int) -> tuple[Any, ...]:
+        sql = "SELECT state, first_seq, at FROM inbox WHERE id = %s FOR NO KEY UPDATE"
+        answer = self.db.execute(sql, (row,)).fetchone()
+        assert answer is not None
+        return answer
+
+    def use_answer(self, row: int, seq: int) -> None:
+        self.db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (seq, row))
+
+    def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        if names:
+            self.db.execute(GRANT, (owner, key, list(names)))
+
+    # ------------------------------------------------------------------------------------------ inbox
 
     def accept(
         self,
@@ -282,46 +449,13 @@ class PostgresTransaction(Transaction):
     def set_aside(self, damaged: Iterable[Damaged]) -> list[Damaged]:
         return [row for row in damaged if self.db.execute(SET_ASIDE, (row.why, row.id)).fetchone() is not None]
 
-    def _session_id(self, owner: str, key: str) -> int:
-        """Return the id of a session, which is created if necessary. Its row is locked only against deletion."""
-        found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
-        while (row := self.db.execute(found, (owner, key)).fetchone()) is None:
-            self.db.execute(NEW_SESSION, (owner, key))
-        return int(row[0])
-
-    # ------------------------------------------------------------------------------------------ turns
-
-    def read_state(self, owner: str, key: str, worker: str, create: bool) -> SessionState | Held | None:
-        while True:
-            row = self.db.execute(LOCK if create else f"{LOCK} SKIP LOCKED", (owner, key))
-            state = self.db.execute(STATE, (self.lease, owner, key))
-            locked, found = row.fetchone(), state.fetchone()
-            if locked is not None and found is not None:
-                break
-            if not create:
-                return None if found is None else Held("", None)
-            self.db.execute(NEW_SESSION, (owner, key))
-        session, (*facts, fresh, now) = SessionRow(*locked), found
-        is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
-        return SessionState(is_held, now, *session, *facts)
-
-    def reread_state(self, state: SessionState, owner: str, key: str) -> SessionState:
-        row: Any = self.db.execute(STATE, (self.lease, owner, key)).fetchone()
-        began, next_seq, open_turn, waiting, is_parked, _, _ = row
-        return structs.replace(
-            state, began=began, next_seq=next_seq, open_turn=open_turn, waiting=waiting, is_parked=is_parked
-        )
-
-    def take_lease(self, claim: Claim, worker: str) -> None:
-        self.db.execute(HOLD, (worker, claim.fence, claim.session))
-
-    def messages_of_turn(self, session: int, turn: str) -> list[Any]:
-        return self.db.execute(OF_TURN, (session, turn)).fetchall()
-
     def pending_message(self, row: int) -> tuple[str, str]:
         found: Any = self.db.execute("SELECT data, kind FROM inbox WHERE id = %s", (row,)).fetchone()
         data, kind = found
         return data, kind
+
+    def messages_of_turn(self, session: int, turn: str) -> list[Any]:
+        return self.db.execute(OF_TURN, (session, turn)).fetchall()
 
     def open_turn(self, claim: Claim, row: int) -> None:
         self.db.execute(OPEN, (claim.turn, claim.first_seq, row))
@@ -329,118 +463,11 @@ class PostgresTransaction(Transaction):
     def abandon(self, session: int, turn: str, damaged: Damaged) -> None:
         self.db.execute(ABANDON, (damaged.id, damaged.why, session, turn))
 
-    def insert_entries(self, session: int, turn: str | None, rows: LogRows) -> None:
-        self.db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
-        self._note_boundaries(session, rows)
+    def mark_answered(self, row: int) -> bool:
+        done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
+        return self.db.execute(done, (row,)).fetchone() is not None
 
-    def _restore(self, appended: Appended) -> None:
-        """Rewrite the steps that are missing in the log.
-
-        The database has crashed and undone unflushed writes, but the worker that holds the session still has them.
-        """
-        claim = appended.claim
-        held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
-        _check(self.db.execute(held, (claim.session, claim.fence)), claim)
-        last = self.last_seq(claim.session)
-        for step in appended.before:
-            if step.rows.seqs[0] == last + 1:
-                self.db.execute(WRITE, (claim.session, *step.values(claim)))
-                self._note_boundaries(claim.session, step.rows)
-                last = step.rows.seqs[-1]
-        if last != appended.next_seq - 1:
-            raise claims.incomplete(claim, last)
-
-    def append(self, appended: Appended) -> None:
-        """Append entries, and take the pending messages that they contain."""
-        self._run_step(STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
-        self._note_boundaries(appended.claim.session, appended.step.rows)
-
-    def _run_step(self, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
-        """Run a step inside a transaction; if earlier steps are missing from the log, restore them first."""
-        for _ in range(2):
-            row: Any = self.db.execute(query, values).fetchone()
-            if row[0] is None:
-                raise claims.stale(appended.claim)
-            if row[0] != [LOST]:
-                break
-            self._restore(appended)
-        return list(row[0])
-
-    def _note_boundaries(self, session: int, rows: LogRows) -> None:
-        """Record in the session's row where its conversation starts and how it is compacted."""
-        for kind, seq in claims.boundaries(rows):
-            self.db.execute(BOUNDARIES[kind], (seq, session))
-            if kind == "new":  # grants were for the conversation that ends here
-                self.db.execute(REVOKE_GRANTS_OF, (session,))
-
-    def finish(self, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage] = ()) -> Finished:
-        """End a turn or a command: write everything that it leaves behind, or nothing."""
-        claim = appended.claim
-        more, *sent = self._run_step(STEP_FINISH, (*NO_MARK, *values), appended)
-        self._note_boundaries(claim.session, appended.step.rows)
-        for message in incoming:
-            self.accept(message, "message")
-        if incoming:
-            row: Any = self.db.execute(MORE, (claim.session,)).fetchone()
-            more = MORE_TO_DO if row[0] else 1
-        return Finished(sent, more == MORE_TO_DO)
-
-    def park(self, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
-        """Park a turn in the store until a person has answered."""
-        claim = appended.claim
-        _check(self.db.execute(RELEASE, (claim.session, claim.fence)), claim)
-        self.append(appended)
-        self.db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
-        return Finished(self.send(claim.owner, claim.session, claim.turn, outgoing, sender), more=False)
-
-    def parked_turn(self, owner: str, key: str) -> ParkedTurn | None:
-        session = self.session(owner, key)
-        row = None if session is None else self.db.execute(PARKED, (session.id,)).fetchone()
-        if session is None or row is None:
-            return None
-        id, turn, first_seq = row
-        return ParkedTurn(id, session.id, turn, first_seq)
-
-    def read_answer(self, row: int) -> tuple[Any, ...]:
-        sql = "SELECT state, first_seq, at FROM inbox WHERE id = %s FOR NO KEY UPDATE"
-        answer = self.db.execute(sql, (row,)).fetchone()
-        assert answer is not None
-        return answer
-
-    def use_answer(self, row: int, seq: int) -> None:
-        self.db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (seq, row))
-
-    def reopen(self, session: int) -> None:
-        self.db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session,))
-        reopened = "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'"
-        self.db.execute(reopened, (session,))
-
-    def has_open_turn(self, session: int) -> bool:
-        return self.db.execute(OPEN_TURN, (session,)).fetchone() is not None
-
-    def touch(self, session: int) -> None:
-        self.db.execute(f"UPDATE session SET updated_at = {NOW} WHERE id = %s", (session,))
-
-    def show_from(self, session: int, history_from: int, compacted: int) -> None:
-        shown = "UPDATE session SET history_from = %s, compacted = %s WHERE id = %s"
-        self.db.execute(shown, (history_from, compacted, session))
-
-    def last_seq(self, session: int) -> int:
-        row: Any = self.db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (session,)).fetchone()
-        return int(row[0])
-
-    def read_entries(self, session: int, first_seq: int) -> list[Any]:
-        entries = "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
-        return self.db.execute(entries, (session, first_seq)).fetchall()
-
-    def read_log(self, session: int, until: int) -> list[Any]:
-        log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
-        return self.db.execute(log, (session, until)).fetchall()
-
-    def copy_entries(self, session: int, rows: Sequence[Sequence[Any]]) -> None:
-        self.db.execute(COPY_ENTRIES, (session, *(list(column) for column in zip(*rows, strict=True))))
-
-    # ------------------------------------------------------------------------------------------ outbox
+    # ------------------------------------------------------------------------------------------ outbox and channels
 
     def send(
         self,
@@ -467,10 +494,6 @@ class PostgresTransaction(Transaction):
             return None
         return self.send(claim.owner, claim.session, claim.turn, [message], sender, key)[0]
 
-    def mark_answered(self, row: int) -> bool:
-        done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
-        return self.db.execute(done, (row,)).fetchone() is not None
-
     def take_outgoing(
         self,
         worker: str,
@@ -486,9 +509,8 @@ class PostgresTransaction(Transaction):
         """
         taken = claims.Taken()
         self._set_aside(known)
-        self.db.execute(
-            "UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", ([id for id, _ in known],)
-        )
+        ids = [id for id, _ in known]
+        self.db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", (ids,))
         unaddressed = self.db.execute(UNADDRESSED)
         senders = self.db.execute(SENDERS, (self.lease,)).fetchall()
         for id, channel, chat_id in claims.missing_addresses(unaddressed.fetchall(), taken):
@@ -518,8 +540,6 @@ class PostgresTransaction(Transaction):
         for id, why in damaged:
             self.db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
 
-    # ------------------------------------------------------------------------------------------ channels
-
     def hold(self, name: str, worker: str) -> bool:
         new = "INSERT INTO channel_lease (name, worker) VALUES (%s, %s) ON CONFLICT DO NOTHING"
         self.db.execute(new, (name, worker))
@@ -531,21 +551,6 @@ class PostgresTransaction(Transaction):
         return True
 
     # ------------------------------------------------------------------------------------------ everything else
-
-    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
-        if naming is None:
-            named = "UPDATE session SET title = %s, named_by = '' WHERE owner = %s AND key = %s RETURNING id"
-            return self.db.execute(named, (title, owner, key)).fetchone() is not None
-        lock = "SELECT id, naming_usage FROM session WHERE owner = %s AND key = %s FOR NO KEY UPDATE"
-        row = self.db.execute(lock, (owner, key)).fetchone()
-        if row is None:
-            return False
-        usage = claims.added_usage(row[1], naming.usage)
-        self.db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, row[0]))
-        return self.db.execute(NAME, (title, naming.model, row[0])).fetchone() is not None
-
-    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
 
     def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         for one in sorted(spent, key=lambda one: one.scope):  # in a fixed order, so that no two transactions deadlock
@@ -559,24 +564,19 @@ class PostgresTransaction(Transaction):
         left = self.db.execute(WINDOW_LEFT, values).fetchone()
         return max(float(left[0]), 0.001) if left is not None else 0.001
 
-    def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
+    def advance_timer(self, timer: Timer, next_due: float | None) -> bool:
         where: tuple[Any, ...] = (timer.owner, timer.id, timer.due_at)
         sql = "DELETE FROM timer WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
         if next_due is not None:
             sql = "UPDATE timer SET due_at = %s WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
             where = (next_due, *where)
-        if self.db.execute(sql, where).fetchone() is None:
-            return False
-        self.accept(message, "message")
-        return True
+        return self.db.execute(sql, where).fetchone() is not None
 
     def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
         """Store a new token by its hash."""
         rights = checked_fields(name, owner, rights, agent)
-        new = self.db.execute(
-            INSERT_TOKEN,
-            (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent),
-        ).fetchone()
+        values = (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent)
+        new = self.db.execute(INSERT_TOKEN, values).fetchone()
         if new is None:
             raise name_taken(name)
         return Token(new[0], name, owner, new[1], rights=rights, agent=agent)
@@ -585,10 +585,6 @@ class PostgresTransaction(Transaction):
         latest = {mark.digest: mark for mark in marks}.values()  # one statement may only change a row once
         columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
         self.db.execute(MARK_FILES, (owner, *columns))
-
-    def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        if names:
-            self.db.execute(GRANT, (owner, key, list(names)))
 
 
 # ---------------------------------------------------------------------------------------------- as a single statement

@@ -105,7 +105,7 @@ class SQLiteTransaction(Transaction):
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
 
-    # ------------------------------------------------------------------------------------------ sessions and inbox
+    # ------------------------------------------------------------------------------------------ sessions
 
     def session(self, owner: str, key: str) -> SessionRow | None:
         row = self.db.execute(SESSION, (owner, key)).fetchone()
@@ -115,40 +115,6 @@ class SQLiteTransaction(Transaction):
         now = time.time()
         new = self.db.execute(NEW_SESSION, (owner, key, now, now))
         return new.lastrowid if new.rowcount else None
-
-    def accept(
-        self,
-        message: InboundMessage,
-        kind: Kind,
-        session: int | None = None,
-        opens: tuple[str, int] | None = None,
-    ) -> Incoming:
-        if message.id is not None:
-            known = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ?"
-            row = self.db.execute(known, (message.owner, message.id)).fetchone()
-            if row is not None:
-                return self._known(row, message)
-        if session is None:
-            session = session_id(self.db, message.owner, message.session_key)
-        if session is None:
-            session = self.new_session(message.owner, message.session_key) or 0
-        if kind == "reply":
-            kind = claims.inbox_kind(kind, self.db.execute(HAS_PARKED, (session,)).fetchone() is not None)
-        turn, first_seq = opens if opens is not None else (None, None)
-        data, state = claims.inbox_data(message, opens), "new" if turn is None else "taken"
-        values = (message.owner, session, message.id, kind, data, time.time(), turn, first_seq, state, turn is not None)
-        new = self.db.execute(INSERT_INBOX, values)
-        return Incoming(int(new.lastrowid or 0), session, message, kind, False, turn, first_seq)
-
-    def repair(self, row: int, data: str) -> str:
-        (state,) = self.db.execute(REPAIR, (data, row)).fetchone()
-        return str(state)
-
-    def set_aside(self, damaged: Iterable[Damaged]) -> list[Damaged]:
-        now = time.time()
-        return [row for row in damaged if self.db.execute(SET_ASIDE, (now, row.why, row.id)).rowcount]
-
-    # ------------------------------------------------------------------------------------------ turns
 
     def read_state(self, owner: str, key: str, worker: str, create: bool) -> SessionState | None:
         row = self.db.execute(BEGIN, (owner, key)).fetchone()
@@ -166,26 +132,67 @@ class SQLiteTransaction(Transaction):
         held = "UPDATE session SET worker = ?, fence = ?, updated_at = ? WHERE id = ?"
         self.db.execute(held, (worker, claim.fence, time.time(), claim.session))
 
-    def messages_of_turn(self, session: int, turn: str) -> list[Any]:
-        return self.db.execute(OF_TURN, (session, turn)).fetchall()
+    def _release(self, claim: Claim, now: float) -> None:
+        """Release the lease, refused unless the claim's fencing token is current."""
+        released = "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?"
+        if self.db.execute(released, (now, claim.session, claim.fence)).rowcount != 1:
+            raise claims.stale(claim)
 
-    def pending_message(self, row: int) -> tuple[bytes, str]:
-        data, kind = self.db.execute("SELECT CAST(data AS BLOB), kind FROM inbox WHERE id = ?", (row,)).fetchone()
-        return data, kind
+    def is_alive(self, worker: str) -> bool:
+        return alive(worker)
 
-    def open_turn(self, claim: Claim, row: int) -> None:
-        taken = "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ?, opened = 1 WHERE id = ?"
-        self.db.execute(taken, (claim.turn, claim.first_seq, row))
+    def has_open_turn(self, session: int) -> bool:
+        return self.db.execute(OPEN_TURN, (session,)).fetchone() is not None
 
-    def abandon(self, session: int, turn: str, damaged: Damaged) -> None:
-        done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = 'error' WHERE session = ? AND turn = ?"
-        self.db.execute(done, (time.time(), session, turn))
-        self.db.execute("UPDATE inbox SET damaged = ? WHERE id = ?", (damaged.why, damaged.id))
+    def touch(self, session: int) -> None:
+        self.db.execute("UPDATE session SET updated_at = ? WHERE id = ?", (time.time(), session))
+
+    def show_from(self, session: int, history_from: int, compacted: int) -> None:
+        shown = "UPDATE session SET history_from = ?, compacted = ? WHERE id = ?"
+        self.db.execute(shown, (history_from, compacted, session))
+
+    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+        if naming is None:
+            named = "UPDATE session SET title = ?, named_by = '' WHERE owner = ? AND key = ?"
+            return self.db.execute(named, (title, owner, key)).rowcount > 0
+        known = "SELECT id, naming_usage FROM session WHERE owner = ? AND key = ?"
+        if (row := self.db.execute(known, (owner, key)).fetchone()) is None:
+            return False
+        id, usage = row
+        usage = claims.added_usage(usage, naming.usage)
+        self.db.execute("UPDATE session SET naming_usage = ? WHERE id = ?", (usage, id))
+        return self.db.execute(NAME, (title, naming.model, id)).rowcount > 0
+
+    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).rowcount > 0
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def last_seq(self, session: int) -> int:
+        (last,) = self.db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (session,)).fetchone()
+        return int(last)
+
+    def read_entries(self, session: int, first_seq: int) -> Iterable[Sequence[Any]]:
+        return self.db.execute(ENTRIES, (session, first_seq))
+
+    def read_log(self, session: int, until: int) -> list[Any]:
+        log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq"
+        return self.db.execute(log, (session, until)).fetchall()
 
     def insert_entries(self, session: int, turn: str | None, rows: LogRows) -> None:
         at = time.time() if rows.at is None else rows.at
         self.db.executemany(INSERT_ENTRY, [(session, seq, turn, kind, data, at) for seq, kind, data in rows.each()])
         self._note_boundaries(session, rows)
+
+    def copy_entries(self, session: int, rows: Sequence[Sequence[Any]]) -> None:
+        self.db.executemany(INSERT_ENTRY, [(session, *row) for row in rows])
+
+    def _note_boundaries(self, session: int, rows: LogRows) -> None:
+        """Record in the session's row where its conversation starts and how it is compacted."""
+        for kind, seq in claims.boundaries(rows):
+            self.db.execute(BOUNDARIES[kind], (seq, session))
+            if kind == "new":  # grants were for the conversation that ends here
+                self.db.execute(REVOKE_GRANTS_OF, (session,))
 
     def append(self, claim: Claim, rows: LogRows) -> None:
         """Append to the log in one statement, refused unless the claim's fencing token is current."""
@@ -197,7 +204,7 @@ class SQLiteTransaction(Transaction):
         if self.db.execute(append_to_log(len(rows.seqs)), values).rowcount != len(rows.seqs):
             raise claims.stale(claim)
 
-    def append_taking(self, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent] = ()) -> None:
+    def append_taking(self, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent]) -> None:
         """Append entries, and take the pending messages that they contain."""
         if rows.seqs:  # a command may leave nothing in the log
             self.append(claim, rows)
@@ -206,12 +213,7 @@ class SQLiteTransaction(Transaction):
         taken = "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ? WHERE id = ?"
         self.db.executemany(taken, [(claim.turn, claim.first_seq, id) for id in took])
 
-    def _note_boundaries(self, session: int, rows: LogRows) -> None:
-        """Record in the session's row where its conversation starts and how it is compacted."""
-        for kind, seq in claims.boundaries(rows):
-            self.db.execute(BOUNDARIES[kind], (seq, session))
-            if kind == "new":  # grants were for the conversation that ends here
-                self.db.execute(REVOKE_GRANTS_OF, (session,))
+    # ------------------------------------------------------------------------------------------ turns
 
     def finish(
         self,
@@ -221,8 +223,8 @@ class SQLiteTransaction(Transaction):
         took: Sequence[int],
         outgoing: Sequence[OutboundMessage],
         sender: str | None,
-        incoming: Sequence[InboundMessage] = (),
-        spent: Sequence[Spent] = (),
+        incoming: Sequence[InboundMessage],
+        spent: Sequence[Spent],
     ) -> Finished:
         """End a turn or a command: write everything that it leaves behind, or nothing."""
         now = time.time()
@@ -256,54 +258,76 @@ class SQLiteTransaction(Transaction):
         row = self.db.execute(PARKED, (owner, key)).fetchone()
         return None if row is None else ParkedTurn(*row)
 
-    def read_answer(self, row: int) -> Sequence[Any]:
-        answer: Sequence[Any] = self.db.execute(
-            "SELECT state, first_seq, at FROM inbox WHERE id = ?", (row,)
-        ).fetchone()
-        return answer
-
-    def use_answer(self, row: int, seq: int) -> None:
-        self.db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (seq, row))
-
     def reopen(self, session: int) -> None:
         self.db.execute("UPDATE session SET fence = fence + 1 WHERE id = ?", (session,))
         reopened = "UPDATE inbox SET state = 'taken' WHERE session = ? AND state <> 'done' AND state = 'parked'"
         self.db.execute(reopened, (session,))
 
-    def _release(self, claim: Claim, now: float) -> None:
-        """Release the lease, refused unless the claim's fencing token is current."""
-        released = "UPDATE session SET worker = NULL, updated_at = ? WHERE id = ? AND fence = ?"
-        if self.db.execute(released, (now, claim.session, claim.fence)).rowcount != 1:
-            raise claims.stale(claim)
+    def read_answer(self, row: int) -> Sequence[Any]:
+        state, first_seq, at = self.db.execute("SELECT state, first_seq, at FROM inbox WHERE id = ?", (row,)).fetchone()
+        return state, first_seq, at
 
-    def is_alive(self, worker: str) -> bool:
-        return alive(worker)
+    def use_answer(self, row: int, seq: int) -> None:
+        self.db.execute("UPDATE inbox SET first_seq = ? WHERE id = ?", (seq, row))
 
-    def has_open_turn(self, session: int) -> bool:
-        return self.db.execute(OPEN_TURN, (session,)).fetchone() is not None
+    def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        now = time.time()
+        self.db.executemany(GRANT, [(owner, key, name, now) for name in names])
 
-    def touch(self, session: int) -> None:
-        self.db.execute("UPDATE session SET updated_at = ? WHERE id = ?", (time.time(), session))
+    # ------------------------------------------------------------------------------------------ inbox
 
-    def show_from(self, session: int, history_from: int, compacted: int) -> None:
-        shown = "UPDATE session SET history_from = ?, compacted = ? WHERE id = ?"
-        self.db.execute(shown, (history_from, compacted, session))
+    def accept(
+        self,
+        message: InboundMessage,
+        kind: Kind,
+        session: int | None = None,
+        opens: tuple[str, int] | None = None,
+    ) -> Incoming:
+        if message.id is not None:
+            known = f"SELECT {INBOX_ROW} FROM inbox WHERE owner = ? AND message_id = ?"
+            row = self.db.execute(known, (message.owner, message.id)).fetchone()
+            if row is not None:
+                return self._known(row, message)
+        if session is None:
+            session = session_id(self.db, message.owner, message.session_key)
+        if session is None:
+            session = self.new_session(message.owner, message.session_key) or 0
+        if kind == "reply":
+            kind = claims.inbox_kind(kind, self.db.execute(HAS_PARKED, (session,)).fetchone() is not None)
+        turn, first_seq = opens if opens is not None else (None, None)
+        data, state = claims.inbox_data(message, opens), "new" if turn is None else "taken"
+        values = (message.owner, session, message.id, kind, data, time.time(), turn, first_seq, state, turn is not None)
+        new = self.db.execute(INSERT_INBOX, values)
+        return Incoming(int(new.lastrowid or 0), session, message, kind, False, turn, first_seq)
 
-    def last_seq(self, session: int) -> int:
-        (last,) = self.db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = ?", (session,)).fetchone()
-        return int(last)
+    def repair(self, row: int, data: str) -> str:
+        (state,) = self.db.execute(REPAIR, (data, row)).fetchone()
+        return str(state)
 
-    def read_entries(self, session: int, first_seq: int) -> Iterable[Sequence[Any]]:
-        return self.db.execute(ENTRIES, (session, first_seq))
+    def set_aside(self, damaged: Iterable[Damaged]) -> list[Damaged]:
+        now = time.time()
+        return [row for row in damaged if self.db.execute(SET_ASIDE, (now, row.why, row.id)).rowcount]
 
-    def read_log(self, session: int, until: int) -> list[Any]:
-        log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = ? AND seq <= ? ORDER BY seq"
-        return self.db.execute(log, (session, until)).fetchall()
+    def pending_message(self, row: int) -> tuple[bytes, str]:
+        data, kind = self.db.execute("SELECT CAST(data AS BLOB), kind FROM inbox WHERE id = ?", (row,)).fetchone()
+        return data, kind
 
-    def copy_entries(self, session: int, rows: Sequence[Sequence[Any]]) -> None:
-        self.db.executemany(INSERT_ENTRY, [(session, *row) for row in rows])
+    def messages_of_turn(self, session: int, turn: str) -> list[Any]:
+        return self.db.execute(OF_TURN, (session, turn)).fetchall()
 
-    # ------------------------------------------------------------------------------------------ outbox
+    def open_turn(self, claim: Claim, row: int) -> None:
+        taken = "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ?, opened = 1 WHERE id = ?"
+        self.db.execute(taken, (claim.turn, claim.first_seq, row))
+
+    def abandon(self, session: int, turn: str, damaged: Damaged) -> None:
+        done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = 'error' WHERE session = ? AND turn = ?"
+        self.db.execute(done, (time.time(), session, turn))
+        self.db.execute("UPDATE inbox SET damaged = ? WHERE id = ?", (damaged.why, damaged.id))
+
+    def mark_answered(self, row: int) -> bool:
+        return self.db.execute("UPDATE inbox SET state = 'done' WHERE id = ? AND state = 'new'", (row,)).rowcount > 0
+
+    # ------------------------------------------------------------------------------------------ outbox and channels
 
     def send(
         self,
@@ -321,23 +345,15 @@ class SQLiteTransaction(Transaction):
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
         """Put a message of a running turn into the outbox, once per idempotency key."""
-        if not self.db.execute(
-            "SELECT 1 FROM session WHERE id = ? AND fence = ?", (claim.session, claim.fence)
-        ).fetchone():
+        held = "SELECT 1 FROM session WHERE id = ? AND fence = ?"
+        if not self.db.execute(held, (claim.session, claim.fence)).fetchone():
             raise claims.stale(claim)
         if self.db.execute("SELECT 1 FROM outbox WHERE owner = ? AND key = ?", (claim.owner, key)).fetchone():
             return None
         return self.send(claim.owner, claim.session, claim.turn, [message], sender, key)[0]
 
-    def mark_answered(self, row: int) -> bool:
-        return self.db.execute("UPDATE inbox SET state = 'done' WHERE id = ? AND state = 'new'", (row,)).rowcount > 0
-
     def take_outgoing(
-        self,
-        worker: str,
-        limit: int,
-        chat: tuple[str, str] | None = None,
-        channels: Sequence[str] | None = None,
+        self, worker: str, limit: int, chat: tuple[str, str] | None, channels: Sequence[str] | None
     ) -> claims.Taken:
         taken = claims.Taken()
         for id, channel, chat_id in claims.missing_addresses(self.db.execute(UNADDRESSED).fetchall(), taken):
@@ -351,7 +367,8 @@ class SQLiteTransaction(Transaction):
         self.db.executemany(sending, [(worker, row.id) for row in taken.rows])
         return taken
 
-    # ------------------------------------------------------------------------------------------ channels
+    def revive(self, ids: Sequence[int]) -> list[int]:
+        return [id for id in ids if self.db.execute(REVIVE, (id,)).rowcount]
 
     def hold(self, name: str, worker: str) -> bool:
         row = self.db.execute("SELECT worker FROM channel_lease WHERE name = ?", (name,)).fetchone()
@@ -360,11 +377,6 @@ class SQLiteTransaction(Transaction):
         if row is None or row[0] != worker:
             self.db.execute("INSERT OR REPLACE INTO channel_lease (name, worker) VALUES (?, ?)", (name, worker))
         return True
-
-    def revive(self, ids: Sequence[int]) -> list[int]:
-        return [id for id in ids if self.db.execute(REVIVE, (id,)).rowcount]
-
-    # ------------------------------------------------------------------------------------------ everything else
 
     def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
         *where, value = expected
@@ -376,22 +388,7 @@ class SQLiteTransaction(Transaction):
         self.db.executemany("INSERT INTO channel_state (channel, key, value) VALUES (?, ?, ?)", kept)
         return True
 
-    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
-        if naming is None:
-            named = "UPDATE session SET title = ?, named_by = '' WHERE owner = ? AND key = ?"
-            return self.db.execute(named, (title, owner, key)).rowcount > 0
-        row = self.db.execute(
-            "SELECT id, naming_usage FROM session WHERE owner = ? AND key = ?", (owner, key)
-        ).fetchone()
-        if row is None:
-            return False
-        self.db.execute(
-            "UPDATE session SET naming_usage = ? WHERE id = ?", (claims.added_usage(row[1], naming.usage), row[0])
-        )
-        return self.db.execute(NAME, (title, naming.model, row[0])).rowcount > 0
-
-    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).rowcount > 0
+    # ------------------------------------------------------------------------------------------ everything else
 
     def spend(self, owner: str, spent: Sequence[Spent]) -> None:
         self.db.executemany(SPEND, [(owner, one.scope, one.tokens, one.cost) for one in spent])
@@ -407,31 +404,20 @@ class SQLiteTransaction(Transaction):
         (left,) = self.db.execute(WINDOW_LEFT, (owner, name, seconds, now)).fetchone()
         return max(float(left), 0.001)
 
-    def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        where = (timer.owner, timer.id, timer.due_at)
-        if next_due is None:
-            moved = self.db.execute("DELETE FROM timer WHERE owner = ? AND id = ? AND due_at = ?", where)
-        else:
-            moved = self.db.execute(
-                "UPDATE timer SET due_at = ? WHERE owner = ? AND id = ? AND due_at = ?", (next_due, *where)
-            )
-        if moved.rowcount != 1:
-            return False
-        self.accept(message, "message")
-        return True
+    def advance_timer(self, timer: Timer, next_due: float | None) -> bool:
+        where: tuple[Any, ...] = (timer.owner, timer.id, timer.due_at)
+        sql = "DELETE FROM timer WHERE owner = ? AND id = ? AND due_at = ?"
+        if next_due is not None:
+            sql = "UPDATE timer SET due_at = ? WHERE owner = ? AND id = ? AND due_at = ?"
+            where = (next_due, *where)
+        return self.db.execute(sql, where).rowcount == 1
 
     def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
         """Store a new token by its hash."""
-        made = Token(
-            secrets.token_hex(6),
-            name,
-            owner,
-            time.time(),
-            rights=checked_fields(name, owner, rights, agent),
-            agent=agent,
-        )
+        rights = checked_fields(name, owner, rights, agent)
         if self.db.execute("SELECT 1 FROM token WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
             raise name_taken(name)
+        made = Token(secrets.token_hex(6), name, owner, time.time(), rights=rights, agent=agent)
         self.db.execute(
             "INSERT INTO token (id, hash, name, owner, created_at, rights, agent) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (made.id, hash, name, owner, made.created_at, joined_rights(rights), agent),
@@ -441,10 +427,6 @@ class SQLiteTransaction(Transaction):
     def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
         now = time.time()
         self.db.executemany(MARK_FILE, [(owner, mark.digest, mark.tainted, mark.path, now) for mark in marks])
-
-    def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        now = time.time()
-        self.db.executemany(GRANT, [(owner, key, name, now) for name in names])
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -465,6 +447,5 @@ class SQLiteTransaction(Transaction):
         for (id,) in self.db.execute("SELECT id FROM worker").fetchall():
             if not alive(id):
                 self.db.execute("DELETE FROM worker WHERE id = ?", (id,))
-        self.db.execute(
-            "INSERT OR REPLACE INTO worker (id, address, at) VALUES (?, ?, ?)", (worker, address, time.time())
-        )
+        joined = "INSERT OR REPLACE INTO worker (id, address, at) VALUES (?, ?, ?)"
+        self.db.execute(joined, (worker, address, time.time()))

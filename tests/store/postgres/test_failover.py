@@ -23,8 +23,8 @@ from tests.support.commands import everloop, until
 
 from . import failover_load
 from .failover_load import Load, closing, load
+from .network import lines
 from .pgbouncer import pgbouncer
-from .silence import lines
 from .standby import Pair, pair
 
 if TYPE_CHECKING:

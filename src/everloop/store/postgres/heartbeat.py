@@ -68,7 +68,7 @@ class Heartbeat:
         connect: Callable[[], Connection],
         explain: Callable[[Exception], Exception],
         lease: float,
-        primary: Primary | None = None,
+        primary: Primary | None,
     ) -> None:
         """With a `primary` there are several servers: one that does not answer is given up."""
         self.address = secrets.token_hex(6)  # the name of this process's own channel

@@ -67,8 +67,6 @@ JOIN = f"""INSERT INTO worker (id, address, at) VALUES (%s, %s, {NOW})
     ON CONFLICT (id) DO UPDATE SET at = excluded.at, address = excluded.address"""
 WORKERS = f"SELECT w.id, w.address, {FRESH} FROM worker w WHERE w.address IS NOT NULL"
 SESSION_HOLDERS = f"SELECT w.id, {FRESH} FROM worker w"
-# Notices are not stored, so they need not wait for the disk.
-NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 FILE_MARKS = "SELECT digest, tainted FROM file_mark WHERE owner = %s AND digest = ANY(%s)"
 TAINTED_PATHS = "SELECT path FROM file_mark WHERE owner = %s AND tainted ORDER BY at DESC LIMIT %s"
 HOLDERS = f"SELECT l.name, l.worker, {FRESH} FROM channel_lease l LEFT JOIN worker w ON w.id = l.worker"

@@ -39,7 +39,7 @@ def look(db: Connection) -> Replication:
 class StandbyWatch:
     """Looks whether the server's commits wait for a synchronous standby, or would, and reports it once."""
 
-    def __init__(self, always: bool = False) -> None:
+    def __init__(self, always: bool) -> None:
         """With `always`, it looks even if the server is configured to wait for no standby."""
         # Seconds without a synchronous standby, or that a commit had been waiting for one, at the last look.
         self.wait = 0.0

@@ -60,8 +60,8 @@ class Writer:
         self,
         connect: Callable[[], tuple[sqlite3.Connection, CommitMark]],
         explain: Callable[[sqlite3.Error], Exception],
-        flush_always: bool = False,
-        lock_seconds: float = 30.0,
+        flush_always: bool,
+        lock_seconds: float,
     ) -> None:
         self.commit_hooks = CommitHooks()
         self.commits = 0

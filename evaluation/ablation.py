@@ -14,7 +14,7 @@ from everloop.providers.local.small.conversation import Turn, current_turn, refe
 from everloop.providers.local.small.examples import names_of, needs_tool
 from everloop.providers.local.small.language import paths_in
 from everloop.providers.local.small.shaping import Step
-from everloop.tools.seen import Seen
+from everloop.tools.workspace_view import WorkspaceView
 
 Replaced = tuple[Any, str, Any]  # a module, a name in it, and what stands there instead
 
@@ -39,8 +39,8 @@ def _every_line(request: str, lines: Iterable[str]) -> list[str]:
 _context_messages = prompt.context_messages
 
 
-def _without_files(system: str, _: Seen) -> list[Any]:
-    return _context_messages(system, Seen())
+def _without_files(system: str, _: WorkspaceView) -> list[Any]:
+    return _context_messages(system, WorkspaceView())
 
 
 def _every_tool(offered: Sequence[Any], request: str, called: Any = ()) -> list[Any]:
@@ -71,7 +71,7 @@ class _AsksForTheRoute(shaping.SmallShaping):
         shown = [{"role": "system", "content": "Say work if it needs files, reminders, memory or commands, else talk."}]
         for request, answer in _ROUTES:
             shown += [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
-        files = ", ".join(turn.seen_before.files)
+        files = ", ".join(turn.workspace_before.files)
         said = turn.messages[max(0, turn.start - 2) : turn.start]
         before = " / ".join(text_of(one)[:200] for one in said)
         facts = f"(Files: {files or 'none'}. Before: {before or 'nothing'})"
@@ -93,7 +93,7 @@ class _AsksForTheRoute(shaping.SmallShaping):
         talk = "talk" in str(answer["choices"][0]["message"]["content"])
 
         def chosen(turn: Turn, offered: Sequence[Any]) -> Turn | None:
-            file = "" if paths_in(turn.text) else referenced_file(turn.text, turn.seen_before)
+            file = "" if paths_in(turn.text) else referenced_file(turn.text, turn.workspace_before)
             return None if talk else routing.route(turn, offered) or replace(turn, file=file)
 
         with patch.object(shaping, "route", chosen):
@@ -108,7 +108,10 @@ HELPS: Mapping[str, Sequence[Replaced]] = {
     "leak check": [(shaping, "leaked_text", _always("")), (shaping, "uses_unknown_file", _always(False))],
     "leaked text": [(shaping, "leaked_text", _always(""))],
     "unknown files": [(shaping, "uses_unknown_file", _always(False))],
-    "narrow tools": [(shaping, "NARROW", {}), (conversation, "narrowed", lambda name, arguments: (name, arguments))],
+    "simple tools": [
+        (shaping, "SIMPLE_TOOLS", {}),
+        (conversation, "simplify_call", lambda name, arguments: (name, arguments)),
+    ],
     "retries": [(shaping, "_retry_if_false", _always(None))],
     "certain calls": [(shaping, "certain_call", _always(None))],
     "quotes": [(shaping, "is_answered_by", _always(False))],

@@ -145,7 +145,7 @@ async def connected(server: FakeOpenAI, *files: str) -> AsyncIterator[tuple[Any,
         yield agent, editor
 
 
-async def test_an_editor_prompts_sees_the_work_and_finds_the_session_again(server, folder):
+async def test_an_editor_sends_prompts_sees_the_work_and_finds_the_session_again(server, folder):
     (folder / "plan.txt").write_text("beans\n")
     server.calls(
         call("read_file", path="plan.txt", offset=1),
@@ -348,7 +348,7 @@ async def test_a_question_can_be_cancelled_answered_for_the_session_and_thoughts
             await agent.ext_method("of_another_editor", {})
 
 
-async def test_an_mcp_server_by_http_is_used_with_the_editors_headers_and_one_by_sse_is_refused(server, folder):
+async def test_an_mcp_server_over_http_gets_the_editors_headers_and_one_over_sse_is_refused(server, folder):
     web = WebServer()
     await web.start()
     headers = [HttpHeader(name="X-Key", value="canary")]
@@ -444,7 +444,7 @@ async def test_an_editor_that_only_reads_gets_nothing_to_write(server, folder):
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b"[]", b"null", b'"hello"', b"5", b"{}", b"[" * 100_000])
-async def test_a_line_that_is_no_message_is_one_line_on_standard_error_and_the_next_one_is_answered(server, line):
+async def test_an_invalid_line_is_reported_in_one_line_and_the_next_one_is_answered(server, line):
     process = await start("acp", env=environment(server))
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": PROTOCOL_VERSION}}
     process.stdin.write(line + b"\n\n" + json.dumps(hello).encode() + b"\n")
@@ -492,7 +492,7 @@ async def test_sub_agents_are_a_plan_of_their_turn_that_is_shown_again_when_the_
         assert editor.said() == "There are seven.And nine."
 
 
-def test_a_models_own_list_of_steps_is_its_plan_once_the_tool_has_accepted_it():
+def test_the_models_list_of_steps_is_shown_as_its_plan_once_the_tool_has_accepted_it():
     plan = TurnPlan()
     todos = [
         {"content": "dig", "status": "completed"},

@@ -165,7 +165,7 @@ def test_no_object_is_made_with_a_lambda_over_a_later_object():
     assert wrong == []
 
 
-def test_the_kind_of_store_is_never_asked_for():
+def test_no_code_checks_the_kind_of_store():
     wrong = []
     for place, node in found(ast.Call, ""):
         assert isinstance(node, ast.Call)
@@ -176,7 +176,7 @@ def test_the_kind_of_store_is_never_asked_for():
     assert wrong == []
 
 
-def test_no_mode_is_told_by_whether_something_is_there():
+def test_no_mode_is_decided_by_whether_a_field_is_set():
     """An agent that runs alone and one that shares its process are types, not a field that may be None."""
     names = r"(house|process|owners)"
     wrong = []
@@ -195,7 +195,7 @@ def test_only_owners_subscribe_agents_to_other_workers():
     assert places == {"runtime/owners", "runtime/durable_bus"}
 
 
-def test_the_kind_of_bus_is_asked_for_once():
+def test_only_one_place_checks_the_kind_of_bus():
     asked = []
     for place, node in found(ast.Call, ""):
         assert isinstance(node, ast.Call)
@@ -204,7 +204,7 @@ def test_the_kind_of_bus_is_asked_for_once():
     assert asked == ["runtime/outbox"]
 
 
-async def test_every_agent_lives_in_an_owners(tmp_path):
+async def test_every_agent_is_created_by_its_owners_object(tmp_path):
     config = Config(home=tmp_path / "home", workspace=tmp_path, base_url="http://127.0.0.1:9/v1", model="scripted")
     provider = ScriptedProvider([])
     executor = await AgentExecutor.create(AgentDefinition("counter", "Counts.", "You count."), provider, tmp_path)

@@ -32,6 +32,11 @@ async def test_numeric_ids_of_a_chat_network_become_strings_and_other_types_are_
         await MessageBus().publish_inbound("hi")  # type: ignore[arg-type]
 
 
+def test_none_for_media_and_metadata_means_nothing():
+    message = InboundMessage("telegram", "7", "42", "hi", media=None, metadata=None)  # type: ignore[arg-type]
+    assert (message.media, message.metadata) == ([], {})
+
+
 @pytest.mark.parametrize("side", ["inbound", "outbound"])
 async def test_a_full_bus_makes_its_publisher_wait(side):
     bus = MessageBus(size=2)

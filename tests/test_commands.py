@@ -37,7 +37,7 @@ def test_no_command_resembles_another_one():
     assert [meant_by(f"/{name}") for name in COMMANDS] == [None] * len(COMMANDS)
 
 
-def test_internal_messages_count_as_no_typing_error():
+def test_internal_messages_are_not_checked_for_typing_errors():
     assert kind_of(InboundMessage("system", "sub:1", "cli:1", "/hlep")) == "message"
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,6 +16,7 @@ import pytest
 from everloop.testing import call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, everloop
+from tests.support.model_servers import server as server
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -72,12 +72,6 @@ class Reader:
         seen = re.fullmatch("".join([*pieces, re.escape(expected[end:])]), output)
         assert seen is not None, f"the page says\n{expected}\nand the command said\n{output}"
         self.turns |= {written: seen[name] for written, name in new.items()}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
 
 
 async def shell(script: str, server: FakeOpenAI, folder: Path) -> str:

@@ -72,7 +72,7 @@ def test_requests_come_in_several_languages():
         ("[[case", "TOML"),
     ],
 )
-def test_an_ill_formed_case_is_an_error_with_the_reason(text, word, tmp_path):
+def test_an_invalid_case_is_an_error_with_the_reason(text, word, tmp_path):
     path = tmp_path / "some.toml"
     path.write_text(text)
     with pytest.raises(EverloopError, match=word):
@@ -111,7 +111,7 @@ def test_a_model_that_always_lists_the_folder_fails_nearly_all():
 
 
 @pytest.mark.parametrize("cases", GROUPS)
-def test_the_right_calls_are_not_enough_if_a_change_or_an_answer_is_required(cases):
+def test_right_calls_are_not_enough_if_a_change_or_an_answer_is_missing(cases):
     for case in cases:
         made = [Made(step["tool"], arguments_of(step), not case.fails, before(case)) for step in case.solution]
         verdict = judge(case, did(case, *made, answer="Done."))
@@ -245,13 +245,13 @@ async def test_a_secret_is_not_among_the_settings_in_the_results(tmp_path):
         ["--provider", "nobody"],
     ],
 )
-async def test_a_users_mistake_is_one_line(arguments):
+async def test_a_users_mistake_is_a_one_line_error(arguments):
     status, out, err = await evaluate("--base-url", "http://127.0.0.1:9/v1", "--model", "m", *arguments)
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
 
 
-async def test_a_missed_bar_is_an_exit_status_and_so_is_the_end_of_the_time():
+async def test_a_missed_target_and_a_timeout_set_the_exit_status():
     async with FakeOpenAI() as server:
         model = ["--provider", "openai", "--base-url", server.base_url, "--model", "m"]
         server.reply("Done.")

@@ -15,7 +15,7 @@ from everloop.providers.local.small.language import paths_in
 from everloop.providers.local.small.shaping import SmallShaping
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
-from everloop.tools.narrow import narrowed
+from everloop.tools.simple_tools import simplify_call
 from tests.support.evaluation_runs import arguments_of
 from tests.test_evaluation import evaluate
 
@@ -80,7 +80,7 @@ async def test_an_unrequested_file_and_a_false_claim_are_wrong(tmp_path):
         ),
     ],
 )
-def test_an_ill_formed_conversation_is_an_error_with_the_reason(text, word, tmp_path):
+def test_an_invalid_conversation_is_an_error_with_the_reason(text, word, tmp_path):
     path = tmp_path / "some.toml"
     path.write_text(text)
     with pytest.raises(EverloopError, match=word):
@@ -103,7 +103,7 @@ async def test_the_command_takes_a_conversation_and_reports_each_turn(tmp_path):
     assert len(file.read_text().splitlines()) == len(talk.turns)
 
 
-async def test_a_missing_conversation_is_one_line():
+async def test_a_missing_conversation_is_a_one_line_error():
     status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", "--cases", "none")
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
@@ -138,7 +138,7 @@ class IdealSmallModel(LLMProvider):
             return self._call("read_file", path=named[0]) if needs_a_look and named else LLMResponse(self._turn.answer)
         step = self._left.pop(0)
         if not request["_step"].code_file:
-            self._check(request, *narrowed(step["tool"], arguments_of(step)))
+            self._check(request, *simplify_call(step["tool"], arguments_of(step)))
         return self._call(step["tool"], **arguments_of(step))
 
     def _call(self, name: str, **arguments: Any) -> LLMResponse:
@@ -153,7 +153,7 @@ class IdealSmallModel(LLMProvider):
 
 
 @pytest.mark.parametrize("conversation", [pytest.param(one, id=one.name) for one in ALL["talks"]])
-async def test_a_small_model_that_knows_the_answer_is_not_hindered_by_its_helps(conversation, tmp_path):
+async def test_a_small_model_that_knows_the_answer_is_not_hindered_by_shaping(conversation, tmp_path):
     model = IdealSmallModel(conversation)
     outcomes = await run_conversation(conversation, model, Config(), Desk(tmp_path / "desk"))
     assert [(one.request, one.problems) for one in outcomes if not one.right] == []

@@ -67,11 +67,11 @@ def test_a_number_or_a_word_is_found_as_a_whole(text, wanted, found):
         ({"tool": "write_file", "path": ["a", "b"]}, call("write_file", path="c", content="x"), False),
     ],
 )
-def test_a_way_stands_for_the_calls_that_a_person_would_accept_for_it(way, made, fits):
+def test_an_expected_call_stands_for_all_calls_that_a_person_would_accept(way, made, fits):
     assert matches(way, made.name, made.arguments, "/w") is fits
 
 
-async def test_reading_before_changing_is_no_fault_and_another_way_to_the_same_end_is_right(tmp_path):
+async def test_reading_before_a_change_is_accepted_and_so_is_another_way_to_the_same_result(tmp_path):
     case = named("change-port")
     text = case.files["config.ini"].replace("8080", "9000")
     steps: list[Any] = [
@@ -84,7 +84,7 @@ async def test_reading_before_changing_is_no_fault_and_another_way_to_the_same_e
     assert (outcome.right, outcome.end) == (True, True)
 
 
-async def test_a_wrong_call_that_is_corrected_later_is_a_right_end_but_no_right_call(tmp_path):
+async def test_a_wrong_call_corrected_later_counts_as_a_right_result_but_not_as_a_right_call(tmp_path):
     case = named("change-port")
     steps = [
         call("edit_file", path="config.ini", old_text="port: 8080", new_text="port: 9000"),
@@ -95,7 +95,7 @@ async def test_a_wrong_call_that_is_corrected_later_is_a_right_end_but_no_right_
     assert (outcome.right, outcome.end) == (False, True)
 
 
-async def test_a_right_call_that_is_spoiled_later_is_a_right_call_but_no_right_end(tmp_path):
+async def test_a_right_call_undone_later_counts_as_a_right_call_but_not_as_a_right_result(tmp_path):
     case = named("create-todo")
     texts = ("water the plants", "water the cat")
     steps = [call("write_file", path="todo.txt", content=text) for text in texts]
@@ -176,7 +176,7 @@ def test_forbidden_words_are_wrong():
     assert not judge(case, did(case, made, answer="08:02 WARN paper low, 18:00 close")).end
 
 
-def test_a_turn_that_was_cut_short_is_no_right_end():
+def test_a_turn_that_was_cut_short_is_not_a_right_result():
     case = named("which-port")
     run = did(case, looked(case, "read_file", path="config.ini"), answer=case.answer)
     assert judge(case, run).end
@@ -193,7 +193,7 @@ def test_a_program_that_was_only_written_was_not_run():
         assert (verdict.right, verdict.end) == (True, end)
 
 
-async def test_an_extra_job_or_one_about_something_else_is_no_right_end(tmp_path):
+async def test_an_extra_or_unrelated_job_is_not_a_right_result(tmp_path):
     case = named("remind-in-20-minutes")
     for messages in (["Take the cake out.", "Take the cake out now."], ["Do it."]):
         steps = [call("cron", action="add", message=message, at="in 20 minutes") for message in messages]

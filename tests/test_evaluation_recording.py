@@ -53,7 +53,7 @@ class Written(Engine):
 # ---------------------------------------------------------------------------------------------- what the model wrote
 
 
-async def test_the_ten_things_that_a_newcomer_tries_first_work_in_one_take(tmp_path):
+async def test_the_ten_things_that_a_newcomer_tries_first_work_at_the_first_attempt(tmp_path):
     provider, engine = await in_thread(replaying, "first_things")
     outcomes = await run_conversation(FIRST_THINGS, provider, Config(), Desk(tmp_path / "desk"))
     assert [(one.request, one.answer, one.problems) for one in outcomes if not one.right] == []
@@ -113,7 +113,7 @@ async def test_a_recording_is_replayed_on_another_day_in_another_folder_and_the_
     assert len(path.read_text().splitlines()) == 2
 
 
-def test_the_day_of_a_memory_is_no_part_of_a_recordings_key():
+def test_the_date_of_a_memory_is_not_part_of_a_recordings_key():
     remembered = "## Memory\n\n- {}: The user's sister's birthday is on 12 March."
     keys = {key_of({"messages": [{"role": "user", "content": remembered.format(day)}]}) for day in DAYS}
     assert len(keys) == 1
@@ -125,7 +125,7 @@ async def test_a_prompt_without_a_recording_is_an_error_with_advice(tmp_path):
         await provider.chat(ASKED)
 
 
-def test_a_damaged_recording_is_one_line(tmp_path):
+def test_a_damaged_recording_is_a_one_line_error(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text('{"key": "a", "text": "x", "reason": "stop"}\n{"key"\n')
     with pytest.raises(EverloopError, match=r"some\.jsonl: line 2"):
@@ -161,7 +161,7 @@ def test_without_a_help_the_request_to_the_model_differs() -> None:
         assert grammar_for_a_reminder() == usual
 
 
-async def test_a_recording_of_a_remote_model_is_one_line(tmp_path):
+async def test_recording_a_remote_model_is_a_one_line_error(tmp_path):
     record = ["--record", str(tmp_path / "some.jsonl")]
     status, out, err = await evaluate("--set", "talks", "--provider", "openai", "--model", "m", *record)
     assert (status, out) == (2, "")

@@ -122,7 +122,7 @@ def test_a_log_adds_up_to_a_conversation_that_models_accept(log, roles):
     assert check_conversation(messages) == []
 
 
-def test_a_jobs_note_is_shown_to_the_model_but_is_no_message_of_a_person():
+def test_a_jobs_note_is_shown_to_the_model_but_is_not_a_message_of_a_person():
     conversation, said = Conversation([]), UserSaid("water", "cron", "noon", job="j1", note="the job “x.example”")
     extend_conversation(conversation, Transcript(), said)
     assert conversation == [{"role": "user", "content": "water\n\n[the job “x.example”]\n\n[It is now noon.]"}]

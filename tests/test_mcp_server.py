@@ -16,6 +16,7 @@ from mcp.types import ElicitResult
 
 from everloop.testing import FakeOpenAI, call
 from everloop.testing.openai_server import Reply
+from tests.support.model_servers import server as server
 
 from .support.commands import COMMAND, environment
 from .support.held import HeldOpenAI
@@ -23,12 +24,6 @@ from .support.settings import ASK_BEFORE_WRITING, home_with
 
 pytestmark = pytest.mark.timeout(300)  # a fresh process loads the SDK, which takes long on a busy machine
 SECONDS = 250
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
 
 
 @pytest.fixture

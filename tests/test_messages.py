@@ -86,7 +86,7 @@ def test_a_conversation_knows_the_ids_of_its_calls():
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-def test_its_size_grows_with_its_contents_even_if_its_json_is_never_requested(encoded):
+def test_the_size_of_a_conversation_grows_even_if_its_json_is_never_requested(encoded):
     picture = [{"type": "image_url", "image_url": {"url": "data:" + "x" * 50_000}}]
     conversation = Conversation(
         [user_message("y" * 100_000), user_message(picture), assistant_message(None, [("a", "t", {"z": "z" * 30_000})])]

@@ -105,7 +105,7 @@ TOOL = "from everloop import tool\n@tool\ndef {}(text: str) -> str:\n    '''Say 
 
 
 @pytest.mark.parametrize("command", [["run", "hello"], ["serve", "--port", "0"], ["worker"], []], ids=str)
-async def test_a_broken_plugin_is_one_line_that_names_its_package(command, server, own_home, tmp_path):
+async def test_a_broken_plugin_is_a_one_line_error_that_names_its_package(command, server, own_home, tmp_path):
     package(tmp_path, "everloop-broken", "everloop.tools", "broken = everloop_broken:tool", "import no_such_module\n")
     (own_home / "config.toml").write_text('[plugins]\ntools = ["broken"]\n')
     run: dict[str, Any] = {"EVERLOOP_HOME": str(own_home), "PYTHONPATH": str(tmp_path)}
@@ -180,7 +180,7 @@ def test_a_name_that_is_not_installed_is_reported_with_those_that_are(tmp_path, 
         ("made = lambda config: 3", "LLMP"),
     ],
 )
-async def test_a_broken_provider_is_one_line_that_names_its_package(code, said, own_home, tmp_path):
+async def test_a_broken_provider_is_a_one_line_error_that_names_its_package(code, said, own_home, tmp_path):
     package(tmp_path, "everloop-poll", "everloop.providers", "poll = everloop_poll:made", code)
     run: dict[str, Any] = {"EVERLOOP_HOME": str(own_home), "PYTHONPATH": str(tmp_path), "EVERLOOP_PROVIDER": "poll"}
     done = await everloop("run", "x", **run)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import everloop, until
+from tests.support.model_servers import server as server
 
 KEY = "cli:direct"
 
@@ -182,7 +183,7 @@ async def test_a_turn_ended_by_a_budget_is_replayed_up_to_there():
     assert "budget" in result.cut
 
 
-async def test_an_id_freed_by_a_summary_gives_the_same_steps():
+async def test_a_call_id_freed_by_a_summary_gives_the_same_steps():
     history = [UserSaid("go"), *_round("call_0"), ModelAnswered("done"), TurnEnded("answer", "done")]
     summary = Compacted(5, "we went", turns=1)
     assert (result := await replay(history, [*history, summary])).same, result.difference
@@ -294,12 +295,6 @@ async def test_a_log_without_a_complete_turn_does_not_replay():
 
 
 # ------------------------------------------------------------------------------------------------ the command
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as running:
-        yield running
 
 
 async def recorded(server: FakeOpenAI) -> str:

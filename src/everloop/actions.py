@@ -24,6 +24,7 @@ from .log import (
     TurnEnded,
     UserSaid,
 )
+from .text import counted
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -37,7 +38,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def rounds_notice(self) -> str:
-        stopped = f"I stopped after {self.rounds} rounds, the limit for one turn, without a final answer. "
+        rounds = counted(self.rounds, "round")
+        stopped = f"I stopped after {rounds}, the limit for one turn, without a final answer. "
         if self.kept:
             return stopped + "The work so far is kept: say “go on” to continue."
         return stopped + (

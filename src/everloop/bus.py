@@ -79,6 +79,16 @@ class StopRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
 Cause = SubagentTask | CronOrigin | StopRequest
 
 
+def is_inside(key: str) -> bool:
+    """Return whether a session is internal to the system."""
+    return key.partition(":")[0] in INSIDE
+
+
+def repeatable_id(channel: str, session: str, key: str) -> str:
+    """Return the id of a message that its client names with a key: sent again, it is the same message."""
+    return f"{channel}:{len(session)}:{session}:{key}"  # the length is included because both may contain colons
+
+
 @dataclass(slots=True)
 class InboundMessage:
     """A message from a chat.
@@ -115,6 +125,7 @@ class InboundMessage:
                 if not isinstance(value, int):
                     raise TypeError(f"InboundMessage: {name} must be a text, not {type(value).__name__}")
                 setattr(self, name, str(value))
+        self.media, self.metadata = self.media or [], self.metadata or {}  # programs also pass None for nothing
         if self.metadata and self.cause is None:
             _read_old_metadata(self)
 

@@ -15,10 +15,11 @@ from pydantic import BaseModel, Field
 
 from . import events
 from ._version import __version__
-from .bus import InboundMessage
+from .bus import InboundMessage, is_inside, repeatable_id
 from .commands import Answer, kind_of
 from .runtime.agent import AgentLoop, TurnResult
-from .runtime.attached import Decide, give_answer, is_inside, place_of_question, sessions_of, take_turn
+from .runtime.attached import Decide, give_answer, place_of_question, sessions_of, take_turn
+from .runtime.owners import OWN
 
 CHANNEL = "mcp"
 MAX_KEY = 200
@@ -63,7 +64,7 @@ class Decision(BaseModel):
 
 def make_server(agent: AgentLoop) -> MCPServer[Any]:
     """Return an MCP server for the agent."""
-    agent.subagents.waits = True  # a report that arrives after the answer would reach no client
+    agent.subagents.wait_for_all()  # a report that arrives after the answer would reach no client
     server: MCPServer[Any] = MCPServer("everloop", version=__version__, instructions=_INSTRUCTIONS)
     tools, reads = _Tools(agent), ToolAnnotations(read_only_hint=True, open_world_hint=False)
     server.tool(annotations=ToolAnnotations(open_world_hint=True))(tools.ask)
@@ -90,7 +91,7 @@ class _Tools:
         key = checked(message, session, id) or (earlier and earlier.session) or f"{CHANNEL}:{secrets.token_hex(6)}"
         sent = InboundMessage(CHANNEL, "client", key, message, session=key, reply=False)
         if id:
-            sent.id = f"{CHANNEL}:{len(key)}:{key}:{id}"
+            sent.id = repeatable_id(CHANNEL, key, id)
         if kind_of(sent) != "message":  # a program must not approve, stop or clear anything
             raise ToolError("commands and answers to questions are not accepted here: only a person may give them")
         result = await self._answer(context, sent, earlier)
@@ -122,7 +123,7 @@ class _Tools:
         limit: Annotated[int, Field(ge=1, le=MAX_FOUND, description="Maximum number of results.")] = 10,
     ) -> list[Match]:
         """Search what was said in all sessions, best first."""
-        found = await self._agent.store.search("me", query, limit)
+        found = await self._agent.store.search(OWN, query, limit)
         return [Match(session=one.session, at=one.at, role=one.role, text=one.text) for one in found]
 
     async def _answer(

@@ -40,6 +40,13 @@ def test_an_invalid_secret_is_reported_without_showing_it(table: dict[str, objec
     assert str(caught.value) == f"[channels.work] {said}"
 
 
+@pytest.mark.parametrize("copied", ["canary one", "canary\N{HORIZONTAL ELLIPSIS}"])
+def test_a_token_that_was_not_copied_whole_is_refused_without_showing_it(copied: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Options("work", {"token": copied}, {}).token("token")
+    assert str(caught.value) == "[channels.work] token has characters that no token has: copy it again"
+
+
 def test_an_unknown_network_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         make_channel(config_of({"name": "pigeon"}))

@@ -193,26 +193,33 @@ class SlowFile:
         return Received(id=id, chat=sender, sender=sender, text="here", files=files)
 
 
-async def test_files_that_never_come_delay_others_for_a_short_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "FETCH_SECONDS", 0.3)
-    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
+@asynccontextmanager
+async def with_slow_files(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, Inbox, SlowFile]]:
+    """A running account with the paired peer eve, and a file that arrives when the test lets it."""
+    store, line = SQLiteStore(tmp_path / "store.db"), Line()
     await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
     async with at_work(store, line, save=keep):
         await until(lambda: line.inbox)
         assert line.inbox is not None
+        yield store, line.inbox, SlowFile()
+    await store.close()
+
+
+async def test_files_that_never_come_delay_others_for_a_short_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "FETCH_SECONDS", 0.3)
+    async with with_slow_files(tmp_path) as (store, inbox, file):
         async with asyncio.timeout(20):
             for number in range(3):
-                await line.inbox.accept(file.of("eve", f"e{number}", 3))
-            await line.inbox.accept(Received(id="a", chat="anna", sender="anna", text="hello"))
+                await inbox.accept(file.of("eve", f"e{number}", 3))
+            await inbox.accept(Received(id="a", chat="anna", sender="anna", text="hello"))
         assert file.asked == 1
         file.may_come.set()
-        await line.inbox.accept(file.of("anna", "b"))  # whose own files still come
-    taken, note = await store.waiting("me", "line:eve"), "[a.txt took too long to fetch, and was not taken.]"
-    assert [row.message.content.count(note) for row in taken] == [3, 3, 3]
-    assert [row.message.media != [] for row in await store.waiting("me", "line:anna")] == [False, True]
-    await store.close()
+        await inbox.accept(file.of("anna", "b"))  # whose own files still come
+        taken, note = await store.waiting("me", "line:eve"), "[a.txt took too long to fetch, and was not taken.]"
+        assert [row.message.content.count(note) for row in taken] == [3, 3, 3]
+        assert [row.message.media != [] for row in await store.waiting("me", "line:anna")] == [False, True]
 
 
 async def test_a_person_cannot_fill_the_disk(tmp_path: Path) -> None:
@@ -240,37 +247,27 @@ async def test_a_person_cannot_fill_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_person_who_is_unpaired_while_their_files_come_gets_no_answer(tmp_path: Path) -> None:
-    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
-    await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
-    async with at_work(store, line, save=keep):
-        await until(lambda: line.inbox)
-        assert line.inbox is not None
-        coming = asyncio.create_task(line.inbox.accept(file.of("eve", "m1")))
+    async with with_slow_files(tmp_path) as (store, inbox, file):
+        coming = asyncio.create_task(inbox.accept(file.of("eve", "m1")))
         await until(lambda: file.asked)
-        assert await unpair(store, CONFIG, line.can, "eve")
+        assert await unpair(store, CONFIG, Line.can, "eve")
         file.may_come.set()
         assert not await coming
-    assert await store.waiting("me", "line:eve") == []
-    await store.close()
+        assert await store.waiting("me", "line:eve") == []
 
 
 async def test_a_message_whose_files_come_after_its_link_was_ended_is_of_its_own_session(tmp_path: Path) -> None:
-    store, line, file = SQLiteStore(tmp_path / "store.db"), Line(), SlowFile()
-    await store.set_channel_state("line", "peer:eve", msgspec.json.encode(PairedPeer("eve", "", 0.0)).decode())
-    async with at_work(store, line, save=keep):
-        await until(lambda: line.inbox)
-        assert line.inbox is not None
-        await line.inbox.accept(Received(id="m1", chat="anna", sender="anna", text="/link"))
+    async with with_slow_files(tmp_path) as (store, inbox, file):
+        await inbox.accept(Received(id="m1", chat="anna", sender="anna", text="/link"))
         (code,) = (await LinkStore(store, "me").read()).codes
-        await line.inbox.accept(Received(id="m2", chat="eve", sender="eve", text=f"/link {code.code}"))
-        coming = asyncio.create_task(line.inbox.accept(file.of("eve", "m3")))
+        await inbox.accept(Received(id="m2", chat="eve", sender="eve", text=f"/link {code.code}"))
+        coming = asyncio.create_task(inbox.accept(file.of("eve", "m3")))
         await until(lambda: file.asked)
-        assert await unlink(store, CONFIG, line.can, "eve")
+        assert await unlink(store, CONFIG, Line.can, "eve")
         file.may_come.set()
         assert await coming
-    assert await store.waiting("me", "line:anna") == []
-    assert len(await store.waiting("me", "line:eve")) == 1
-    await store.close()
+        assert await store.waiting("me", "line:anna") == []
+        assert len(await store.waiting("me", "line:eve")) == 1
 
 
 async def test_a_connection_that_delivered_something_is_replaced_soon(

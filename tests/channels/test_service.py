@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everloop.channels.links import LinkStore, Sender, join, offer
+from everloop.channels.links import LinkStore, Requester, join, offer
 from everloop.channels.runner import STATUS, Status
 from everloop.messages import encode_json
 from everloop.store.sqlite import SQLiteStore
@@ -155,7 +155,7 @@ async def test_the_command_shown_for_a_person_can_be_pasted_whatever_their_id_is
 ) -> None:
     run = settings(tmp_path / "own", telegram)
     store = SQLiteStore(tmp_path / "own" / "everloop.db")
-    asks, joins = (Sender(f"telegram:{id}", "", id, f"telegram:{id}", id) for id in ("7", "$(touch x)!"))
+    asks, joins = (Requester(f"telegram:{id}", "", id, f"telegram:{id}", id) for id in ("7", "$(touch x)!"))
     links = LinkStore(store, "me")
     await links.change(lambda kept: offer(kept, asks, "AAAAAAAA", time.time()))
     await links.change(lambda kept: join(kept, "AAAAAAAA", joins, time.time(), busy=False))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everloop.channels.base import Can
-from everloop.channels.text import length, render, split
+from everloop.channels.text import length, render, split, without_name
 
 MARKDOWN = st.text(st.sampled_from("ab *_`~#>-[]()\n.<&é👍🏽"), max_size=300)
 
@@ -98,3 +98,18 @@ def test_the_html_is_balanced_whatever_the_model_writes(text):
     reader.feed(render(text, "telegram"))
     reader.close()
     assert reader.open == []
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "is_mentioned"),
+    [
+        ("bot: hello", "hello", True),
+        ("@BOT hello", "hello", True),
+        ("@bot:example.org hello", "hello", True),
+        ("hello, Bot", "hello, Bot", True),
+        ("hello botanist", "hello botanist", False),
+        ("robot hello", "robot hello", False),
+    ],
+)
+def test_a_name_counts_only_as_a_whole_word_and_is_cut_only_from_the_start(text, left, is_mentioned):
+    assert without_name(text, "@bot:example.org", "bot") == (left, is_mentioned)

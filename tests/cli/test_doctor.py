@@ -17,7 +17,7 @@ import pytest
 
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.cli.doctor import work_in
-from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT
+from everloop.providers.local.catalogue import CATALOGUE, DEFAULT, LARGER
 from everloop.sandbox.confinement import Confinement
 from everloop.sandbox.launch import choose_backend, prepare
 from everloop.store.peers import new_worker, retire
@@ -96,7 +96,7 @@ async def test_without_settings_the_local_model_is_used_and_one_command_installs
     assert done.status == 1
     model = checks(done)["model"]
     assert not model["ok"]
-    assert model["fix"] in {f"everloop model pull {name}" for name in (DEFAULT, BETTER)}
+    assert model["fix"] in {f"everloop model pull {name}" for name in (DEFAULT, LARGER)}
     assert checks(done)["provider"]["found"].startswith("local")
 
 

@@ -87,7 +87,7 @@ def test_a_long_file_is_truncated_with_a_note():
 
 
 @given(st.text())
-def test_it_accepts_any_text(text):
+def test_the_heartbeat_file_may_have_any_text(text):
     message = heartbeat_message(text)
     assert message is None or NOTHING_TO_SAY in message
 
@@ -110,7 +110,7 @@ def test_any_other_answer_is_sent(answer):
 # ---------------------------------------------------------------------------------------------- firing
 
 
-async def test_it_fires_in_its_chat_with_the_current_tasks(service, store, clock, file):
+async def test_the_heartbeat_fires_in_its_chat_with_the_current_tasks(service, store, clock, file):
     await heart(service, file).start()
     file.write_text("- feed the cat\n")
     assert await service.fire_due() == NOW + 600
@@ -189,7 +189,7 @@ async def test_several_services_fire_each_beat_once(service, store, clock, file,
         await one.close()
 
 
-async def test_a_service_without_a_heart_leaves_the_timer_alone(service, store, clock, file):
+async def test_a_service_without_a_heartbeat_leaves_its_timer_alone(service, store, clock, file):
     await heart(service, file).start()
     clock.now += 600
     await CronService(store, clock=clock).fire_due()
@@ -208,7 +208,7 @@ async def test_a_stopped_heartbeat_does_not_fire(service, store, clock, file):
     assert await store.timers() == []
 
 
-async def test_it_is_independent_of_jobs(service, store, clock, file, caplog):
+async def test_the_heartbeat_is_independent_of_jobs(service, store, clock, file, caplog):
     await heart(service, file).start()
     job = await service.add("x", every="10m", channel="test", chat_id="8")
     assert await service.list() == [job]
@@ -220,7 +220,7 @@ async def test_it_is_independent_of_jobs(service, store, clock, file, caplog):
     assert not caplog.records
 
 
-async def test_it_does_not_fire_another_owners_heartbeat(service, store, clock, file):
+async def test_the_service_does_not_fire_another_owners_heartbeat(service, store, clock, file):
     theirs = Timer("you", "heartbeat", NOW - 5, {"every": 60, "anchor": int(NOW) - 65})
     await store.set_timer(theirs)
     await heart(service, file).start()
@@ -229,7 +229,7 @@ async def test_it_does_not_fire_another_owners_heartbeat(service, store, clock, 
     assert await store.sessions("you") == []
 
 
-async def test_it_is_fired_while_the_service_serves(store, file):
+async def test_the_heartbeat_fires_while_the_service_runs(store, file):
     services = [CronService(store), CronService(store)]
     told: list[str] = []
     serving = [asyncio.create_task(one.serve(lambda owner, key: told.append(key))) for one in services]

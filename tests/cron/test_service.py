@@ -145,14 +145,14 @@ async def test_the_number_of_jobs_is_limited_per_owner(service):
     await service.add("his", every="1h", **HERE, owner="you")
 
 
-async def test_many_added_at_once_stay_within_the_number(service):
+async def test_concurrent_additions_stay_within_the_limit(service):
     work = [service.add(f"job {number}", every="1h", **HERE) for number in range(MAX_JOBS + 20)]
     found = await asyncio.gather(*work, return_exceptions=True)
     assert sum(isinstance(one, EverloopError) for one in found) == 20
     assert len(await service.list()) == MAX_JOBS
 
 
-async def test_the_same_call_makes_one_job_and_another_call_with_that_id_makes_another(service, monkeypatch):
+async def test_a_repeated_call_adds_one_job_and_another_call_with_the_same_id_adds_another(service, monkeypatch):
     first = await service.add("x", at="in 1h", **HERE, key="turn/call")
     service.clock.now += 60
     assert await service.add("x", at="in 1h", **HERE, key="turn/call") == first
@@ -186,7 +186,7 @@ async def test_running_a_job_leaves_its_schedule_alone(service, store, clock):
 # ---------------------------------------------------------------------------------------------- missed and moved
 
 
-async def test_all_missed_slots_of_a_recurring_job_are_made_up_for_by_the_latest(service, store, clock):
+async def test_the_missed_slots_of_a_recurring_job_fire_once_as_the_latest(service, store, clock):
     await service.add("x", every="10m", **HERE)
     await service.add("y", cron="0 * * * *", tz="UTC", **HERE)
     clock.now += 10 * 3600 + 90
@@ -199,7 +199,7 @@ async def test_all_missed_slots_of_a_recurring_job_are_made_up_for_by_the_latest
 @pytest.mark.parametrize(
     ("missed", "late", "comes"), [("run", 86400, True), ("drop", 86400, False), ("drop", 30, True)]
 )
-async def test_a_one_shot_that_was_missed_comes_once_or_is_dropped_by_setting(store, clock, missed, late, comes):
+async def test_a_missed_one_shot_job_fires_once_or_is_dropped_by_setting(store, clock, missed, late, comes):
     service = CronService(store, clock=clock, missed=missed)
     await service.add("x", at="in 1h", **HERE)
     clock.now += 3600 + late
@@ -223,7 +223,7 @@ def test_the_setting_for_missed_work_has_two_values(store):
         CronService(store, missed="maybe")  # type: ignore[arg-type]
 
 
-async def test_a_clock_that_is_put_back_fires_nothing_twice(service, store, clock):
+async def test_setting_the_clock_back_fires_nothing_twice(service, store, clock):
     await service.add("x", every="10m", **HERE)
     await service.add("y", cron="*/10 * * * *", tz="UTC", **HERE)
     for move in (600, -300, 300, -599, 599, 10, -10, 600):
@@ -232,7 +232,7 @@ async def test_a_clock_that_is_put_back_fires_nothing_twice(service, store, cloc
     assert await fired_slots(store) == sorted([NOW + 600, NOW + 1200] * 2)
 
 
-async def test_a_slot_comes_once_even_if_its_timer_was_set_back(service, store, clock):
+async def test_a_slot_fires_once_even_if_its_timer_was_set_back(service, store, clock):
     job = await service.add("x", every="10m", **HERE)
     (timer,) = await store.timers()
     clock.now += 600
@@ -331,7 +331,7 @@ async def test_processes_killed_at_any_moment_neither_lose_nor_duplicate_a_firin
 # ---------------------------------------------------------------------------------------------- serving
 
 
-async def test_it_sleeps_until_the_next_slot(store):
+async def test_the_service_sleeps_until_the_next_slot(store):
     service = CronService(store)
     async with serving(service) as told:
         began = time.time()
@@ -344,7 +344,7 @@ async def test_it_sleeps_until_the_next_slot(store):
     assert set(told) == {("me", "test:7")}
 
 
-async def test_it_does_not_poll(store, clock, monkeypatch):
+async def test_the_service_does_not_poll(store, clock, monkeypatch):
     service = CronService(store, clock=clock)
     looks = 0
     look = store.timers
@@ -412,7 +412,7 @@ async def test_a_damaged_job_is_reported_once_and_does_not_stop_the_others(servi
     assert len(await store.timers()) == len(damaged)
 
 
-async def test_a_damaged_job_among_very_many_does_not_keep_it_looking(service, store, clock, monkeypatch):
+async def test_a_damaged_job_among_many_does_not_cause_polling(service, store, clock, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 3)
     await store.set_timer(Timer("me", "bad", NOW, {}))
     for _ in range(5):
@@ -440,7 +440,7 @@ async def test_a_temporarily_unwritable_store_does_not_end_the_service(store, tm
     await service.store.close()
 
 
-async def test_it_ends_when_it_is_cancelled_and_can_serve_again(store):
+async def test_the_service_ends_when_cancelled_and_can_serve_again(store):
     service = CronService(store)
     async with serving(service):
         await asyncio.sleep(0.05)

@@ -52,4 +52,5 @@ def test_a_turn_ends_with_a_notice_after_its_last_round_but_never_drops_a_call_o
     assert next_action([HI, ASKED, done(A), done(B)], limits) == Finish("max_rounds", limits.rounds_notice)
     assert next_action([HI, ASKED, done(A), done(B), HI], limits) == Finish("max_rounds", limits.rounds_notice)
     assert next_action([HI, ModelAnswered("yes")], limits) == Finish("answer", "yes")
-    assert "1 rounds" in limits.rounds_notice
+    assert "after 1 round," in limits.rounds_notice
+    assert "after 2 rounds," in Limits(rounds=2).rounds_notice

@@ -69,6 +69,10 @@ def test_inputs_are_validated_and_small_mistakes_repaired():
         check({"topic": ["tea"]})
 
 
+def test_texts_that_cannot_be_stored_are_repaired():
+    assert check({"topic": "tea\ud800"}) == {"topic": "tea?", "tone": "dry"}
+
+
 def test_undeclared_inputs_are_never_substituted():
     values = check({"topic": "tea", "secret": "canary-77"}, "${secret}")
     assert fill("${topic} ${secret}", values) == "tea ${secret}"

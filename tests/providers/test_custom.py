@@ -67,13 +67,13 @@ async def test_litellm_needs_no_model_before_a_call_and_then_says_so(tmp_path, m
 @pytest.mark.parametrize(
     "usage", [None, "many", {}, {"prompt_tokens": -1}, {"prompt_tokens": 2.5}, {"prompt_tokens": True}]
 )
-def test_an_invalid_count_is_none(usage: Any) -> None:
+def test_an_invalid_token_count_is_ignored(usage: Any) -> None:
     response = LLMResponse("hi", usage=usage)
     assert counts(response) == {}
     assert count_of(response, "prompt_tokens") == 0
 
 
-def test_one_count_is_the_same_as_among_all() -> None:
+def test_a_single_token_count_equals_the_one_among_all() -> None:
     response = LLMResponse("hi", usage={"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 1 << 60})
     assert counts(response) == {"prompt_tokens": 7, "completion_tokens": 0}
     assert [count_of(response, name) for name in response.usage] == [7, 0, 0]

@@ -67,7 +67,7 @@ async def test_a_models_declared_abilities_count_more_than_its_name():
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"models": None}, {"models": []}, b"<html>hello</html>", b"", b"\xff\xfe"])
-async def test_another_server_is_no_ollama(answer):
+async def test_another_server_is_not_taken_for_ollama(answer):
     async with ollama(answer) as base_url:
         assert await find_ollama(5, base_url) is None
     async with ollama({"models": [model("chat:1b", "2026-01-01")]}, status=404) as base_url:
@@ -111,7 +111,7 @@ async def speaking(*words: bytes, pause: float = 0.0) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-hello\r\n", b'{"models": []}', b"HTTP/1.0 200 OK\r\n", b""])
-async def test_a_server_that_does_not_use_http_is_no_ollama(words):
+async def test_a_server_that_does_not_speak_http_is_not_taken_for_ollama(words):
     async with speaking(words) as base_url:
         assert await find_ollama(20, base_url) is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from everloop.providers.base import OPTIONS, LLMProvider, LLMResponse, ProviderE
 from everloop.providers.endpoints import Quirks
 from everloop.providers.openai import OpenAIProvider
 from everloop.providers.retry import Resilient
-from everloop.testing import FakeAnthropic, FakeOpenAI
 from tests.providers.openai.streams import ASK, ECHO
+from tests.support.model_servers import anthropic as anthropic
+from tests.support.model_servers import server as server
 
 VALUES: dict[str, Any] = {
     "temperature": 0.3,
@@ -47,18 +47,6 @@ class Plain(LLMProvider):
         return LLMResponse("plain")
 
 
-@pytest.fixture
-async def openai() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
-
-
-@pytest.fixture
-async def anthropic() -> AsyncIterator[FakeAnthropic]:
-    async with FakeAnthropic() as server:
-        yield server
-
-
 async def asked(provider: Any, options: Any, tools: Any = ECHO, *, streamed: bool = True) -> None:
     """Make one request, and release the connection; the request is in the server's hands."""
     try:
@@ -88,41 +76,41 @@ async def refused(provider: Any, options: Any, tools: Any = ECHO) -> ProviderErr
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_every_option_reaches_an_openai_server_unchanged(openai, streamed):
+async def test_every_option_reaches_an_openai_server_unchanged(server, streamed):
     assert VALUES.keys() == OPTIONS
-    provider = OpenAIProvider(openai.base_url, model="m")
-    body = await sent_to(openai, provider, VALUES, streamed=streamed)
+    provider = OpenAIProvider(server.base_url, model="m")
+    body = await sent_to(server, provider, VALUES, streamed=streamed)
     assert {name: body[name] for name in VALUES} == VALUES
 
 
-async def test_options_win_over_the_fields_of_every_request_and_apply_to_one_request(openai):
-    provider = OpenAIProvider(openai.base_url, model="m", extra={"temperature": 1, "top_k": 5})
-    first = await sent_to(openai, provider, {"temperature": 0})
-    second = await sent_to(openai, provider, {"temperature": None})
+async def test_options_win_over_the_fields_of_every_request_and_apply_to_one_request(server):
+    provider = OpenAIProvider(server.base_url, model="m", extra={"temperature": 1, "top_k": 5})
+    first = await sent_to(server, provider, {"temperature": 0})
+    second = await sent_to(server, provider, {"temperature": None})
     assert [(body["temperature"], body["top_k"]) for body in (first, second)] == [(0, 5), (1, 5)]
 
 
-async def test_a_server_gets_an_option_under_its_own_name_and_only_those_it_accepts(openai):
+async def test_a_server_gets_an_option_under_its_own_name_and_only_those_it_accepts(server):
     quirks = Quirks({"max_tokens": "max_completion_tokens"}, refused=frozenset({"seed"}), stream_options=False)
-    provider = OpenAIProvider(openai.base_url, model="m", quirks=quirks)
-    body = await sent_to(openai, provider, {"max_tokens": 5})
+    provider = OpenAIProvider(server.base_url, model="m", quirks=quirks)
+    body = await sent_to(server, provider, {"max_tokens": 5})
     assert body["max_completion_tokens"] == 5
     assert body.keys().isdisjoint({"max_tokens", "stream_options"})
     assert "seed" not in honours(provider)
     assert "seed" in str(await refused(provider, {"max_tokens": 5, "seed": 1}))
 
 
-async def test_without_tools_the_choice_of_one_is_left_out(openai, anthropic):
+async def test_without_tools_the_choice_of_one_is_left_out(server, anthropic):
     options = {"tool_choice": "auto", "parallel_tool_calls": False}
-    for server, provider in (
-        (openai, OpenAIProvider(openai.base_url, model="m")),
+    for asked_server, provider in (
+        (server, OpenAIProvider(server.base_url, model="m")),
         (anthropic, AnthropicProvider("k", "m", base_url=anthropic.base_url)),
     ):
-        assert (await sent_to(server, provider, options, None)).keys().isdisjoint(options)
+        assert (await sent_to(asked_server, provider, options, None)).keys().isdisjoint(options)
 
 
-async def test_a_forced_call_without_tools_is_not_silently_left_out(openai, anthropic):
-    body = await sent_to(openai, OpenAIProvider(openai.base_url, model="m"), {"tool_choice": "required"}, None)
+async def test_a_forced_call_without_tools_is_not_silently_left_out(server, anthropic):
+    body = await sent_to(server, OpenAIProvider(server.base_url, model="m"), {"tool_choice": "required"}, None)
     assert body["tool_choice"] == "required"
     await refused(AnthropicProvider("k", "m", base_url=anthropic.base_url), {"tool_choice": "required"}, None)
     assert anthropic.requests == []
@@ -201,18 +189,18 @@ async def test_a_renamed_tool_is_chosen_by_its_new_name(anthropic):
     assert body["tool_choice"]["name"] == body["tools"][0]["name"]
 
 
-async def test_a_list_of_providers_accepts_what_all_of_them_do_and_passes_it_on(openai, anthropic):
-    first = OpenAIProvider(openai.base_url, model="m")
+async def test_a_list_of_providers_accepts_what_all_of_them_do_and_passes_it_on(server, anthropic):
+    first = OpenAIProvider(server.base_url, model="m")
     second = AnthropicProvider("k", "m", base_url=anthropic.base_url)
     both = Resilient([(first, None), (second, None)], retries=0)
     assert honours(both) == honours(second) < honours(first)
     for streamed in (True, False):
-        openai.fail(500)
+        server.fail(500)
         anthropic.reply("ok")
         await asked(both, {"temperature": 0.5}, streamed=streamed)
-        assert openai.requests[-1].body["temperature"] == anthropic.requests[-1].body["temperature"] == 0.5
+        assert server.requests[-1].body["temperature"] == anthropic.requests[-1].body["temperature"] == 0.5
     await refused(both, {"seed": 1})
-    assert len(openai.requests) == 2
+    assert len(server.requests) == 2
 
 
 async def test_a_custom_provider_never_gets_options_and_says_so():

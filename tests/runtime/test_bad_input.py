@@ -22,6 +22,7 @@ from everloop.runtime import dispatcher as local
 from everloop.runtime.durable_bus import DurableBus
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import FakeOpenAI, ScriptedProvider, call, check_conversation
+from tests.support.model_servers import server as server
 
 APOLOGY = "Sorry, I encountered an error: "
 
@@ -30,12 +31,6 @@ APOLOGY = "Sorry, I encountered an error: "
 async def echo(text: str = "") -> str:
     """Say it again."""
     return text
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
 
 
 @pytest.fixture

@@ -85,6 +85,22 @@ async def test_an_invalid_config_is_refused(tmp_path, config):
         made(tmp_path, config=config)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"max_iterations": "5"}, TypeError, "max_iterations must be a whole number, not str"),
+        ({"max_iterations": 2.5}, TypeError, "max_iterations must be a whole number, not float"),
+        ({"max_iterations": True}, TypeError, "max_iterations must be a whole number, not bool"),
+        ({"max_iterations": -1}, ValueError, "max_iterations must be at least 1, not -1"),
+        ({"model": 5}, TypeError, "model must be the name of a model, not int"),
+        ({"exec_config": "timeout=5"}, TypeError, "exec_config must be a mapping .*, not str"),
+    ],
+)
+async def test_a_wrong_argument_is_refused_when_the_agent_is_made(tmp_path, wrong, error, says):
+    with pytest.raises(error, match=says):
+        made(tmp_path, **wrong)
+
+
 async def test_two_workspaces_with_one_config_share_no_history(tmp_path, settings):
     async with made(tmp_path / "one", "first", config=settings) as one:
         await one.process_direct("I am one")

@@ -70,7 +70,7 @@ def test_both_backends_work_on_this_machine():
     assert choose_backend("off") == "off"
 
 
-def test_without_bubblewrap_landlock_is_taken(monkeypatch):
+def test_without_bubblewrap_landlock_is_used(monkeypatch):
     monkeypatch.setattr(bubblewrap, "_CANDIDATES", ("/nowhere/bwrap",))
     assert choose_backend("auto") == "landlock"
     with pytest.raises(NoSandbox, match="apt install bubblewrap"):
@@ -296,7 +296,7 @@ async def test_an_instruction_file_that_is_a_link_gives_no_access(folder, tmp_pa
     assert not (tmp_path / "outside/new").exists()
 
 
-async def test_unusual_folder_names_do_no_harm(tmp_path):
+async def test_unusual_folder_names_are_handled(tmp_path):
     folder = tmp_path / "a b\\040'\"\té;$(x)"
     (folder / ".git/hooks").mkdir(parents=True)
     for backend in BACKENDS:

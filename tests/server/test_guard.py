@@ -456,7 +456,7 @@ async def test_a_closing_guard_refuses_new_requests_and_lets_the_others_end(hous
     under_way = asyncio.create_task(house.ask("POST", "/wait"))
     while not house.entered:
         await asyncio.sleep(0.01)
-    house.guard.closing = True
+    house.guard.close()
     answer = await house.ask(connection=None)
     assert (answer.status, answer.header("connection")) == (503, "close")
     assert answer.header("retry-after")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.page_changes import Snapshots
+from everloop.cli.turn_changes import Snapshots
 from everloop.config import Rule
 
 from .feeds import PageClient, page_client, said

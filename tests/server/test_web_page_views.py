@@ -209,6 +209,38 @@ async def test_jobs_are_paused_resumed_run_and_removed(browser: Browser, tmp_pat
         assert one.errors == []
 
 
+async def test_a_scheduled_message_is_not_shown_as_the_persons_words(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        service = (await server.owners.agent("me")).cron_service
+        job = await service.add(
+            "Water the beans", every="1h", deliver="text", channel="web", chat_id="g", session="web:g"
+        )
+        await service.run(job.id)
+        await one.go("#/s/web%3Ag")
+        await expect(one.log.get_by_text("Reminder: Water the beans")).to_be_visible()
+        await expect(one.log.get_by_text("Scheduled: Water the beans")).to_be_visible()
+        await expect(one.log.get_by_text("Nobody is there to answer")).to_be_hidden()
+        await expect(one.log.get_by_label("You", exact=True)).to_have_count(0)
+        assert re.match(r"\w", (await one.log.locator(".from-agent .meta").inner_text()).strip())
+        await one.check("scheduled")
+        assert one.errors == []
+
+
+async def test_on_a_phone_a_time_in_the_log_takes_two_lines(browser: Browser, tmp_path: Path):
+    async with serving(tmp_path) as server, tab(browser, await link(server)) as one:
+        server.fake.reply("twelve")
+        await server.ask("How many beans are there in the north bed, and how many peas?", {"X-Session": "beans"})
+        await one.page.set_viewport_size({"width": 390, "height": 800})
+        await one.go("#/log")
+        time = one.page.get_by_role("row").nth(1).locator(".time")
+        await expect(time).to_be_visible()
+        lines = await time.evaluate(
+            "cell => { const text = document.createRange(); text.selectNodeContents(cell);"
+            " return new Set([...text.getClientRects()].map(one => one.top)).size; }"
+        )
+        assert lines == 2
+
+
 async def test_the_log_lists_requests_wherever_they_came_from_and_leads_to_their_timelines(
     browser: Browser, tmp_path: Path
 ):

@@ -15,7 +15,7 @@ from everloop.channels.links import (
     ChatLinks,
     Joined,
     LinkStore,
-    Sender,
+    Requester,
     command_in,
     join,
     leave,
@@ -26,8 +26,8 @@ from everloop.config import ChannelConfig
 from .steps import finish
 
 
-def sender(name: str, message: str = "") -> Sender:
-    return Sender(f"hook:{name}", name, name, f"hook:{name}", message or name)
+def sender(name: str, message: str = "") -> Requester:
+    return Requester(f"hook:{name}", name, name, f"hook:{name}", message or name)
 
 
 async def offered(links: LinkStore, name: str, code: str, message: str = "") -> str:

@@ -110,3 +110,17 @@ async def test_a_session_cannot_be_written_while_its_turn_runs(tmp_path):
         gate.set()
         await turn
         await asyncio.to_thread(agent.sessions.save, session)
+
+
+def test_what_no_model_could_read_is_refused_before_it_is_in_the_session(manager):
+    session = manager.get_or_create("cli:a")
+    with pytest.raises(
+        ValueError, match="role of a message must be system, developer, user, assistant or tool, not 'wiz"
+    ):
+        session.add_message("wizard", "hi")
+    for key in (None, "", 5):
+        with pytest.raises(ValueError, match="key of a session must be a text such as cli:direct"):
+            manager.get_or_create(key)
+    session.add_message("user", "tea\ud800")
+    manager.save(session)
+    assert session.messages == [{"role": "user", "content": "tea?"}]

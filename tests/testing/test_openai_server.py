@@ -15,14 +15,9 @@ import pytest
 from everloop.messages import assistant_message, tool_message
 from everloop.providers.openai import OpenAIProvider
 from everloop.testing import FakeOpenAI, call
+from tests.support.model_servers import server as server
 
 ECHO = [{"type": "function", "function": {"name": "echo", "parameters": {"properties": {"text": {"type": "string"}}}}}]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
 
 
 @pytest.fixture

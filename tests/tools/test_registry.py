@@ -236,6 +236,7 @@ async def test_an_unknown_tool_is_named_with_the_closest_ones():
     assert failure(await run(registry, "uper")) == 'The tool "uper" does not exist; did you mean upper?'
     assert "there are: upper, whoami." in failure(await run(registry, "zzz"))
     assert "none" in failure(await run(ToolRegistry(), "zzz"))
+    assert 'The tool \\"None\\" does not exist' in await registry.execute(None)  # type: ignore[arg-type]
 
 
 async def test_unreadable_arguments_are_reported_and_the_tool_does_not_run():

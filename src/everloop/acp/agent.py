@@ -52,12 +52,13 @@ from acp.schema import (
 
 from .. import events
 from .._version import __version__
-from ..bus import InboundMessage
+from ..bus import InboundMessage, is_inside
 from ..commands import Answer
 from ..config import Config, McpServer
 from ..errors import EverloopError
 from ..runtime.agent import AgentLoop, TurnResult
-from ..runtime.attached import is_inside, sessions_of, take_turn, working
+from ..runtime.attached import sessions_of, take_turn, working
+from ..runtime.owners import OWN
 from ..sandbox.reach import within
 from ..text import one_line
 from ..tools.base import ToolError
@@ -224,7 +225,7 @@ class EditorAgent:
     ) -> LoadSessionResponse:
         """Open a session of the folder and replay it to the editor."""
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
-        info = await session.agent.store.session("me", session.key)
+        info = await session.agent.store.session(OWN, session.key)
         for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
             await self._send(session.key, update)
         return LoadSessionResponse(modes=_modes(session), config_options=self._config_options(session))
@@ -242,13 +243,13 @@ class EditorAgent:
         """Open a copy of a session of the folder."""
         folder = _folder(cwd)
         store = (await self._agent(folder, (), "")).store
-        info = await store.session("me", session_id) if not is_inside(session_id) else None
+        info = await store.session(OWN, session_id) if not is_inside(session_id) else None
         if info is None:
             raise RequestError(-32002, f"there is no session {one_line(session_id, 60)} in {folder}")
         if info.open_turn is not None:
             raise _invalid("the session is running or waits for an answer: copy it once its turn has ended")
         key = f"{CHANNEL}:{secrets.token_hex(8)}"
-        await store.fork("me", session_id, info.entries, key)
+        await store.fork(OWN, session_id, info.entries, key)
         session = await self._opened(key, cwd, mcp_servers)
         return ForkSessionResponse(session_id=key, modes=_modes(session), config_options=self._config_options(session))
 
@@ -300,7 +301,7 @@ class EditorAgent:
             raise _invalid(f"{key} is open in {there.folder}")
         named = tuple(_server(one) for one in servers or ())
         agent = await self._agent(folder, named, "")
-        if not new and await agent.store.session("me", key) is None:
+        if not new and await agent.store.session(OWN, key) is None:
             raise RequestError(-32002, f"there is no session {key} in {folder}")
         session = self._sessions[key] = EditorSession(key, folder, named, self._config.model, agent)
         return session
@@ -317,7 +318,7 @@ class EditorAgent:
                     if model:
                         config = dataclasses.replace(config, model=model)
                     agent = self._agents[name] = await self._open.enter_async_context(working(config))
-                    agent.subagents.waits = True  # a turn that no prompt opened would not be shown
+                    agent.subagents.wait_for_all()  # a turn that no prompt opened would not be shown
                     self._offer_files(agent, folder)
                 except EverloopError as error:
                     raise RequestError(-32603, str(error)) from None
@@ -386,14 +387,14 @@ class EditorAgent:
         if result.reason == "error":
             raise RequestError(-32603, one_line(result.error or result.text, 500))
         if result.reason == "question" and session.cancelled:
-            await session.agent.conversations.stop("me", session.key, "user")
+            await session.agent.conversations.stop(OWN, session.key, "user")
             return PromptResponse(stop_reason="cancelled")
         return PromptResponse(stop_reason=STOP_REASONS.get(result.reason, "end_turn"))
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         session = self._session(session_id)
         session.cancelled = True
-        await session.agent.conversations.stop("me", session.key, "user")
+        await session.agent.conversations.stop(OWN, session.key, "user")
 
     async def _send(self, key: str, update: Update) -> None:
         if self._client is not None:

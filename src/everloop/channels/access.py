@@ -1,6 +1,6 @@
 """Decides whom a channel answers: people on the allow list or paired by a code, and members of open groups.
 
-Strangers get nothing. With `pairing = true`, a stranger who writes in a chat of their own gets a code, once; the owner
+Strangers get nothing. With `pairing = true`, a stranger who writes in a direct chat gets a code, once; the owner
 confirms it with `/pair CODE` or `everloop channels pair CODE`.
 """
 
@@ -21,14 +21,14 @@ from ..store.peers import SENDING
 from ..text import one_line
 from .base import Can, Received, fold_case
 
-LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # none that looks like another
+LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without letters that look alike
 CODE_LENGTH = 8
 CODE_SECONDS = 3600.0
 MOST_PENDING = 3  # valid codes of a channel; further strangers get nothing
-FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # that the files of one sender may take, in so many seconds
-MOST_SENDERS = 10_000  # whose limits are remembered
+FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # time limit for fetching one sender's files, per window
+MOST_SENDERS = 10_000  # in each limit; beyond that the oldest are evicted
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
-EVERYONE = "*"  # in the allow list: all people, in direct chats
+EVERYONE = "*"  # in the allow list: everyone, in direct chats
 _CODE, _PEER = "code:", "peer:"
 
 Standing = Literal["owner", "peer", "member", "stranger"]
@@ -51,7 +51,7 @@ class Pending(msgspec.Struct, frozen=True):
     chat: str
     name: str
     at: float
-    message: str = ""  # the id of the message that was answered with it
+    message: str = ""  # the id of the message that the code was sent in reply to
 
     @property
     def is_valid(self) -> bool:
@@ -93,7 +93,7 @@ class Pairings:
     async def new_code(self, message: Received, chat_id: str) -> str | None:
         """Return a new code for a stranger; None if they already have one, or if too many strangers do.
 
-        A message that is repeated after a crash gets the same code.
+        A message that is redelivered after a crash gets the same code.
         """
         pending = await self.pending()
         for one in pending:
@@ -109,7 +109,7 @@ class Pairings:
     async def confirm(self, code: str, owner: str, admin: bool = False, message: str = "") -> PairedPeer | None:
         """Pair the person who was given this code, and tell them; None if no valid code matches.
 
-        `message` is the id of the message that has the code: when it is repeated after a crash, it finds what it did.
+        `message` is the id of the message with the code: if it is redelivered after a crash, the result is the same.
         """
         for one in await self.pending():
             if is_code(code, one.code):
@@ -120,7 +120,7 @@ class Pairings:
         return next((one for one in peers if one.message == message and is_code(code, one.code)), None)
 
     async def _replace(self, pending: Pending, peer: PairedPeer) -> bool:
-        """Replace a code by the person who had it, unless another process has done so."""
+        """Replace a code with the person who had it, unless another process already has."""
         key = _CODE + pending.code
         made = (self._channel, _PEER + peer.sender, msgspec.json.encode(peer).decode())
         found = (await self._store.channel_state(self._channel)).get(key)
@@ -136,7 +136,7 @@ class Pairings:
 
 async def tell(store: Store, channel: str, owner: str, chat_id: str, text: str, id: str) -> None:
     """Send a text to a chat outside of any turn, once per id."""
-    # In a separate session: what strangers and commands cause stays out of the conversation.
+    # In a separate session, so that what strangers and commands cause stays out of the conversation.
     about = InboundMessage(
         channel, "channel", chat_id, "", id=f"{channel}:{id}", owner=owner, session=f"{channel}:access"
     )
@@ -149,7 +149,7 @@ async def confirm_anywhere(
 ) -> str:
     """Confirm a code of any of these channels and return the text for the owner.
 
-    Raises `EverloopError` if no code matches. `message` is the id of the message that has the code, if one does.
+    Raise an `EverloopError` if no code matches. `message` is the id of the message with the code, if any.
     """
     for name, config in channels.items():
         if (peer := await Pairings(store, name).confirm(code, config.owner, admin, message)) is not None:
@@ -158,7 +158,7 @@ async def confirm_anywhere(
 
 
 def same_id(id: str, can: Can) -> str:
-    """Return the canonical form of a person's or group's id, where the network has several."""
+    """Return the canonical form of a person's or group's id, if the network ignores case."""
     return id if can.case else fold_case(id)
 
 
@@ -173,7 +173,7 @@ class Access:
         self._pairings = pairings
 
     async def known_as(self, sender: str) -> Literal["owner", "peer"] | None:
-        """Return the role of a person whom the settings name, or who was paired; None for everyone else."""
+        """Return the role of a person who is named in the settings or paired; None for everyone else."""
         if same_id(sender, self._can) in self._allowed:
             return "owner"
         peer = (await self._pairings.peers()).get(sender)
@@ -190,7 +190,7 @@ class Access:
 
 
 class RateLimit:
-    """Counts the messages of each sender in the current minute. One process polls an account, so memory is enough."""
+    """Counts the messages of each sender per minute. Only one process polls an account, so memory suffices."""
 
     def __init__(self, per_minute: int) -> None:
         self._most = per_minute
@@ -208,9 +208,9 @@ class RateLimit:
 
 
 class FetchLimit:
-    """Limits the files of each sender in ten minutes: how long fetching them takes, and how large they are together.
+    """Limits the files of each sender per ten minutes: their total size, and the time it takes to fetch them.
 
-    The messages of all others wait while a file is fetched, and the disk is everyone's.
+    While a file is fetched, everyone else's messages wait; and all senders share the disk.
     """
 
     def __init__(self, most_bytes: int) -> None:

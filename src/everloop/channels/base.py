@@ -1,7 +1,7 @@
 """The port of a chat network: what a channel receives, what it sends, and how it is set up.
 
-A channel only speaks its network's protocol. Everything else is done once for all of them: `runner` has the lease, the
-inbox and outbox, retries and dead letters, `access` decides who is answered, `text` splits and renders.
+A channel only speaks its network's protocol. The rest is shared: `runner` handles the lease, the inbox and outbox,
+retries and dead letters, `access` decides who is answered, and `text` splits and renders.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
+
     from ..config import ChannelConfig
     from ..store.base import Store
 
@@ -43,31 +45,31 @@ _SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 class Can:
     """What a network can do.
 
-    `repeats` is its class of repeats: with "key" it takes a key with each part and shows a part that is sent twice
-    once; with "window" it does so for some minutes; with "none" a part that may be there already is marked.
+    `repeats` says how it treats a part that is sent twice: with "key" it recognises the part's key and shows it once;
+    with "window" it does so for some minutes; with "none" a possible repeat is marked in the text.
     """
 
-    text: int = 4000  # the longest text of a part
-    unit: Unit = "characters"  # that `text` counts
+    text: int = 4000  # maximum length of a part's text
+    unit: Unit = "characters"  # what `text` is counted in
     lines: bool = True  # a part may have more than one line
-    form: Form = "plain"  # what Markdown is turned into
+    form: Form = "plain"  # what Markdown is converted to
     repeats: Repeats = "none"
-    ids: bool = True  # its messages have ids, so that each is taken once however often it comes
-    case: bool = True  # ids of people that differ by case are of different people
-    nicks: bool = False  # a direct chat is named by a nick, which another person may have later
-    edit: bool = False  # a message can be changed: `show` can stream into one
-    pace: float = 2.0  # seconds between two changes
+    ids: bool = True  # messages have ids, so that one that is delivered again is recognised
+    case: bool = True  # ids of people are case-sensitive
+    nicks: bool = False  # a direct chat is identified by a nick, which another person may take later
+    edit: bool = False  # messages can be edited, so that `show` can stream into one
+    pace: float = 2.0  # minimum seconds between two edits
     threads: bool = False
-    always_threads: bool = False  # each message is in a thread, as in e-mail: a direct chat consists of them
+    always_threads: bool = False  # every message is in a thread, even in direct chats, as in e-mail
     typing: bool = False
-    buttons: bool = False  # a question can have buttons that answer it
-    media: int = 0  # the largest file that can be sent, in bytes; 0 for none
-    attaches: bool = False  # files are sent with the text, not as messages of their own; `media` is for all of them
+    buttons: bool = False  # a question can have buttons
+    media: int = 0  # maximum size of a file to send, in bytes; 0 for no files
+    attaches: bool = False  # files are sent with the text, not as separate messages; `media` limits their total size
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a received message. It is read only once the message is accepted; `read` takes the largest size."""
+    """A file of a received message. It is read only once the message is accepted; `read` is given the size limit."""
 
     name: str
     read: Callable[[int], Awaitable[bytes]]
@@ -81,14 +83,14 @@ class Received:
     chat: str
     sender: str
     text: str
-    id: str | None = None  # the network's; None where it has none
-    name: str = ""  # of the sender, to be shown
+    id: str | None = None  # assigned by the network; None if it assigns none
+    name: str = ""  # the sender's display name
     group: bool = False  # several people are in the chat
-    mentioned: bool = False  # in a group: it names the agent, or replies to it
-    thread: str = ""  # a thread of the chat has a session of its own
+    mentioned: bool = False  # in a group: the message mentions the agent, or replies to it
+    thread: str = ""  # each thread of a chat has its own session
     files: tuple[Attachment, ...] = ()
-    button: str = ""  # the value of the button that was pressed; then there is no text
-    extra: Mapping[str, str] = field(default_factory=dict)  # what the channel needs to answer it, such as a subject
+    button: str = ""  # the value of a pressed button; the text is then empty
+    extra: Mapping[str, str] = field(default_factory=dict)  # what the channel needs for the reply, such as a subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +108,27 @@ class OutgoingFile:
     name: str
     type: str  # such as image/png
     data: bytes = field(repr=False)
-    is_picture: bool = False  # of a kind that networks show
+    is_picture: bool = False  # an image format that networks display
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A part of a message to send; `text` is in the channel's form, `plain` without any markup.
 
-    A network that takes files gets one with each part that has no text, or several with a text if it attaches them.
+    A network that accepts files gets one in each part without text, or all of them with the last text if it attaches
+    files.
     """
 
     chat: str
     text: str
     plain: str
     thread: str = ""
-    reply_to: str | None = None  # in the first part: the network's id of the message that is answered
-    extra: Mapping[str, str] = field(default_factory=dict)  # of the message that is answered
+    reply_to: str | None = None  # in the first part: the network's id of the message being answered
+    extra: Mapping[str, str] = field(default_factory=dict)  # copied from the message being answered
     number: int = 1  # from 1
-    buttons: tuple[Button, ...] = ()  # where the network has them
-    files: tuple[OutgoingFile, ...] = ()  # where the network takes them
-    repeat: bool = False  # the network may have it already; where it takes no key, the text says so
+    buttons: tuple[Button, ...] = ()  # only if the network has buttons
+    files: tuple[OutgoingFile, ...] = ()  # only if the network accepts files
+    repeat: bool = False  # the network may already have it; unless it recognises keys, the text says so
 
 
 class Later(Exception):
@@ -141,29 +144,29 @@ class Never(Exception):
 
 
 class NoFile(Exception):
-    """The network does not accept this file. The part was not sent; the chat is told so instead."""
+    """The network does not accept this file. The part was not sent; the chat gets a note instead."""
 
 
 class Inbox(Protocol):
     """Where a channel delivers what it receives."""
 
     async def accept(self, message: Received) -> bool:
-        """Return when the message is on disk, or was refused: only then may the network be told that it arrived.
+        """Store a message, or refuse it. Acknowledge it to the network only after this returns.
 
-        The result says whether it was taken. A button that was taken can be removed.
+        Return whether it was accepted. The buttons of an accepted button press can be removed.
         """
         ...
 
     async def ready(self) -> None:
-        """Report that the channel is connected; a later failure is a new one."""
+        """Report that the channel is connected. A later failure is reported anew."""
         ...
 
     async def knows(self, sender: str) -> bool:
-        """Whether a person may be answered in a direct chat. Invitations from anyone else are ignored."""
+        """Return whether a person may be answered in a direct chat. Invitations from anyone else are ignored."""
         ...
 
     async def cursor(self) -> str:
-        """Return the value that was stored last; "" if there is none."""
+        """Return the stored cursor; "" if there is none."""
         ...
 
     async def keep_cursor(self, value: str) -> None: ...
@@ -173,12 +176,16 @@ class Inbox(Protocol):
         ...
 
     async def write_state(self, rows: Sequence[StateRow], expected: StateRow) -> bool:
-        """Write all of these rows, or none. Returns False if the value of `expected` has changed meanwhile."""
+        """Write all of these rows, or none. Return False if the value of `expected` has changed in the meantime."""
         ...
 
 
 class Channel(Protocol):
-    """One account at a chat network. It is made with its `Options`, and may connect when `receive` is called."""
+    """One account at a chat network. It is created with its `Options`, and connects when `receive` is called.
+
+    Two more methods are optional, both without arguments: `close` ends what is still connected once `receive` and
+    `send` have been cancelled, and `check` connects for `everloop channels test` and returns the name of the account.
+    """
 
     name: str
     can: Can
@@ -188,25 +195,35 @@ class Channel(Protocol):
         ...
 
     async def send(self, part: Part, key: str) -> str:
-        """Send a part and return the network's id for it. `key` is the same whenever this part is sent.
+        """Send a part and return the id that the network gives it. `key` is the same each time this part is sent.
 
-        Raises `Later`, `Never` or `NoFile`; after anything else it is unknown whether the network has the part.
+        Raise `Later`, `Never` or `NoFile`; after any other error it is unknown whether the network has the part.
         """
         ...
 
     async def show(self, chat: str, key: str, text: str) -> str | None:
-        """Show that an answer is on its way. It may get lost, and is never the truth.
+        """Show that an answer is on its way. This is best-effort: the answer itself comes through `send`.
 
-        Without a key and a text: typing. With a text, where the network can edit: a draft, whose id is returned; with
-        that id as the key, its text is changed, and without a text it is removed.
+        Without key and text, show that the agent is typing. With a text, which requires `Can.edit`, post a draft and
+        return its id; with that id as the key, edit the draft, or remove it if there is no text.
         """
         ...
+
+
+def tls_context(ca_file: str) -> ssl.SSLContext:
+    """Return the settings for TLS, with the certificates of a file if one is named. Call it in a thread."""
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise Never(f"ca_file {ca_file} cannot be read ({error.strerror})") from None
 
 
 class Options:
     """The network's own settings of a `[channels.NAME]` table.
 
-    Reading a setting declares it: what the table has besides is an error. A secret may also be in a file
+    Reading a setting declares it; any undeclared key in the table is an error. A secret may also be in a file
     (`token_file`) or in the environment (`EVERLOOP_CHANNEL_NAME_TOKEN`), and is removed from everything that is logged.
     """
 
@@ -264,6 +281,13 @@ class Options:
             self._secrets.append(value)
         return value
 
+    def token(self, key: str, default: str | None = None) -> str:
+        """Read a secret that goes into a header or a URL as it is."""
+        value = self.secret(key, default)
+        if not value.isascii() or " " in value:
+            raise self._wrong(key, "has characters that no token has: copy it again")
+        return value
+
     def check(self) -> None:
         """Reject settings that the channel did not read."""
         for key in self._table:
@@ -318,20 +342,20 @@ SHIPPED = {
     "matrix": "matrix:Matrix",
     "push": "push:Push",
 }
-KEEP_THINGS = frozenset({"push"})  # networks that are given the store
+NEED_STORE = frozenset({"push"})  # networks that need the store
 
 
 def make_channel(config: ChannelConfig, store: Store | None = None) -> tuple[Channel, Options]:
-    """Create a channel and its options; raises a one-line `ConfigError` if the settings are wrong.
+    """Create a channel and its options; raise a one-line `ConfigError` if the settings are wrong.
 
-    It reads files, so call it in a thread. Some networks can send only if they are given the store.
+    Reads files: call it in a thread. Some networks need the store in order to send.
     """
     network = config.network or config.name
     options = Options(config.name, config.options)
     if network in SHIPPED:
         module, _, name = SHIPPED[network].partition(":")
         make = getattr(import_module(f"{__package__}.{module}"), name)
-        made = make(options, store) if network in KEEP_THINGS else make(options)
+        made = make(options, store) if network in NEED_STORE else make(options)
     else:
         made = _plugin(network, options)
     options.check()

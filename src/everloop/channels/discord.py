@@ -1,8 +1,8 @@
 """Discord: messages by the gateway, answers by the REST API.
 
-The gateway has no acknowledgements. Where it was is kept in the store with each message that was taken: the next
-connection resumes there, and what came in between is delivered again. When the session is gone, the messages of the
-known chats are read from where they were left. A part is sent with a nonce, which Discord checks for some minutes.
+The gateway has no acknowledgements. With each accepted message, the position in its stream is stored: the next
+connection resumes there, and later messages are delivered again. If the session has expired, the known chats are read
+from the last message on. A part is sent with a nonce, which Discord checks for some minutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Outgoin
 from .http import UPLOAD_SECONDS, Closed, HttpClient, WebSocket, connected, download_from, form_of
 
 API = "https://discord.com/api/v10"
-AGENT = "DiscordBot (everloop, 1)"  # the form that Discord asks for
+AGENT = "DiscordBot (everloop, 1)"  # in the form that Discord requires
 CALL_SECONDS = 30.0
 HELLO_SECONDS = 30.0
 NONCE_LENGTH = 25
 FILE_TOO_LARGE = 40005
-MOST_CHATS = 200  # whose last read message is remembered
+MOST_CHATS = 200  # whose last message is stored
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
 HEARTBEAT, IDENTIFY, RESUME, HELLO = 1, 2, 6, 10
@@ -41,7 +41,7 @@ FOR_GOOD = {  # close codes after which reconnecting does not help
     4014: "message_content must be allowed for this bot in Discord's developer portal",
 }
 NEW_SESSION = {4007, 4009}
-MESSAGE_TYPES = {0, 19, 20, 21}  # a message, a reply, a command, the first of a thread
+MESSAGE_TYPES = {0, 19, 20, 21}  # a message, a reply, a command, the first message of a thread
 T = TypeVar("T")
 
 
@@ -172,13 +172,11 @@ class Discord:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("token")
+        self._token = options.token("token")
         base = options.address("base_url", API)
         self._intents = GUILDS | GUILD_MESSAGES | DIRECT_MESSAGES
         if options.flag("message_content", False):
             self._intents |= MESSAGE_CONTENT
-        if not self._token.isascii() or " " in self._token:
-            raise options.problem("token has characters that no bot's token has")
         self._client = HttpClient(base)
         self._at = Cursor()
 
@@ -202,7 +200,7 @@ class Discord:
                     continue
                 raise
             except OSError:
-                self._at.url = ""  # the next try asks where to connect
+                self._at.url = ""  # the next attempt asks where to connect
                 raise
 
     async def _attend(self, socket: WebSocket, inbox: Inbox) -> None:
@@ -211,20 +209,20 @@ class Discord:
             first = msgspec.json.decode(await socket.receive(), type=Frame)
         if first.op != HELLO:
             raise OSError("the gateway did not say hello")
-        beat = Heartbeat(socket, msgspec.json.decode(first.d, type=Hello).heartbeat_interval / 1000)
-        beat.seq = self._at.seq
+        beat = Heartbeat(socket, msgspec.json.decode(first.d, type=Hello).heartbeat_interval / 1000, self._at.seq)
         beating = asyncio.create_task(beat.run())
         try:
             await self._begin(socket)
             while True:
                 frame = msgspec.json.decode(await socket.receive(), type=Frame)
-                beat.answered = True  # the acknowledgement may be queued behind many messages
+                beat.hear()
                 match frame.op:
                     case 0:
                         await self._dispatch(frame, inbox)
-                        self._at.seq = beat.seq = frame.s
+                        self._at.seq = frame.s
+                        beat.hear(frame.s)
                         if frame.t == "READY":
-                            await beat.send()  # the session is on disk, so nothing is missed from now on
+                            await beat.send()  # the session is on disk: from now on nothing is missed
                     case 1:
                         await beat.send()
                     case 7:
@@ -253,7 +251,7 @@ class Discord:
         match frame.t:
             case "READY":
                 ready = msgspec.json.decode(frame.d, type=Ready)
-                # Stored only when everything is read: after a crash in between, resuming would skip the rest.
+                # Stored only once everything is read: after a crash in between, resuming would skip the rest.
                 self._at.session, self._at.seq, self._at.me = "", None, ready.user.id
                 await self._catch_up(inbox)
                 self._at.session, self._at.url, self._at.seq = ready.session_id, ready.resume_gateway_url, frame.s
@@ -280,7 +278,7 @@ class Discord:
                     self._at.seen.pop(chat, None)
                     break
                 for message in sorted(found, key=lambda one: int(one.id)):
-                    message.guild_id = "?" if last.group else None  # only the gateway tells the server
+                    message.guild_id = "?" if last.group else None  # only the gateway reports the server
                     await self._take(message, inbox, None)
                 if len(found) < PAGE:
                     break
@@ -294,7 +292,7 @@ class Discord:
             received = replace(received, files=tuple(files))
         await inbox.accept(received)
         if received.group and not received.mentioned and seq is not None:
-            return  # it is read again after a crash, which does no harm
+            return  # after a crash it is read again, which is harmless
         self._at.seen.pop(message.channel_id, None)
         self._at.seen[message.channel_id] = Seen(message.id, received.group)
         while len(self._at.seen) > MOST_CHATS:
@@ -323,9 +321,9 @@ class Discord:
                 mentioned=True,
             )
         )
-        # 7 changes the message, which has no buttons then; 6 only ends the waiting.
+        # 7 edits the message, which removes the buttons; 6 only acknowledges the press.
         answer: dict[str, Any] = {"type": 7, "data": {"components": []}} if taken else {"type": 6}
-        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # the display may get lost
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # only the display is affected
             await self._call("POST", f"/interactions/{pressed.id}/{pressed.token}/callback", answer, None)
 
     # ------------------------------------------------------------------------------------------ sending
@@ -415,24 +413,29 @@ class Discord:
 class Heartbeat:
     """Sends heartbeats to the gateway, and closes the connection if one is not answered."""
 
-    def __init__(self, socket: WebSocket, seconds: float) -> None:
-        self.seq: int | None = None
-        self.answered = True
+    def __init__(self, socket: WebSocket, seconds: float, seq: int | None) -> None:
         self._socket = socket
         self._seconds = seconds
+        self._seq = seq
+        self._answered = True
+
+    def hear(self, seq: int | None = None) -> None:
+        """Count a frame as an answer: the acknowledgement may be queued behind many. `seq` is an event's number."""
+        self._answered = True
+        self._seq = seq if seq is not None else self._seq
 
     async def run(self) -> None:
         await asyncio.sleep(self._seconds * random.random())
         while True:
-            if not self.answered:
+            if not self._answered:
                 await self._socket.close(code=4000)
                 return
-            self.answered = False
+            self._answered = False
             await self.send()
             await asyncio.sleep(self._seconds)
 
     async def send(self) -> None:
-        await self._socket.send({"op": HEARTBEAT, "d": self.seq})
+        await self._socket.send({"op": HEARTBEAT, "d": self._seq})
 
 
 def _id(chat: str) -> str:

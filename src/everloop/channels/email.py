@@ -1,8 +1,7 @@
 """E-mail: IMAP with IDLE in, SMTP out, by the standard library in threads.
 
-A mail's own Message-ID and its sender make sure that it is taken once. The cursor, the last UID, moves only when the
-mail is on disk.
-A mail can name any sender, so the receiving server's verdict on SPF, DKIM or DMARC decides whether the sender counts.
+A mail is accepted once, by its Message-ID and sender. The cursor, the last UID, moves only once the mail is on disk. A
+mail can name any sender, so the receiving server's verdict on SPF, DKIM or DMARC decides whether the sender is trusted.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from ..threads import in_thread
 from .base import Attachment, Can, Inbox, Later, Never, Options, Part, Received, fold_case
 
 CONNECT_SECONDS = 30.0
-IDLE_SECONDS = 9 * 60.0  # servers end an IDLE after half an hour, and routers forget a silent connection sooner
-# A mail that arrives in the tick in which the server reads its folder is not noticed before the server looks again.
+IDLE_SECONDS = 9 * 60.0  # servers end an IDLE after half an hour, and routers drop silent connections sooner
+# A mail that arrives just as the server scans its folder is only noticed at the next scan.
 SETTLE_SECONDS = 2.0
-LARGEST_HEAD = 1_000_000  # bytes of every mail that are read: what is behind them is mostly attachments
-LARGEST = 36_000_000  # bytes of a mail that are read if its sender is known
-LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers take mails of 25 MB, in which files are longer
+LARGEST_HEAD = 1_000_000  # bytes read of every mail; the rest is mostly attachments
+LARGEST = 36_000_000  # bytes read of a mail whose sender is known
+LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers accept 25 MB, and encoding adds a third
 LARGEST_HEADERS = 64_000  # bytes: no person writes a mail with more
 LONGEST_HEADER = 2_000  # characters of a part's header
 LARGEST_TEXT, LARGEST_HTML = 400_000, 300_000  # bytes of a mail's text, and characters of one in HTML
 MOST_MULTIPARTS, MOST_PARTS = 40, 5_000  # of a mail: the parser takes minutes for more
-NAMES_ONLY = {"punycode", "idna"}  # codecs of host names, which take long for a text
+NAMES_ONLY = {"punycode", "idna"}  # codecs for host names, which are slow on long texts
 AT_ONCE = 50
 SUBJECT = "A message"
 POLICY = default.clone(max_line_length=900)  # shorter lines would break long message ids, and with them threads
@@ -201,7 +200,7 @@ class Email:
             raise _refusal(code, reason) from None
         except smtplib.SMTPResponseException as error:
             raise _refusal(error.smtp_code, error.smtp_error) from None
-        except smtplib.SMTPNotSupportedError as error:  # such as letters in the address that the server cannot take
+        except smtplib.SMTPNotSupportedError as error:  # such as non-ASCII letters in the address
             raise Never(f"SMTP: {one_line(str(error), 200)}") from None
         except smtplib.SMTPException as error:
             raise OSError(f"SMTP: {one_line(str(error), 200)}") from None
@@ -235,7 +234,7 @@ class Email:
         message["Subject"] = re.sub(r"^(re:\s*)*", "Re: ", subject, flags=re.I) if subject else SUBJECT
         message["From"], message["To"] = self._address, part.chat
         message["Date"] = formatdate(localtime=True)
-        # The same on a repeat: many receivers show such a mail once.
+        # A repeat has the same id, and many mail programs show it once.
         message["Message-ID"] = f"<{key}@{self._address.rpartition('@')[2]}>"
         message["Auto-Submitted"] = "auto-replied" if part.reply_to else "auto-generated"
         if MESSAGE_ID.fullmatch(answered := part.extra.get("message_id", "")):
@@ -247,7 +246,11 @@ class Email:
         message.add_alternative(f'<div style="white-space: pre-wrap">{part.text}</div>', subtype="html")
         for file in part.files:
             kind, _, sort = file.type.partition("/")
-            if kind in ("text", "message", "multipart"):  # as they are, whatever their characters and lines
+            if kind in (
+                "text",
+                "message",
+                "multipart",
+            ):  # sent without converting characters or line ends
                 kind, sort = "application", "octet-stream"
             message.add_attachment(file.data, maintype=kind, subtype=sort, filename=_undecodable(file.name))
         return message
@@ -301,7 +304,7 @@ def _has_new(server: imaplib.IMAP4, last: int) -> bool:
 
 
 class Mail(NamedTuple):
-    """A mail of the mailbox, as far as it was read."""
+    """A mail of the mailbox, or the beginning of it."""
 
     uid: int
     data: bytes
@@ -325,10 +328,10 @@ def _fetch_one(server: imaplib.IMAP4, uid: int, most: int) -> Mail:
 
 
 def _idle(server: imaplib.IMAP4, seconds: float) -> bool:
-    """Wait until the server reports something, or for some seconds. Returns whether it reported nothing."""
+    """Wait until the server reports something, or for some seconds. Return whether it reported nothing."""
     if "IDLE" not in server.capabilities:
         raise Never("the server has no IDLE")
-    if server.untagged_responses.pop("EXISTS", None):  # told with the answer to an earlier command
+    if server.untagged_responses.pop("EXISTS", None):  # reported with the response to an earlier command
         return False
     tag = server._new_tag()
     server.send(tag + b" IDLE\r\n")
@@ -348,7 +351,7 @@ def _idle(server: imaplib.IMAP4, seconds: float) -> bool:
 
 
 def _has_unread(server: imaplib.IMAP4) -> bool:
-    """Whether received bytes are waiting in a buffer, where `select` cannot see them."""
+    """Return whether received bytes are waiting in a buffer, where `select` cannot see them."""
     file: Any = getattr(server, "_file", None) or server.file
     connection = server.socket()
     before = connection.gettimeout()
@@ -422,7 +425,7 @@ def received(envelope: Envelope, data: bytes, size: int, fallback: str) -> Recei
     if subject and not references and not text.startswith("/"):
         text = f"Subject: {subject}\n\n{text}"
     id = envelope.message_id or fallback
-    # The sender chooses the Message-ID: that of another person's mail must not keep that mail from being taken.
+    # The sender chooses the Message-ID: reusing that of another person's mail must not block that mail.
     by = hashlib.sha256(envelope.sender.encode()).hexdigest()[:16]
     return Received(
         id=f"{id} {by}",
@@ -444,13 +447,13 @@ def sender_of(headers: Headers) -> str | None:
     addresses = ADDRESS.findall(bare)
     if len(addresses) != bare.count("@") or len(distinct := {fold_case(one) for one in addresses}) != 1:
         return None
-    if "=?" in "".join(distinct):  # it has no encoded words; a program that decodes it would read another address
+    if "=?" in "".join(distinct):  # a program that decodes encoded words would read another address
         return None
     return distinct.pop()
 
 
 def _is_automatic(headers: Headers, sender: str) -> bool:
-    """Whether a program wrote the mail: two programs must not answer each other endlessly."""
+    """Return whether a program wrote the mail: two programs must not answer each other endlessly."""
     submitted = headers["Auto-Submitted"].lower()
     bulk = headers["Precedence"].lower() in ("bulk", "junk", "list", "auto_reply")
     lists = any(headers[name] for name in ("List-Id", "List-Unsubscribe", "X-Autoreply", "X-Auto-Response-Suppress"))
@@ -459,11 +462,11 @@ def _is_automatic(headers: Headers, sender: str) -> bool:
 
 
 def is_authentic(headers: Headers, sender: str, auth_server: str) -> bool:
-    """Whether the receiving server says that the mail is from its sender.
+    """Return whether the receiving server has verified the sender.
 
-    Only its own verdict counts, which is the first of the headers: those below may be the sender's inventions. What it
-    quotes or comments on may be the sender's, too. Servers differ in whether a quote can hide the end of a comment, so
-    the verdict must hold in both readings.
+    Only its own verdict counts, which is in the first header: any others may be forged by the sender, and so may quoted
+    strings and comments in the first one. Servers differ in whether a quote can hide the end of a comment, so the
+    verdict must hold in both readings.
     """
     verdict = headers["Authentication-Results"]
     without_quotes = re.sub(r"\"(?:[^\"\\]|\\.)*\"", " ", verdict)
@@ -518,7 +521,7 @@ def _property(result: str, name: str) -> str:
 
 
 def _aligned(signer: str, domain: str) -> bool:
-    """Whether a verified domain speaks for the sender's: the same, or one above it."""
+    """Return whether a verified domain covers the sender's: it is the same, or a parent domain."""
     return bool(signer) and "." in signer and (signer == domain or domain.endswith(f".{signer}"))
 
 
@@ -531,7 +534,7 @@ def _decoded(value: str) -> str:
 
 
 class _ShortHeaders(Compat32):
-    """Keeps parsing the headers of parts fast, however long they are."""
+    """Truncates the headers of parts, so that parsing them stays fast."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
@@ -586,7 +589,7 @@ def _bodies(mail: Message) -> dict[str, Message]:
 def _name_of(part: Message) -> str:
     try:
         return _decoded(part.get_filename() or "")
-    except (LookupError, ValueError, TypeError):  # parameters that the standard library cannot read
+    except (LookupError, ValueError, TypeError):  # parameters that the standard library cannot parse
         return ""
 
 
@@ -596,7 +599,7 @@ def _content(part: Message) -> bytes:
         if part.is_multipart():
             return b"".join(one.as_bytes() for one in part.get_payload() if isinstance(one, Message))
         data = part.get_payload(decode=True)
-    except (LookupError, ValueError, TypeError, AttributeError):  # what the standard library cannot read
+    except (LookupError, ValueError, TypeError, AttributeError):  # content that the standard library cannot parse
         return b""
     return data if isinstance(data, bytes) else b""
 
@@ -634,7 +637,7 @@ def _without_quotes(text: str) -> str:
 
 
 class _Words(HTMLParser):
-    """The text of an HTML mail."""
+    """Extracts the text of an HTML mail."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..runtime.owners import Owners
 
 UPLOADS = "uploads"
-MOST_FILES = 10  # of one message
+MOST_FILES = 10  # per message
 TRIES = 3
 MEGABYTE = 1_000_000
 PICTURES = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -40,7 +40,7 @@ def saver(owners: Owners) -> Save:
 
 
 def _write(workspace: Path, name: str, data: bytes) -> str:
-    """Write a file, replacing one of the same name. No link is followed: a command of the agent may have made it."""
+    """Write a file, replacing one of the same name. Links are not followed: the agent may have created one."""
     (workspace / UPLOADS).mkdir(parents=True, exist_ok=True)
     folder = os.open(workspace / UPLOADS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -29,13 +29,13 @@ UPLOAD_SECONDS = 300.0
 LARGEST_REPLY = 16 * 1024 * 1024
 LARGEST_BODY = 1024 * 1024  # of a request to the listener
 LARGEST_FRAME = 16 * 1024 * 1024  # of a WebSocket
-SOCKET_SECONDS = 20.0  # to connect it
+SOCKET_SECONDS = 20.0  # to connect
 AGENT = "everloop"
 Handle = Callable[["web.Request"], Awaitable["web.Response"]]
 
 
 class TooLarge(OSError):
-    """The reply is larger than what was asked for."""
+    """The reply is larger than the limit."""
 
 
 class Reply(NamedTuple):
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
     @property
     def retry_after(self) -> float | None:
-        """How many seconds the server asks to wait."""
+        """The number of seconds that the server asks to wait, if it does."""
         return retry_after(self.headers)
 
 
@@ -55,7 +55,7 @@ def header_bytes(value: str) -> bytes:
 
 
 class HttpClient:
-    """Sends requests to one origin. Raises `OSError` or `TimeoutError` when there is no answer."""
+    """Sends requests to one origin. Raises `OSError` or `TimeoutError` if there is no answer."""
 
     def __init__(self, url: str) -> None:
         self._origin = origin_of(url)
@@ -73,7 +73,7 @@ class HttpClient:
     ) -> Reply:
         """Send a request to a path of the origin, and read the whole reply.
 
-        A connection that ends before an answer is replaced by another if the request is `repeatable`.
+        If the connection ends before an answer, a `repeatable` request is sent again over another one.
         """
         if self._pool is None:
             self._pool = await in_thread(lambda: Pool(self._origin, {}, proxy_for(self._origin)))
@@ -84,7 +84,7 @@ class HttpClient:
                 response = await connection.send(
                     (body,), whole=True, head=self._head(method, target, headers, len(body))
                 )
-                if response is None and not repeatable:  # the server may have read it
+                if response is None and not repeatable:  # the server may have handled it
                     raise ConnectionBroke("the server closed it")
             try:
                 data = await read_up_to(response, largest)
@@ -133,7 +133,7 @@ class HttpClient:
         lines = [f"{method} {through}{target} HTTP/1.1", f"Host: {self._origin.authority}"]
         lines += [f"{name}: {value}" for name, value in {"User-Agent": AGENT, **headers}.items()]
         lines += ["Accept-Encoding: identity", f"Content-Length: {size}", "", ""]
-        if any(re.search(r"[\r\n\0]", line) for line in lines):  # some servers take any of them for a line end
+        if any(re.search(r"[\r\n\0]", line) for line in lines):  # some servers treat each of them as a line end
             raise ValueError("a header has a line end")
         head = "\r\n".join(lines)
         return head.encode("latin-1", "replace")
@@ -168,7 +168,7 @@ async def download_from(url: str, hosts: Sequence[str], home: HttpClient, limit:
 
 
 async def upload_to(url: str, hosts: Sequence[str], home: HttpClient, file: OutgoingFile) -> None:
-    """Upload a file to an address that the network sent. A repeat does no harm there."""
+    """Upload a file to an address that the network sent. Repeating it is harmless."""
     client = _client_for(url, hosts, home)
     try:
         reply = await client.post(client.target, {"Content-Type": file.type}, file.data, UPLOAD_SECONDS)

@@ -1,7 +1,7 @@
 """IRC, over TLS and with SASL.
 
-IRC has neither message ids nor acknowledgements. A message that comes in is taken at most once, while connected. A line
-that goes out is followed by a PING: the PONG says that the server has read it, or an error comes before.
+IRC has neither message ids nor acknowledgements. Incoming messages are accepted at most once, and only while connected.
+An outgoing line is followed by a PING: the PONG confirms that the server has read the line; an error would come first.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..text import one_line
 from ..threads import in_thread
-from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case
+from .base import Can, Inbox, Later, Never, Options, Part, Received, fold_case, tls_context
+from .text import without_name
 
 CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
-SILENT_SECONDS = 120.0  # then the server gets a PING
+SILENT_SECONDS = 120.0  # after which the server is sent a PING
 BURST = 5  # lines sent at once; further ones are paced, because servers disconnect clients that flood
 LONGEST_LINE = 8191 + 512  # tags and message
 CAPABILITIES = ("account-tag", "message-tags")
@@ -117,17 +117,11 @@ class Irc:
             self._disconnect()
 
     async def _connect(self) -> None:
-        context = await in_thread(self._context) if self._tls else None
+        context = await in_thread(tls_context, self._ca_file) if self._tls else None
         async with asyncio.timeout(CONNECT_SECONDS):
             self._reader, self._writer = await asyncio.open_connection(
                 self._host, self._port, ssl=context, limit=LONGEST_LINE
             )
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._ca_file or None)
-        except OSError as error:
-            raise Never(f"ca_file {self._ca_file} cannot be read ({error.strerror})") from None
 
     def _disconnect(self) -> None:
         self._connected.clear()
@@ -240,9 +234,9 @@ class Irc:
                 return None
             text = text.strip("\x01").removeprefix("ACTION ")
         text = re.sub(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|[\x02\x0f\x11\x16\x1d\x1e\x1f]", "", text)
-        target = fold_case(target)  # people may write a channel's name as they like
+        target = fold_case(target)  # channel names are case-insensitive
         group = target != fold_case(self._me)
-        text, mentioned = self._without_nick(text)
+        text, mentioned = without_name(text, self._me)
         return Received(
             chat=target if group else line.nick,
             sender=line.tags.get("account") or line.source,
@@ -251,13 +245,6 @@ class Irc:
             group=group,
             mentioned=mentioned,
         )
-
-    def _without_nick(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading nick, and whether it mentions the nick at all."""
-        nick = re.escape(self._me)
-        if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-]){nick}(?![\w-])", text, re.IGNORECASE) is not None
 
     # ------------------------------------------------------------------------------------------ sending
 

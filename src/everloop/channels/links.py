@@ -1,9 +1,9 @@
 """Which chats share a session: the direct chats of one person, named by the settings or linked by a code.
 
-`/link` in a direct chat gives its sender a code. `/link CODE`, sent in a direct chat by another account that is
-admitted itself, lets the direct chats of that account join the session of the first; `/unlink` ends it. A code admits
-nobody. The codes and links of an owner are one value in the store, changed by compare and set: a code is used once,
-whichever workers take the messages, and a command that is repeated after a crash finds what it has done.
+`/link` in a direct chat gives its sender a code. `/link CODE`, sent in a direct chat by another admitted
+account, lets the direct chats of that account join the session of the first; `/unlink` ends it. A code admits
+nobody. The codes and links of an owner are one value in the store, changed by compare-and-set: a code is used once,
+whichever worker handles the message, and a command that is repeated after a crash has the same result.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .base import Can, Received, fold_case
 from .text import literal
 
 T = TypeVar("T")
-MOST_WRONG = 10  # per account and hour; after that even a right code is refused
-MOST_SESSIONS = 20  # sessions that an account has ever shared
-APART = f"{LINK}:apart:"  # prefix of the session of people who may not see that of their chat
+MOST_WRONG = 10  # per account and hour; after that even a valid code is refused
+MOST_SESSIONS = 20  # shared sessions that an account may ever start
+APART = f"{LINK}:apart:"  # prefix of the session of people who may not see the session of their chat
 LinkCommand = Literal["link", "unlink"]
 
 DIRECT_ONLY = "Chats are linked in direct chats only, outside of threads."
@@ -57,7 +57,7 @@ class LinkCode(msgspec.Struct, frozen=True):
     name: str
     session: str
     at: float
-    message: str  # that asked for it
+    message: str  # the id of the message that asked for it
 
     def is_valid(self, now: float) -> bool:
         return 0 <= now - self.at < CODE_SECONDS
@@ -69,14 +69,14 @@ class Member(msgspec.Struct, frozen=True):
     account: str
     name: str
     at: float
-    code: LinkCode | None = None  # by which it joined; None for the account whose session it was
-    message: str = ""  # that had the code
+    code: LinkCode | None = None  # the code that it joined with; None for the account whose session it was
+    message: str = ""  # the id of the message with the code
 
 
 class SharedSession(msgspec.Struct, frozen=True):
-    """A session of several accounts. The first one owned it before; if only that one is left, it is shared no longer.
+    """A session of several accounts, the first of which owned it before. With only that one left, it is not shared.
 
-    It is remembered then, too: what others said in it must not reach a group, or another person, in that chat.
+    It is kept even then: what others have said in it must not reach a group, or another person, in that chat.
     """
 
     session: str
@@ -103,19 +103,19 @@ class Guesses(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """The sender of a command, and their chat."""
+class Requester:
+    """The sender of a command that links chats, and their chat."""
 
     account: str
     name: str
     chat_id: str
-    own: str  # the session of that chat
+    own: str  # the session of that chat without links
     message: str  # the id of the command
-    by_settings: str = ""  # the session of the person whom the settings name
+    by_settings: str = ""  # the session that the settings give this person
 
 
 class Left(NamedTuple):
-    """An account, and the session that it no longer shares."""
+    """An account that has left a shared session."""
 
     account: str
     session: str
@@ -123,7 +123,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The code by which an account has joined a session, and the account that ends it for all."""
+    """The code that an account has joined a session with, and the account that can end the sharing for all."""
 
     code: LinkCode
     home: str
@@ -143,8 +143,8 @@ class Links(msgspec.Struct, frozen=True):
     def session_of(self, account: str, own: str, *, direct: bool) -> str:
         """Return the session of an account's message in a chat; `own` is that of the chat, without links.
 
-        A session that direct chats share, or have shared, is closed to everyone else who writes in its chat: a group
-        that the chat has become, or another person who has its name now.
+        A session that direct chats share, or have shared, is closed to anyone else who writes in its chat: to a group
+        that the chat has become, and to another person who now has its name.
         """
         if direct and (shared := self.of(account)) is not None:
             return shared.session
@@ -154,12 +154,12 @@ class Links(msgspec.Struct, frozen=True):
             session = APART + session
         return session
 
-    def current(self, sender: Sender) -> str:
+    def current(self, requester: Requester) -> str:
         """Return the session that a person's direct messages belong to."""
-        return sender.by_settings or self.session_of(sender.account, sender.own, direct=True)
+        return requester.by_settings or self.session_of(requester.account, requester.own, direct=True)
 
 
-def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, LinkCode]:
+def offer(links: Links, asks: Requester, code: str, now: float) -> tuple[Links, LinkCode]:
     """Give an account a code, which replaces its previous one; a command that is repeated gets the same code."""
     valid = [one for one in links.codes if one.is_valid(now)]
     for one in valid:
@@ -170,12 +170,12 @@ def offer(links: Links, asks: Sender, code: str, now: float) -> tuple[Links, Lin
     return msgspec.structs.replace(links, codes=(*others, made)), made
 
 
-def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> tuple[Links, Joined | str]:
-    """Let an account join a session by a code. Return whose it is, or why not; "" if it was told so before."""
+def join(links: Links, typed: str, joins: Requester, now: float, *, busy: bool) -> tuple[Links, Joined | str]:
+    """Let an account join a session with a code. Return what it joined, or why not; "" if it was told why before."""
     shared = links.of(joins.account)
     member = shared.find(joins.account) if shared is not None else None
     if shared is not None and member is not None and member.code is not None and member.message == joins.message:
-        return links, Joined(member.code, shared.home)  # by this very message
+        return links, Joined(member.code, shared.home)  # a redelivery of the message that joined
     links, code = guess(links, typed, joins.account, now)
     if not isinstance(code, LinkCode):
         return links, code
@@ -196,7 +196,7 @@ def join(links: Links, typed: str, joins: Sender, now: float, *, busy: bool) -> 
 
 
 def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, LinkCode | str]:
-    """Find a valid code, and count a wrong one. Return the code, or why there is none; "" if it was told so before."""
+    """Look up a typed code, and count wrong ones. Return the code, or why not; "" if the sender was told why before."""
     recent = [one for one in links.guesses if 0 <= now - one.since < CODE_SECONDS]
     before = next((one for one in recent if one.account == account), Guesses(account, now, 0))
     if before.wrong >= MOST_WRONG:
@@ -245,7 +245,7 @@ class LinkStore:
         return _decoded(await self._kept())
 
     async def change(self, change: Callable[[Links], tuple[Links, T]]) -> T:
-        """Change the value, and start again if another process has changed it meanwhile."""
+        """Change the value. If another process has changed it in the meantime, start over."""
         while True:
             kept = await self._kept()
             links = _decoded(kept)
@@ -257,12 +257,12 @@ class LinkStore:
                 return result
 
     async def leave(self, account: str, session: str = "") -> bool:
-        """Take an account out of the session that it shares, with the jobs that it has asked for there.
+        """Take an account out of the session that it shares, together with the jobs that it has scheduled there.
 
         Return whether it shared one.
         """
         left = leave(await self.read(), account, session)[1]
-        await move_jobs(self._store, self._owner, left)  # first, so that a repeat after a crash completes it
+        await move_jobs(self._store, self._owner, left)  # first, so that a retry after a crash completes it
         return bool(await self.change(lambda links: leave(links, account, session)))
 
     async def _kept(self) -> str | None:
@@ -314,7 +314,7 @@ class ChatLinks:
         links = await self._links.read()
         if not links.shared:
             return own
-        # A person who is answered only because everyone is shares nothing, even if the settings once named them.
+        # Someone who is only answered because everyone is shares nothing, even if they were in the settings once.
         direct = direct and await self._access.known_as(message.sender) is not None
         return links.session_of(self._account_of(message), own, direct=direct)
 
@@ -336,26 +336,26 @@ class ChatLinks:
                 await self._links.change(lambda links: revoke(links, typed))
             return Reply(DIRECT_ONLY)
         by_settings = "" if (person := self._person_of(message)) is None else f"{LINK}:{person}"
-        sender = Sender(account, one_line(message.name, 60), chat_id, own, id, by_settings)
+        requester = Requester(account, one_line(message.name, 60), chat_id, own, id, by_settings)
         if command == "unlink":
             await self._links.leave(account, by_settings)
             return Reply(ONLY_SETTINGS if by_settings else ALONE)
         if not typed:
-            made = await self._links.change(lambda links: offer(links, sender, new_code(), now))
+            made = await self._links.change(lambda links: offer(links, requester, new_code(), now))
             return Reply(
                 f"Your link code is {made.code}. Send me “/link {made.code}” from your other chat within an hour, and "
                 "from then on both chats share this session. Keep it to yourself: who uses it can read this session."
             )
         if by_settings:
             return Reply(BY_SETTINGS)
-        busy = await self._is_busy((await self._links.read()).current(sender))
-        found = await self._links.change(lambda links: join(links, typed, sender, now, busy=busy))
+        busy = await self._is_busy((await self._links.read()).current(requester))
+        found = await self._links.change(lambda links: join(links, typed, requester, now, busy=busy))
         if isinstance(found, str):
             return Reply(found)
         code = found.code
-        here, there = _shown(sender.name, account), _shown(code.name, code.account)
+        here, there = _shown(requester.name, account), _shown(code.name, code.account)
         home = _shown("", found.home)
-        # An account of the settings, and the one whose session it was, can make all others leave.
+        # Accounts in the settings, and the one whose session it was, can make all others leave.
         ends = found.home == code.account or (
             code.session.startswith(f"{LINK}:") and not code.session.startswith(APART)
         )
@@ -366,8 +366,10 @@ class ChatLinks:
         )
 
     async def _is_busy(self, session: str) -> bool:
-        """Whether a turn of a session is open, or about to start: it might ask a question here, whose answer would go
-        to the other session."""
+        """Return whether a turn of a session is open or about to start.
+
+        It could ask a question in this chat, whose answer would then go to the other session.
+        """
         info = await self._store.session(self._owner, session)
         return info is not None and (
             info.open_turn is not None or bool(await self._store.waiting(self._owner, session))
@@ -384,7 +386,7 @@ class ChatLinks:
 
 
 def command_in(text: str) -> LinkCommand | None:
-    """Return the command in a text, with a code or without; None if there is none."""
+    """Return the command in a text, which may have a code; None if there is none."""
     words = text.split()
     if not 1 <= len(words) <= 2:
         return None
@@ -413,7 +415,7 @@ async def unlink(store: Store, config: ChannelConfig, can: Can, sender: str) -> 
 async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> bool:
     """Revoke the pairing of a person, and pause their jobs. Return whether they were paired."""
     removed = await Pairings(store, config.name).remove(sender)
-    await unlink(store, config, can, sender)  # last: a message that comes meanwhile must not link them again
+    await unlink(store, config, can, sender)  # last: a message that arrives in the meantime must not link them again
     await pause_jobs(store, config.owner, account_of(config.name, sender, can))
     return removed
 
@@ -421,7 +423,7 @@ async def unpair(store: Store, config: ChannelConfig, can: Can, sender: str) -> 
 async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
     """Move the jobs of people who left a session to the session of their own chat.
 
-    A job answers in that chat, which must not get what is said in the shared session from now on.
+    A job answers in that chat, which must not see what is said in the shared session from now on.
     """
     gone = {(fold_case(one.account), one.session) for one in left}
     for timer in await store.timers(owner) if gone else ():
@@ -430,17 +432,17 @@ async def move_jobs(store: Store, owner: str, left: Collection[Left]) -> None:
 
 
 def _asked_by(timer: Timer) -> str:
-    """Return the account that a job was asked for by, in lower case. Jobs of the command line are its chat's."""
+    """Return the account that scheduled a job, in lower case; for jobs of the command line, that of their chat."""
     return fold_case(f"{timer.data.get('channel')}:{timer.data.get('by') or timer.data.get('chat_id')}")
 
 
 async def pause_jobs(store: Store, owner: str, account: str) -> None:
-    """Pause the jobs that a person asked for, or that answer in their chat."""
+    """Pause the jobs that a person has scheduled, or that answer in their chat."""
     for timer in await store.timers(owner):
         if _asked_by(timer) == fold_case(account):
             try:
                 job = await in_thread(job_of, timer)
-            except (ValueError, BadSchedule):  # it is damaged, and does not run
+            except (ValueError, BadSchedule):  # damaged, so it does not run
                 continue
             await store.set_timer(timer_of(replace(job, paused=True)))
 

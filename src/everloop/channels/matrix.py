@@ -1,7 +1,7 @@
 """Matrix, by the client-server API: plain rooms, and encrypted ones by `matrix_crypto`.
 
-A sync is confirmed by asking for the next one, which is done only when its messages are on disk; what a sync leaves out
-is read from the room's history. A part is sent under its key as the transaction, which the server knows for a while.
+Asking for the next sync confirms the previous one, so that is done only once its messages are on disk. Messages that a
+sync omits are read from the room's history. A part's key is its transaction id, which the server remembers for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..threads import in_thread
 from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, Part, Received
 from .http import HttpClient, Reply
 from .matrix_devices import FIRST_USE, ROOMS, STRICT, DeviceLists, Name, ToDevice
+from .text import without_name
 
 if TYPE_CHECKING:
     from .matrix_crypto import Crypto, RoomSession
@@ -35,9 +36,9 @@ MARGIN_SECONDS = 20.0
 CALL_SECONDS = 30.0
 UPLOAD_SECONDS = 300.0
 TYPING_SECONDS = 6
-KEYS_SECONDS = 30.0  # until the keys are read, after a start
+KEYS_SECONDS = 30.0  # to wait for the keys to be read, after a start
 TIMELINE = 50  # events of a room in a sync; more are read from its history
-MOST_MISSED = 1000  # events of a room that are read so
+MOST_MISSED = 1000  # events read from a room's history
 FILTER = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -145,24 +146,22 @@ class Matrix:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("token")
+        self._token = options.token("token")
         server = options.address("server")
         self._names = options.texts("names")
         self._from_now = options.text("start", "new", choices=("new", "all")) == "new"
-        if not self._token.isascii() or " " in self._token:
-            raise options.problem("token has characters that no access token has")
-        # Polling has a connection of its own: it is busy nearly all of the time.
+        # Polling has its own connection, because it is busy nearly all the time.
         self._poll_client, self._client = HttpClient(server), HttpClient(server)
         self._me = ""
         self._direct: dict[str, bool] = {}  # rooms with one other person
-        self._told: set[str] = set()  # rooms of which the log says that messages there are left out
+        self._told: set[str] = set()  # rooms for which a warning was logged
         self._encrypts = options.flag("encryption", False)
         self._strict = options.text("trust", FIRST_USE, choices=(FIRST_USE, STRICT)) == STRICT
         if self._encrypts:
             _import_crypto(options)
         self._crypto: Crypto | None = None
         self._has_keys = asyncio.Event()
-        self._sessions: dict[str, RoomSession] = {}  # that encrypt, by their rooms
+        self._sessions: dict[str, RoomSession] = {}  # that encrypt, by room
         self._encrypted: dict[str, dict[str, Any]] = {}  # the settings of encrypted rooms
         self._plain: set[str] = set()  # rooms that are not encrypted
 
@@ -180,7 +179,7 @@ class Matrix:
             await self._take_keys(synced)
             await self._join_invites(synced.rooms, inbox)
             for room, joined in synced.rooms.join.items():
-                if since or not self._from_now:  # else it was said before the first start
+                if since or not self._from_now:  # otherwise the messages precede the first start
                     await self._take_room(room, joined.timeline, since, inbox)
             await self._take_waiting(inbox)
             if synced.rooms.join or not since:
@@ -241,7 +240,7 @@ class Matrix:
                 continue
             try:
                 await self._call("POST", f"/rooms/{quote(room, safe='')}/join", {}, Done)
-            except Refused as error:  # the invitation was taken back, or the room is gone
+            except Refused as error:  # the invitation was withdrawn, or the room is gone
                 log.info("channel %s could not join a room: %s", self.name, error)
 
     async def _take_room(self, room: str, timeline: Timeline, since: str, inbox: Inbox) -> None:
@@ -251,7 +250,7 @@ class Matrix:
         if self._crypto is not None and timeline.limited:
             self._crypto.members_changed(room)
         joined_at = max((n for n, one in enumerate(events) if self._is_own_join(one)), default=-1)
-        # Until a room is known to be encrypted, what was written there before its encryption began may be plain.
+        # Messages from before a room was encrypted may be plain, as long as the room is not known to be encrypted.
         begins = max((n for n, one in enumerate(events) if one.type == "m.room.encryption"), default=-1)
         plain_until = begins if room not in self._encrypted else -1
         if begins >= 0:
@@ -261,7 +260,7 @@ class Matrix:
                 self._direct.pop(room, None)
                 if self._crypto is not None:
                     self._crypto.members_changed(room)
-            elif number > joined_at:  # what was said before it was there is not for the agent
+            elif number > joined_at:  # earlier messages are not for the agent
                 await self._take_event(room, event, number < plain_until, inbox)
 
     async def _take_event(self, room: str, event: Event, may_be_plain: bool, inbox: Inbox) -> None:
@@ -283,10 +282,10 @@ class Matrix:
         payload = await self._crypto.decrypt(room, event.sender, event.event_id, event.content)
         if payload is None:
             return None
-        if not await self._is_encrypted(room):  # the server denies it: the answer is encrypted nevertheless
+        if not await self._is_encrypted(room):  # the server denies that it is: answers are encrypted nevertheless
             await self._keep_settings(room, {"algorithm": event.content["algorithm"]})
         content = payload.content
-        if "m.relates_to" in event.content:  # which is not encrypted
+        if "m.relates_to" in event.content:  # which is sent unencrypted
             content = {"m.relates_to": event.content["m.relates_to"], **content}
         return Event(payload.type, event.sender, event.event_id, None, content)
 
@@ -323,7 +322,7 @@ class Matrix:
         return joins and event.state_key == self._me
 
     async def _missed(self, room: str, start: str, since: str) -> list[Event]:
-        """The events of a room between two places, the oldest first."""
+        """Return the events of a room between two positions, oldest first."""
         found: list[Event] = []
         place: str | None = start
         while place is not None and len(found) < MOST_MISSED:
@@ -343,9 +342,9 @@ class Matrix:
         relation = content.get("m.relates_to")
         relation = relation if isinstance(relation, dict) else {}
         if not isinstance(text, str) or kind == "m.notice" or relation.get("rel_type") == "m.replace":
-            return None  # notices are written by programs
+            return None  # notices come from programs
         files: tuple[Attachment, ...] = ()
-        if kind not in ("m.text", "m.emote"):  # a file, whose name is the text where it has no caption
+        if kind not in ("m.text", "m.emote"):  # a file; without a caption, the text is its name
             name, info = content.get("filename"), content.get("info")
             size = info.get("size") if isinstance(info, dict) else None
             title = name if isinstance(name, str) else text
@@ -355,7 +354,8 @@ class Matrix:
         thread = relation.get("event_id") if relation.get("rel_type") == "m.thread" else ""
         mentions = content.get("m.mentions")
         named = isinstance(mentions, dict) and self._me in (mentions.get("user_ids") or [])
-        text, in_words = self._without_name(_without_quote(text) if "m.in_reply_to" in relation else text)
+        said, own = _without_quote(text) if "m.in_reply_to" in relation else text, self._me[1:].partition(":")[0]
+        text, in_words = without_name(said, self._me, *self._names, own)
         return Received(
             id=event.event_id,
             chat=room,
@@ -395,14 +395,6 @@ class Matrix:
             self._direct[room] = len((await self._call("GET", target, None, Members)).joined) <= 2
         return self._direct[room]
 
-    def _without_name(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading name, and whether it mentions a name at all."""
-        local = self._me[1:].partition(":")[0]
-        names = "|".join(re.escape(name) for name in (self._me, *self._names, local))
-        if begins := re.match(rf"@?(?:{names})[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-])(?:{names})(?![\w-])", text, re.IGNORECASE) is not None
-
     # ------------------------------------------------------------------------------------------ sending
 
     async def send(self, part: Part, key: str) -> str:
@@ -431,13 +423,13 @@ class Matrix:
             raise Later(1.0, "the keys are not read yet")
         try:
             return crypto if await self._settings(room) is not None else None
-        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent: it is no repeat
+        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent, so the next attempt is no repeat
             raise Later(2.0, f"cannot encrypt: {error}") from error
 
     async def _encrypted_content(self, crypto: Crypto, room: str, content: dict[str, Any]) -> dict[str, Any]:
         try:
             return await crypto.encrypt(room, content, self._encrypted[room])
-        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent: it is no repeat
+        except (OSError, TimeoutError, StoreError) as error:  # nothing was sent, so the next attempt is no repeat
             raise Later(2.0, f"cannot encrypt: {error}") from error
 
     async def _file_content(self, part: Part) -> dict[str, Any]:
@@ -465,7 +457,7 @@ class Matrix:
             if reply.status == 413:
                 raise NoFile("it is too large for the server")
             return self._read_reply("/upload", reply, Uploaded).content_uri
-        except (OSError, TimeoutError) as error:  # no message was sent: it is no repeat
+        except (OSError, TimeoutError) as error:  # no message was sent, so the next attempt is no repeat
             raise Later(5.0, f"cannot upload: {error}") from error
 
     async def show(self, chat: str, key: str, text: str) -> None:
@@ -480,7 +472,7 @@ class Matrix:
             await self.close()
 
     async def close(self) -> None:
-        self._crypto = None  # another worker may change the keys from now on
+        self._crypto = None  # from now on another worker may change the keys
         self._has_keys.clear()
         await asyncio.gather(self._poll_client.close(), self._client.close())
 
@@ -535,6 +527,6 @@ def _without_quote(text: str) -> str:
 
 
 def _with_breaks(text: str) -> str:
-    """HTML with its line ends as tags; blocks of code keep theirs."""
+    """Return HTML with line ends as tags, except in code blocks."""
     parts = re.split(r"(<pre>.*?</pre>)", text, flags=re.S)
     return "".join(one if one.startswith("<pre>") else one.replace("\n", "<br>") for one in parts)

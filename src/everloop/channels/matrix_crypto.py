@@ -1,15 +1,15 @@
 """End-to-end encryption for Matrix: Olm between devices, Megolm in rooms, on vodozemac, and files.
 
-Every key is in the store, so that any worker that holds the account's lease can go on with the device. Three rules keep
-them safe when a process is killed:
+All keys are in the store, so that any worker that holds the account's lease can use the device. Three rules keep them
+safe when a process is killed:
 
-- What an Olm message changes (its session, the account's one-time keys, the room key in it) is one write, before the
-  message is acknowledged. A message that was handled is known by its digest when the server sends it again.
-- An Olm session is written before what it encrypted is sent: no state of it encrypts twice.
+- Everything that an Olm message changes (its session, the account's one-time keys, the room key in it) is one write,
+  before the message is acknowledged. A handled message that is delivered again is recognised by its digest.
+- An Olm session is written before anything that it has encrypted is sent: no state of it encrypts twice.
 - Sessions that encrypt in rooms are never written. After a restart there are new ones.
 
-Each write expects the `epoch` that this object has set when it read the keys. A worker that was frozen, and whose
-account another one has taken over, can therefore write nothing, and so send nothing that needs a key.
+Each write requires the `epoch` that this object set when it read the keys. A frozen worker whose account was taken over
+can therefore write nothing, and so send nothing that needs a key.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from .matrix_devices import (
 log = logging.getLogger(__name__)
 OLM = "m.olm.v1.curve25519-aes-sha2"
 MEGOLM = "m.megolm.v1.aes-sha2"
-ONE_TIME_KEYS = 50  # that the server should have
+ONE_TIME_KEYS = 50  # that the server should hold
 # The store also has the conversations in plain text, so a password stored beside them would protect nothing.
 PICKLE_KEY = bytes(32)
 MOST_SESSIONS = 8  # Olm sessions with one device
 MOST_HANDLED = 500  # digests of Olm messages
 MOST_WAITING = 500  # messages that cannot be read yet
-MOST_MESSAGES = 100  # that a room's session encrypts, unless the room says fewer
+MOST_MESSAGES = 100  # encrypted with one session, unless the room requires fewer
 LONGEST_AGE = 7 * 24 * 3600.0  # of a room's session
 REPAIR_SECONDS = 3600.0  # between two new Olm sessions with a device whose messages cannot be read
-NO_READER_SECONDS = 30.0  # until an answer is tried again that no device may read
-SERVER_MILLISECONDS = 10_000  # that a server may wait for others
+NO_READER_SECONDS = 30.0  # before retrying an answer that no device may read
+SERVER_MILLISECONDS = 10_000  # for the server to wait for other servers
 EPOCH, ACCOUNT, HANDLED, OLM_SESSIONS = "epoch", "account", "handled", "olm:"
 SESSION, INDEX = "session", "index:"
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Unreadable(Exception):
     def __init__(self, reason: str, *, final: bool = False, wants_key: bool = False) -> None:
         super().__init__(reason)
         self.final = final
-        self.wants_key = wants_key  # a device of the sender may have it
+        self.wants_key = wants_key  # the key may be requested from a device of the sender
 
 
 # ------------------------------------------------------------------------------------------------ what is kept
@@ -95,7 +95,7 @@ class SavedAccount(msgspec.Struct):
 class SavedOlm(msgspec.Struct):
     pickle: str
     at: float
-    encrypts: bool = True  # `everloop restore` ends that: the copy is behind what was sent
+    encrypts: bool = True  # not after `everloop restore`: the restored keys are older than those used since
 
 
 class SavedGroup(msgspec.Struct):
@@ -127,12 +127,12 @@ class OlmSession:
 
     def __init__(self, session: vodozemac.Session, at: float, encrypts: bool = True) -> None:
         self.session = session
-        self.at = at  # when it was made, or decrypted last: the newest is the one that the device has, too
+        self.at = at  # when it was created or last used to decrypt: both devices use the newest one
         self.encrypts = encrypts
 
 
 class RoomSession:
-    """A session that encrypts in a room. It lives in one process, which is why it never encrypts twice alike."""
+    """A session that encrypts in a room. It exists in one process only, so no state of it is used twice."""
 
     def __init__(self) -> None:
         self.session = vodozemac.GroupSession()
@@ -168,7 +168,7 @@ class RoomKey(msgspec.Struct):
     room_id: str
     session_id: str
     session_key: str
-    sender_key: str = ""  # of a key that is passed on
+    sender_key: str = ""  # of a forwarded key
 
 
 class MegolmContent(msgspec.Struct):
@@ -205,25 +205,25 @@ class Done(msgspec.Struct):
 
 
 class Crypto:
-    """The keys of this device, and everything that uses them."""
+    """Holds the keys of this device, and encrypts and decrypts with them."""
 
     def __init__(
         self, channel: str, me: Name, strict: bool, call: Call, inbox: Inbox, rooms: dict[str, RoomSession]
     ) -> None:
-        """`rooms` has the sessions that encrypt; it is handed on when the keys are read again."""
+        """`rooms` has the sessions that encrypt; the caller keeps them when the keys are read again."""
         self._channel = channel
         self._me = me
         self._strict = strict
         self._call = call
         self._inbox = inbox
         self._rooms = rooms
-        self._lock = asyncio.Lock()  # one change of keys at a time, with its write
+        self._lock = asyncio.Lock()  # held for each change of the keys, including its write
         self._epoch = secrets.token_hex(8)
         self._members: dict[str, list[str]] = {}
-        self._fresh: set[str] = set()  # people whose devices are known as the server has them
+        self._fresh: set[str] = set()  # people whose devices are up to date
         self._repaired: dict[str, float] = {}
-        self._new_keys: set[str] = set()  # sessions whose keys have come
-        self._asked: set[str] = set()  # sessions whose keys were asked for
+        self._new_keys: set[str] = set()  # sessions whose keys have arrived
+        self._asked: set[str] = set()  # sessions whose keys were requested
         self._olm: dict[str, list[OlmSession]] = {}  # by the Curve25519 key of the other device
         self._handled: list[str] = []  # digests of the last Olm messages
         self.waiting: dict[str, WaitingEvent] = {}
@@ -244,7 +244,7 @@ class Crypto:
             kept = (await self._inbox.state(WAITING)).values()
             for one in sorted((msgspec.json.decode(value, type=WaitingEvent) for value in kept), key=lambda e: e.at):
                 self.waiting[one.event_id] = one
-                self._new_keys.add(one.session)  # it may have come just before the process ended
+                self._new_keys.add(one.session)  # it may have arrived just before the process ended
             await self._check_own_device()
             if not self._saved.shared:
                 fingerprint = f"{self._me.id} {self._account.ed25519_key.to_base64()}"
@@ -252,7 +252,7 @@ class Crypto:
                 await self._upload_keys(0, has_fallback=False)
 
     def _load(self, state: Mapping[str, str]) -> list[StateRow]:
-        """Take the keys of this device from the state, or make them. Return the rows to remove of an earlier device."""
+        """Load the keys of this device, or create them. Return the rows of an earlier device, to be removed."""
         saved = msgspec.json.decode(state[ACCOUNT], type=SavedAccount) if ACCOUNT in state else None
         sessions = {key: value for key, value in state.items() if key.startswith(OLM_SESSIONS)}
         if saved is not None and (saved.user, saved.device) == self._me:
@@ -271,7 +271,7 @@ class Crypto:
         return gone
 
     async def _check_own_device(self) -> None:
-        """Refuse a token whose device has keys of another program: one device cannot have two."""
+        """Refuse a token whose device already has keys from another program."""
         asked = {"device_keys": {self._me.user: [self._me.id]}}
         found = await self._call("POST", "/keys/query", asked, FoundKeys)
         keys = found.device_keys.get(self._me.user, {}).get(self._me.id, {}).get("keys")
@@ -284,7 +284,7 @@ class Crypto:
 
     async def _upload_keys(self, count: int, has_fallback: bool) -> None:
         """Upload one-time keys. They are on disk before the server has them."""
-        if not self._account.one_time_keys:  # otherwise the last upload was interrupted, and is repeated
+        if not self._account.one_time_keys:  # otherwise an upload was interrupted, and is repeated
             self._account.generate_one_time_keys(max(ONE_TIME_KEYS - count, 1))
             if not has_fallback:
                 self._account.generate_fallback_key()  # type: ignore[attr-defined]
@@ -331,7 +331,7 @@ class Crypto:
     async def take(
         self, events: Iterable[ToDevice], lists: DeviceLists, one_time_keys: int, has_fallback: bool
     ) -> None:
-        """Process what other devices sent, and the server's news about keys. All of it is on disk when this returns."""
+        """Process events from other devices, and changes of keys. When this returns, all of it is on disk."""
         async with self._lock:
             self._fresh -= {*lists.changed, *lists.left}
             self._new_keys |= {one.session for one in self.waiting.values() if one.sender in lists.changed}
@@ -365,7 +365,7 @@ class Crypto:
         await self._write([*rows, (KEYS, HANDLED, _json(self._handled))])
 
     def _decrypt_olm(self, sender_key: str, message: vodozemac.AnyOlmMessage, rows: list[StateRow]) -> bytes | None:
-        """The content of an Olm message, and the rows that reading it changes."""
+        """Return the content of an Olm message, and the rows that decrypting it changes."""
         first = message.to_pre_key() if message.to_parts()[0] == 0 else None
         known = self._olm.get(sender_key, [])
         for one in known:
@@ -390,13 +390,13 @@ class Crypto:
         return plain
 
     async def _take_payload(self, sender: str, sender_key: str, plain: bytes) -> list[StateRow]:
-        """The rows of a room key. What is not meant for this device, or says another sender, is left alone."""
+        """Return the rows of a room key. A key for another device, or with another sender inside, is ignored."""
         try:
             payload = msgspec.json.decode(plain, type=OlmPayload)
             own = payload.recipient_keys.get("ed25519") == self._account.ed25519_key.to_base64()
             if payload.sender != sender or payload.recipient != self._me.user or not own:
                 return []
-            if payload.type == "m.dummy":  # it could not decrypt something, so send it the room keys again
+            if payload.type == "m.dummy":  # the device could not decrypt something: send it the room keys again
                 self._share_again(sender, sender_key)
             forwarded = payload.type == "m.forwarded_room_key"
             if payload.type != "m.room_key" and not forwarded:
@@ -404,7 +404,7 @@ class Crypto:
             key = msgspec.convert(payload.content, RoomKey)
             if key.algorithm != MEGOLM:
                 return []
-            if forwarded:  # only the device that made it may pass it on, and only when it was asked for
+            if forwarded:  # only accepted from the device that created the session, and only on request
                 asked = (one for one in self.waiting.values() if one.session == key.session_id)
                 if key.sender_key != sender_key or not any(
                     (one.room, one.sender) == (key.room_id, sender) for one in asked
@@ -435,7 +435,7 @@ class Crypto:
                 session.shared.discard(found[0])
 
     async def _repair(self, sender: str, curve25519: str) -> None:
-        """Make a new Olm session with a device whose messages cannot be read, so that the next ones can."""
+        """Start a new Olm session with a device whose messages cannot be decrypted, so that later ones can."""
         if time.time() < self._repaired.get(curve25519, 0) + REPAIR_SECONDS:
             return
         self._repaired[curve25519] = time.time()
@@ -450,7 +450,7 @@ class Crypto:
     # ------------------------------------------------------------------------------------------ devices
 
     async def _refresh(self, users: Iterable[str]) -> None:
-        """Ask the server for the devices of people, where they may have changed."""
+        """Query the devices of people whose devices may have changed."""
         wanted = [user for user in users if user not in self._fresh and is_name(user)]
         if not wanted:
             return
@@ -481,7 +481,7 @@ class Crypto:
     # ------------------------------------------------------------------------------------------ reading
 
     async def decrypt(self, room: str, sender: str, event_id: str, content: dict[str, Any]) -> MegolmPayload | None:
-        """Decrypt an event of a room. One that cannot be read yet is kept, and its key is asked for."""
+        """Decrypt an event of a room. One that cannot be decrypted yet is stored, and its key is requested."""
         async with self._lock:
             try:
                 return await self._decrypt(room, sender, event_id, content)
@@ -523,7 +523,7 @@ class Crypto:
         return payload
 
     async def _check_device(self, group: SavedGroup) -> None:
-        """Whether the session was made by a device of the sender that is trusted."""
+        """Return whether the session was created by a trusted device of the sender."""
         if (found := self._devices.by_key(group.sender, group.curve25519)) is None:
             await self._refresh([group.sender])
             found = self._devices.by_key(group.sender, group.curve25519)
@@ -569,7 +569,7 @@ class Crypto:
         await self._put_to_device("m.room_key_request", messages)
 
     async def readable_again(self) -> list[WaitingEvent]:
-        """Events that may be decrypted now, because of a new key or a device that was confirmed."""
+        """Return the events that may be decrypted now, because a key has arrived or a device was confirmed."""
         async with self._lock:
             if not self.waiting:
                 return []
@@ -588,7 +588,7 @@ class Crypto:
     # ------------------------------------------------------------------------------------------ writing in rooms
 
     async def keep_room(self, room: str, settings: Mapping[str, Any]) -> None:
-        """Store that a room is encrypted, so that a server cannot deny it later."""
+        """Record that a room is encrypted, so that the server cannot deny it later."""
         async with self._lock:
             await self._write([(ROOMS, room, _json(settings))])
 
@@ -596,7 +596,7 @@ class Crypto:
         self._members.pop(room, None)
 
     async def encrypt(self, room: str, content: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Encrypt a message for the devices of a room that may read it. `settings` are those of the room."""
+        """Encrypt a message for the devices of a room that may read it. `settings` are the room's."""
         if settings.get("algorithm") != MEGOLM:
             raise Never(f"{one_line(room, 80)} is encrypted by something else than {MEGOLM}")
         async with self._lock:
@@ -615,7 +615,7 @@ class Crypto:
             return made
 
     async def _shared_session(self, room: str, most_messages: int, longest_age: float) -> RoomSession:
-        """The session of a room, which every device that may read it has, and no other."""
+        """Return the session of a room, which exactly the devices that may read it have."""
         readers = await self._readers(room)
         if not readers:
             who = "confirmed device" if self._strict else "device"
@@ -655,7 +655,7 @@ class Crypto:
         return found
 
     async def _send_to(self, devices: Mapping[Name, Device], type: str, content: dict[str, Any]) -> set[Name]:
-        """Send something to devices through Olm. Return those that it could be encrypted for."""
+        """Send content to devices through Olm. Return the devices that it could be encrypted for."""
         await self._begin_sessions({name: one for name, one in devices.items() if self._session(one) is None})
         messages: dict[str, dict[str, Any]] = {}
         rows, reached = list[StateRow](), set[Name]()
@@ -688,7 +688,7 @@ class Crypto:
         return max(usable, key=lambda one: one.at, default=None)
 
     async def _begin_sessions(self, devices: Mapping[Name, Device]) -> None:
-        """Begin Olm sessions with one-time keys that the devices have signed."""
+        """Start Olm sessions with one-time keys that the devices have signed."""
         if not devices:
             return
         wanted: dict[str, dict[str, str]] = {}
@@ -709,8 +709,7 @@ class Crypto:
 
 
 def _group_space(room: str, sender: str, session: str) -> str:
-    """The space of a session in a room, which is read only when it is needed. The key that a person sends counts for
-    messages of that person only."""
+    """Return the space of a session in a room. It is per person: a key only decrypts messages of its sender."""
     return f"group:{hashlib.sha256(_canonical([room, sender, session])).hexdigest()[:32]}"
 
 
@@ -719,7 +718,7 @@ def _restored(saved: SavedOlm) -> OlmSession:
 
 
 def _keys_of(user: str, id: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The Ed25519 and Curve25519 keys of a device, if it has signed them itself."""
+    """Return the Ed25519 and Curve25519 keys of a device, if it has signed them itself."""
     keys = found.get("keys")
     if not is_name(user, id) or (found.get("user_id"), found.get("device_id")) != (user, id):
         return None
@@ -737,7 +736,7 @@ def _keys_of(user: str, id: str, found: Mapping[str, Any]) -> tuple[str, str] | 
 
 
 def _is_signed(content: Mapping[str, Any], name: Name, ed25519: str) -> bool:
-    """Whether a device has signed this."""
+    """Return whether a device has signed this."""
     try:
         signature = vodozemac.Ed25519Signature.from_base64(content["signatures"][name.user][f"ed25519:{name.id}"])
         plain = {key: value for key, value in content.items() if key not in ("signatures", "unsigned")}
@@ -748,7 +747,7 @@ def _is_signed(content: Mapping[str, Any], name: Name, ed25519: str) -> bool:
 
 
 def _canonical(content: Any) -> bytes:
-    """Matrix's canonical JSON, which is what is signed."""
+    """Return Matrix's canonical JSON, which signatures cover."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -766,7 +765,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def rotation_of(content: Mapping[str, Any]) -> tuple[int, float]:
-    """How many messages a room's session encrypts, and for how many seconds. The room may ask for less than usual."""
+    """Return how many messages a session encrypts, and for how many seconds. The room may lower both."""
     messages, period = content.get("rotation_period_msgs"), content.get("rotation_period_ms")
     most = messages if isinstance(messages, int) and messages > 0 else MOST_MESSAGES
     age = period / 1000 if isinstance(period, int | float) and period > 0 else LONGEST_AGE
@@ -781,7 +780,7 @@ class FileKey(msgspec.Struct):
 
 
 class EncryptedFile(msgspec.Struct):
-    """What a message says about its file, which is encrypted with AES-256 in counter mode."""
+    """The description of a file in a message. The file is encrypted with AES-256 in counter mode."""
 
     url: str
     key: FileKey
@@ -790,8 +789,8 @@ class EncryptedFile(msgspec.Struct):
 
 
 def encrypted(data: bytes) -> tuple[bytes, dict[str, Any]]:
-    """Encrypt a file with a new key. Returns it and what its message says about it, without the address."""
-    key, iv = secrets.token_bytes(32), secrets.token_bytes(8) + bytes(8)  # the counter begins at 0
+    """Encrypt a file with a new key. Return it, and its description without the address."""
+    key, iv = secrets.token_bytes(32), secrets.token_bytes(8) + bytes(8)  # the counter starts at 0
     encryptor = Cipher(algorithms.AES(key), modes.CTR(iv)).encryptor()
     made = encryptor.update(data) + encryptor.finalize()
     web_key = {"kty": "oct", "alg": "A256CTR", "ext": True, "key_ops": ["encrypt", "decrypt"]}
@@ -801,7 +800,7 @@ def encrypted(data: bytes) -> tuple[bytes, dict[str, Any]]:
 
 
 def decrypted(data: bytes, file: EncryptedFile) -> bytes:
-    """Decrypt a file; raises `Never` if the server changed it."""
+    """Decrypt a file; raise `Never` if it was tampered with."""
     try:
         key, iv = _from_base64(file.key.k), _from_base64(file.iv)
         wanted = _from_base64(file.hashes["sha256"])

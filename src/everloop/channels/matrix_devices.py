@@ -1,7 +1,7 @@
-"""The devices of people at a Matrix server: their keys, and which of them are trusted.
+"""The devices of Matrix users: their keys, and which of them are trusted.
 
-The keys of a device are kept when it is first seen. Other keys under the same name are never used, so a server cannot
-take the place of a device. With `trust = "confirmed"` the owner confirms each device, too.
+The keys of a device are stored when it is first seen. Other keys under the same name are never used, so a server cannot
+impersonate a device. With `trust = "confirmed"`, the owner must also confirm each device.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 DEVICES, KEYS, ROOMS, WAITING = "devices", "keys", "rooms", "waiting"  # spaces of the channel's state
 FIRST_USE, STRICT = "first-use", "confirmed"  # how devices are trusted
 SEEN, CONFIRMED = "device:", "confirmed:"
-OWN = "own"  # this device, for people: its id and fingerprint
+OWN = "own"  # the id and fingerprint of this device, to be shown
 LONGEST_NAME = 255
-MOST_DEVICES = 100  # of one person; those that are gone are forgotten first
+MOST_DEVICES = 100  # per person; those that are gone are removed first
 
 
 class ToDevice(msgspec.Struct):
-    """What another device has sent to this one."""
+    """An event that another device has sent to this one."""
 
     type: str = ""
     sender: str = ""
@@ -44,7 +44,7 @@ class DeviceLists(msgspec.Struct):
 
 
 class Name(NamedTuple):
-    """Whose device it is, and its id."""
+    """The name of a device: its user, and its id."""
 
     user: str
     id: str
@@ -58,7 +58,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Devices:
-    """The devices that were seen, as the store keeps them."""
+    """The devices that were seen, as stored."""
 
     def __init__(self, state: Mapping[str, str]) -> None:
         self._known: dict[str, dict[str, Device]] = {}
@@ -68,18 +68,20 @@ class Devices:
                 self._known.setdefault(name.user, {})[name.id] = msgspec.json.decode(value, type=Device)
 
     def of(self, user: str) -> dict[Name, Device]:
-        """The devices that a person uses now."""
+        """Return the current devices of a person."""
         known = self._known.get(user, {})
         return {Name(user, id): device for id, device in known.items() if not device.gone}
 
     def by_key(self, user: str, curve25519: str) -> tuple[Name, Device] | None:
-        """The device of a person that has this key, also one that is gone."""
+        """Return the device of a person with this key, even if it is gone."""
         found = (item for item in self._known.get(user, {}).items() if item[1].curve25519 == curve25519)
         return next(((Name(user, id), device) for id, device in found), None)
 
     def see(self, user: str, found: Mapping[str, tuple[str, str]]) -> tuple[list[StateRow], list[str]]:
-        """Take the devices that a person has now, by id: Ed25519 and Curve25519 key. The rows to write, and the ids of
-        devices whose keys are not those that were seen first."""
+        """Update a person's devices. `found` has the Ed25519 and Curve25519 key of each, by id.
+
+        Return the rows to write, and the ids of devices whose keys differ from those that were seen first.
+        """
         known, rows, changed = self._known.setdefault(user, {}), list[StateRow](), list[str]()
         now = dict(known)
         for id, keys in found.items():
@@ -103,19 +105,19 @@ class Devices:
 
 
 def _least_wanted(devices: Mapping[str, Device]) -> list[str]:
-    """Ids of devices in the order in which they are forgotten: those that are gone, then the newest."""
+    """Return the ids in the order in which devices are removed: those that are gone, then the newest."""
     gone = sorted((device.since, id) for id, device in devices.items() if device.gone)
     there = sorted(((device.since, id) for id, device in devices.items() if not device.gone), reverse=True)
     return [id for _, id in (*gone, *there)]
 
 
 def confirmed_in(state: Mapping[str, str]) -> dict[Name, str]:
-    """The fingerprints that the owner has confirmed."""
+    """Return the fingerprints that the owner has confirmed."""
     return {_name(key.removeprefix(CONFIRMED)): value for key, value in state.items() if key.startswith(CONFIRMED)}
 
 
 def is_name(user: object, id: str = "x") -> bool:
-    """Whether these can be the ids of a person and of a device: what a server says is not trusted."""
+    """Return whether these are valid ids of a user and of a device: the server's data is not trusted."""
     texts = (user, id)
     if not all(isinstance(one, str) and one.isprintable() and 0 < len(one) <= LONGEST_NAME for one in texts):
         return False
@@ -128,7 +130,7 @@ def _name(text: str) -> Name:
 
 
 def grouped(fingerprint: str) -> str:
-    """A fingerprint in groups of four, as clients show it."""
+    """Return a fingerprint in groups of four, as clients show it."""
     return " ".join(fingerprint[start : start + 4] for start in range(0, len(fingerprint), 4))
 
 
@@ -136,7 +138,7 @@ def grouped(fingerprint: str) -> str:
 
 
 async def confirm(store: Store, channel: str, user: str, id: str, remove: bool = False) -> str:
-    """Confirm a device, or take that back. Return what was done."""
+    """Confirm a device, or revoke its confirmation. Return what was done."""
     space, name = space_of(channel, DEVICES), f"{user} {id}"
     state = await store.channel_state(space)
     if (seen := state.get(SEEN + name)) is None:
@@ -150,7 +152,7 @@ async def confirm(store: Store, channel: str, user: str, id: str, remove: bool =
 
 
 async def encryption_facts(store: Store, config: ChannelConfig) -> dict[str, Any] | None:
-    """What is known of a channel's encryption; None when it has no keys."""
+    """Return the state of a channel's encryption; None if it has no keys."""
     channel = config.name
     if (own := (await store.channel_state(space_of(channel, KEYS))).get(OWN)) is None:
         return None

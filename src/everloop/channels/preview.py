@@ -1,7 +1,7 @@
-"""Shows in a chat that an answer is on its way: typing, and a draft with the text so far, which is edited.
+"""Shows in a chat that an answer is on its way: the typing notice, and a draft with the text so far.
 
-What is shown is a draft and never the truth: it is removed when the answer has come from the outbox. Which drafts there
-are is kept in the store, so that those of a process that died are removed as well.
+A draft is removed once the answer has been sent from the outbox. The ids of all drafts are in the store, so that those
+of a process that died are removed, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .base import Channel, Later
 from .text import render, split
 
 log = logging.getLogger(__name__)
-TYPING_SECONDS = 4.5  # networks stop showing the typing notice after that
+TYPING_SECONDS = 4.5  # networks hide the typing notice after about this long
 LEAST_TEXT = 20  # characters; a shorter text gets no draft
 LONGEST_SECONDS = 3600.0
-QUIET_SECONDS = 3.0  # a session that has no turn for so long is considered done
-ANSWER_SECONDS = 10.0  # after the end of a turn, in which its answer takes the place of the draft
+QUIET_SECONDS = 3.0  # a session without a turn for this long is considered done
+ANSWER_SECONDS = 10.0  # after the end of a turn, for its answer to replace the draft
 DRAFT = "draft:"
 MORE = " …"
 Follow = Callable[[str, str], Awaitable[SessionSubscriber]]
@@ -41,7 +41,7 @@ class Shown:
     session: str
     chat: str
     streams: bool  # drafts are shown
-    may_see: MaySee  # whether the session is still the chat's
+    may_see: MaySee  # whether the chat still belongs to the session
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_over: bool = False
     text: str = ""
@@ -51,7 +51,7 @@ class Shown:
 
 
 class Previews:
-    """The previews of a channel, one for each chat at most."""
+    """The previews of a channel, at most one per chat."""
 
     def __init__(self, store: Store, config: ChannelConfig, channel: Channel, follow: Follow | None) -> None:
         self._store = store
@@ -69,7 +69,8 @@ class Previews:
     ) -> AsyncIterator[None]:
         """Show what happens in a session, until its turn has ended or its answer is sent.
 
-        The session is followed from before the message is put into the inbox, in the body, so that the turn streams.
+        The body of the context puts the message into the inbox. The session is followed from before that, so that
+        nothing of the turn is missed.
         """
         streams = self._config.stream and self._can.edit and not is_thread
         if chat_id in self._shown or not (streams or self._can.typing):
@@ -132,7 +133,7 @@ class Previews:
             if subscriber is not None:
                 async with asyncio.timeout(LONGEST_SECONDS):
                     await self._watch(subscriber, chat_id, shown)
-        except Exception as error:  # a preview may get lost
+        except Exception as error:  # previews are best-effort
             log.debug("channel %s shows nothing more of a turn (%s)", self._config.name, type(error).__name__)
         finally:
             self._end(chat_id, shown, subscriber)
@@ -169,7 +170,7 @@ class Previews:
                         waiting, is_quiet = bool(rows), turn is None and not rows
                         if parked:
                             return
-                        # While a message is being claimed, it is in neither place for a moment.
+                        # While a message is being claimed, it is briefly in neither place.
                         quiet_since = (quiet_since or clock()) if is_quiet else None
                     case Logged(entry=TurnEnded()) if not waiting:
                         return
@@ -186,7 +187,7 @@ class Previews:
             await self._channel.show(shown.chat, "", "")
 
     async def _draft(self, chat_id: str, shown: Shown) -> None:
-        """Show the text so far, if there is more of it."""
+        """Show the text so far, if it has grown."""
         clock = asyncio.get_running_loop().time
         async with shown.lock:
             if shown.is_over or shown.text == shown.drafted or len(shown.text) < LEAST_TEXT:

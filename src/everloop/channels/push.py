@@ -23,6 +23,7 @@ import msgspec
 
 from ..errors import ConfigError, EverloopError
 from ..messages import encode_json
+from ..runtime.owners import OWN
 from ..store.base import Store
 from ..text import one_line
 from ..threads import in_thread
@@ -36,9 +37,9 @@ LONGEST_ENDPOINT = 2_000
 LIFE_SECONDS = 24 * 3600  # after that, a notification is useless
 SEEN_SECONDS = 45.0  # a page that reported itself visible within this time is considered visible
 SEND_SECONDS = 30.0
-TOKEN_SECONDS = 12 * 3600  # of a signature; push services take at most 24 hours
-REMEMBERED = 200  # messages whose notified subscriptions are remembered
-LONGEST_TEXT = 200  # characters of a question or an answer, where they are sent at all
+TOKEN_SECONDS = 12 * 3600  # lifetime of a signature; push services accept at most 24 hours
+REMEMBERED = 200  # messages whose notified subscriptions are kept in memory
+LONGEST_TEXT = 200  # characters of a question or an answer, if the settings include them
 MISSING = "web push needs the package pywebpush: pip install 'everloop[push]'"
 UNTITLED = "A session without a title"
 TITLES = {"question": "A question waits for you", "failed": "A turn has failed", "ended": "A turn has ended"}
@@ -105,7 +106,7 @@ class Subscriptions:
         await self._store.set_channel_state(self._channel, key, value)
 
     async def is_looking(self, owner: str) -> bool:
-        """Whether a page of the owner is visible. Pages that stopped reporting are removed."""
+        """Return whether a page of the owner is visible. Pages that stopped reporting are removed."""
         state, now = await self._store.channel_state(self._channel), time.time()
         seen = {key: _decode_seen(value) for key, value in state.items() if key.startswith(_SEEN)}
         for key, one in seen.items():
@@ -118,7 +119,7 @@ class Subscriptions:
         vapid = (await in_thread(import_module, "py_vapid")).Vapid02
         async with asyncio.timeout(SEND_SECONDS):
             while not (pem := (await self._store.channel_state(self._channel)).get(_VAPID, "")):
-                if await self._store.admit("me", f"{self._channel}:{_VAPID}", 1, SEND_SECONDS) > 0:
+                if await self._store.admit(OWN, f"{self._channel}:{_VAPID}", 1, SEND_SECONDS) > 0:
                     await asyncio.sleep(0.1)  # another server is creating it
                     continue
                 made = vapid()
@@ -131,7 +132,7 @@ class Subscriptions:
         return _public(await self.key())
 
     async def is_allowed(self, one: Subscription) -> bool:
-        """Whether the login that created a subscription is still valid."""
+        """Return whether the login that created a subscription is still valid."""
         if not one.token:
             return True
         return any(token.id == one.token and token.revoked_at is None for token in await self._store.tokens(one.owner))
@@ -142,7 +143,7 @@ def is_installed() -> bool:
 
 
 def checked(owner: str, endpoint: str, p256dh: str, auth: str, token: str, fetcher: Fetcher) -> Subscription:
-    """Validate a browser's subscription; raises a one-line `EverloopError` if it is invalid."""
+    """Validate a browser's subscription; raise a one-line `EverloopError` if it is invalid."""
     try:
         url = parse_url(endpoint)
     except BadURL as error:
@@ -204,7 +205,7 @@ class Push:
         return key
 
     async def show(self, chat: str, key: str, text: str) -> None:
-        """Nothing is shown before the end."""
+        """Do nothing: there is no chat to show it in."""
 
     async def _payload(self, part: Part, key: str) -> bytes:
         assert self._store is not None
@@ -216,7 +217,7 @@ class Push:
         return encode_json(Payload(TITLES.get(part.extra.get("kind", ""), TITLES["ended"]), body, session, key))
 
     async def _tell(self, one: Subscription, payload: bytes, vapid: Any, part: Part, age: float) -> bool:
-        """Notify a browser. Returns False if the push service no longer knows it."""
+        """Notify a browser. Return False if the push service no longer knows it."""
         url = parse_url(one.endpoint)
         if url.scheme != "https" and not self._fetcher.is_listed(url):
             return False
@@ -231,7 +232,7 @@ class Push:
             "Content-Encoding": "aes128gcm",
             "TTL": str(int(LIFE_SECONDS - age)),
             "Urgency": "high" if part.extra.get("kind") == "question" else "normal",
-            "Topic": _short(part.extra.get("session", "")),  # a later one of the session replaces it on its way
+            "Topic": _short(part.extra.get("session", "")),  # a newer one replaces it until it is delivered
         }
         try:
             status, answered = await self._fetcher.post(url, bytes(body), headers)
@@ -250,12 +251,12 @@ class Push:
 
 
 def fetcher_of(options: Options) -> Fetcher:
-    """Return the client for push services: public addresses, and those that are listed."""
+    """Return the client for push services, which may be at public addresses and those listed in the settings."""
     return Fetcher(private_hosts=options.texts("private_hosts"), timeout=SEND_SECONDS)
 
 
 def _raise(problems: Sequence[Exception]) -> None:
-    """Raise the most important problem: one that a retry may solve comes before a refusal."""
+    """Raise the most important problem: one that a retry may solve takes precedence over a refusal."""
     for kind in (OSError, FetchError, Later, Never):
         for error in problems:
             if isinstance(error, kind):

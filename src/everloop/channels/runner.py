@@ -1,8 +1,8 @@
-"""Runs channels: from their networks into the inbox, and from the outbox to their networks.
+"""Runs channels: moves messages from the networks into the inbox, and from the outbox to the networks.
 
-One worker polls an account, under a lease. A message that comes in is on disk before the channel acknowledges it. A
-message that goes out is sent in parts; each part is marked when the network has taken it, so that a crash repeats at
-most one part of each chat.
+One worker polls an account, under a lease. An incoming message is on disk before the channel acknowledges it. An
+outgoing message is sent in parts; each part is recorded once the network has accepted it, so that a crash repeats at
+most one part in each chat.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ if TYPE_CHECKING:
     from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries
-STEADY_SECONDS = 60.0  # a connection that held for so long was a good one
-AT_ONCE = 8  # parts sent at the same time, in different chats
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts
+STEADY_SECONDS = 60.0  # after a connection of this length, the delay starts over
+AT_ONCE = 8  # parts sent concurrently, in different chats
 TAKEN_AT_ONCE = 50
-MOST_WAITING = 1000  # messages held for chats that wait
-LONGEST_TEXT = 100_000  # characters of a message; the rest is left out
+MOST_WAITING = 1000  # messages queued in memory, over all chats
+LONGEST_TEXT = 100_000  # characters of a message; the rest is cut off
 LONGEST_ID = 300
-REMEMBERED = 1000  # ids of messages that came in last
+REMEMBERED = 1000  # ids of the latest incoming messages
 STATUS = "status"
 CURSOR = "cursor"
 INSTANCE = "instance"
 QUESTION = "question:"
-MOST_QUESTIONS = 100  # with buttons, that are remembered
+MOST_QUESTIONS = 100  # with buttons; beyond that the oldest are removed
 TOKEN_LENGTH = 20
-# What a question's buttons are, by the end of their values: the label, and the command that it stands for.
+# The buttons of a question, by the suffix of their values: the label, and the equivalent command.
 CHOICES = {"y": ("Approve", "/approve"), "a": ("Always", "/approve always"), "n": ("Deny", "/deny")}
 
 
@@ -84,7 +84,7 @@ def lease_of(channel: str) -> str:
 
 
 def chat_id_of(chat: str, thread: str, threads: bool) -> str:
-    """Return the id of a chat, or of a thread in it, which is a session of its own where the network has threads."""
+    """Return the id of a chat, or of a thread in it: if the network has threads, each has its own session."""
     if not threads:
         return chat
     chat, thread = (one.replace("%", "%25").replace("/", "%2F") for one in (chat, thread))
@@ -100,7 +100,7 @@ def chat_of(chat_id: str, threads: bool) -> tuple[str, str]:
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The state of the connection, as the last worker reported it."""
+    """The state of a channel's connection, as last reported by its worker."""
 
     at: float
     error: str = ""  # why it does not work; "" while it does
@@ -114,6 +114,21 @@ def follower(owners: Owners) -> Follow:
         return agent.conversations.follow(owner, key, Position(0 if info is None else info.entries, 0))
 
     return follow
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What all accounts of a process work with."""
+
+    store: Store
+    worker: str
+    configs: Mapping[str, ChannelConfig]  # of all channels, by name
+    follow: Follow | None
+    meters: Meters | None
+    links: Mapping[str, Sequence[str]]
+    save: Save | None
+    outgoing: OutgoingFiles | None
+    transcribes: bool
 
 
 class ChannelRunner:
@@ -130,16 +145,16 @@ class ChannelRunner:
         outgoing: OutgoingFiles | None = None,
         transcribes: bool = False,
     ) -> None:
-        """With `follow`, chats are shown what happens in their sessions; `links` has people with their accounts,
-        whose direct chats share one session; `save` keeps the files that people send, and `outgoing` has those that
-        the agent sends. `transcribes` says that turns get the words of voice messages."""
+        """With `follow`, chats are shown what happens in their sessions.
+
+        `links` maps people to their accounts, whose direct chats share one session; `save` keeps the files that people
+        send, and `outgoing` has those that the agent sends. `transcribes` says that turns get the words of voice
+        messages.
+        """
         self.worker = new_worker()
-        self._store = store
         configs = {config.name: config for config, _, _ in channels}
-        self._accounts = [
-            Account(store, self.worker, configs, links or {}, save, outgoing, transcribes, follow, meters, *one)
-            for one in channels
-        ]
+        host = Host(store, self.worker, configs, follow, meters, links or {}, save, outgoing, transcribes)
+        self._accounts = [Account(host, *one) for one in channels]
         self._peer = store.peer(self.worker, self._on_notice)
 
     async def run(self) -> None:
@@ -163,31 +178,15 @@ class ChannelRunner:
 class Account:
     """One account at a network: its lease, what comes in and what goes out."""
 
-    def __init__(
-        self,
-        store: Store,
-        worker: str,
-        configs: dict[str, ChannelConfig],
-        links: Mapping[str, Sequence[str]],
-        save: Save | None,
-        outgoing: OutgoingFiles | None,
-        transcribes: bool,
-        follow: Follow | None,
-        meters: Meters | None,
-        config: ChannelConfig,
-        channel: Channel,
-        options: Options,
-    ) -> None:
+    def __init__(self, host: Host, config: ChannelConfig, channel: Channel, options: Options) -> None:
         self.name = config.name
-        self._store = store
-        self._worker = worker
+        self._store = host.store
+        self._worker = host.worker
         self._channel = channel
-        self._reporter = Reporter(store, config.name, options, meters)
-        self._previews = Previews(store, config, channel, follow)
-        self._inbox = ChannelInbox(
-            store, config, channel, configs, links, save, transcribes, self._reporter, self._previews
-        )
-        self._sender = Sender(store, worker, config, channel, outgoing, self._reporter, self._previews)
+        self._reporter = Reporter(host.store, config.name, options, host.meters)
+        self._previews = Previews(host.store, config, channel, host.follow)
+        self._inbox = ChannelInbox(host, config, channel, self._reporter, self._previews)
+        self._sender = Sender(host, config, channel, self._reporter, self._previews)
         self._changed = asyncio.Event()  # the lease may have another holder
 
     def more_outgoing(self) -> None:
@@ -200,18 +199,18 @@ class Account:
         """Work whenever the lease is held, until cancelled."""
         delay = FIRST_DELAY
         while True:
-            self._changed.clear()  # before asking: what changes meanwhile sets it again
+            self._changed.clear()  # before the query, so that a change during it is not missed
             try:
                 if await self._store.hold(lease_of(self.name), self._worker):
                     await self._work()
                     continue
                 delay = FIRST_DELAY
-            except StoreError as error:  # a full or locked disk does not end a server
+            except StoreError as error:  # a full or locked disk must not end the server
                 log.error("channel %s: %s", self.name, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 continue
-            except Exception:  # a bug of ours: the other channels and the server go on
+            except Exception:  # a bug: the other channels and the server continue
                 log.exception("channel %s failed", self.name)
                 await asyncio.sleep(LONGEST_DELAY)
                 continue
@@ -222,13 +221,13 @@ class Account:
         work = [asyncio.create_task(self._receive()), asyncio.create_task(self._sender.run())]
         sweeping = asyncio.create_task(self._previews.sweep())
         try:
-            await self._store.wake(ANY)  # a worker that had the lease, and was frozen, sees that it is lost
+            await self._store.wake(ANY)  # a frozen worker that held the lease learns that it has lost it
             while await self._store.hold(lease_of(self.name), self._worker):
                 changed = asyncio.create_task(self._changed.wait())
                 done, _ = await asyncio.wait({*work, changed}, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 for task in done - {changed}:
-                    task.result()  # it does not end by itself: whatever it raises is a bug of ours, or the store's
+                    task.result()  # never ends normally: raises a bug or a store error
                 self._changed.clear()
         finally:
             for task in (*work, sweeping):
@@ -244,7 +243,7 @@ class Account:
                 await self._store.wake(ANY)
 
     async def _receive(self) -> None:
-        """Receive until cancelled. After any failure it is restarted with a delay, and the status gives the reason."""
+        """Receive until cancelled. After a failure, report the reason and restart with a delay."""
         delay = FIRST_DELAY
         while True:
             began, accepted = time.monotonic(), self._inbox.accepted
@@ -257,7 +256,7 @@ class Account:
             except Exception as error:
                 reason = describe(error)
             if time.monotonic() - began > STEADY_SECONDS or self._inbox.accepted > accepted:
-                delay = FIRST_DELAY  # it was a good connection
+                delay = FIRST_DELAY
             await self._reporter.failed(reason)
             await asyncio.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
             delay = min(2 * delay, LONGEST_DELAY)
@@ -313,42 +312,32 @@ class ChannelInbox:
     """Accepts what a channel receives: decides who is answered, and writes messages to the store's inbox."""
 
     def __init__(
-        self,
-        store: Store,
-        config: ChannelConfig,
-        channel: Channel,
-        configs: dict[str, ChannelConfig],
-        links: Mapping[str, Sequence[str]],
-        save: Save | None,
-        transcribes: bool,
-        reporter: Reporter,
-        previews: Previews,
+        self, host: Host, config: ChannelConfig, channel: Channel, reporter: Reporter, previews: Previews
     ) -> None:
-        self._store = store
+        self._store = store = host.store
         self._config = config
-        self._channel = channel
-        self._previews = previews
         self._can = channel.can
-        self._configs = {name: one for name, one in configs.items() if one.owner == config.owner}
-        self._save = save
-        self._transcribes = transcribes
+        self._configs = {name: one for name, one in host.configs.items() if one.owner == config.owner}
+        self._save = host.save
+        self._transcribes = host.transcribes
         self._reporter = reporter
+        self._previews = previews
         self._questions = Questions(store, config.name)
         self._pairings = Pairings(store, config.name)
         self._access = Access(config, channel.can, self._pairings)
-        self._links = ChatLinks(store, config, channel.can, self._access, links)
+        self._links = ChatLinks(store, config, channel.can, self._access, host.links)
         self._rates = RateLimit(config.per_minute)
         self._fetching = FetchLimit(MOST_FILES * MEGABYTE * config.media_mb)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
-        self.accepted = 0  # messages that came in
+        self.accepted = 0  # number of incoming messages
 
     async def ready(self) -> None:
-        """The channel is connected."""
+        """Report that the channel is connected."""
         await self._reporter.works()
 
     async def knows(self, sender: str) -> bool:
-        """Whether a person may be answered in a direct chat, if only with a pairing code."""
+        """Return whether a person may be answered in a direct chat, if only with a pairing code."""
         asks = Received(chat=sender, sender=sender, text="")
         return self._config.pairing or await self._access.standing(asks) != "stranger"
 
@@ -407,8 +396,8 @@ class ChannelInbox:
             kind = "message"
             await self._take_files(message, incoming)
             if await self._access.standing(message) == "stranger":
-                return False  # they were unpaired while the files were fetched
-            incoming.session = await self._session_of(message)  # nor does a link that was ended meanwhile count
+                return False  # the sender was unpaired while the files were fetched
+            incoming.session = await self._session_of(message)  # the chats may have been unlinked in the meantime
             if not self._transcribes and not incoming.content and all(map(is_recording, incoming.media)):
                 await self._say(message, _cannot_listen(incoming.media), "voice")
                 return True
@@ -428,7 +417,7 @@ class ChannelInbox:
         return True
 
     async def _may_answer(self, incoming: InboundMessage) -> bool:
-        """Whether a message may answer the session's open question: only the person who caused it may."""
+        """Return whether a message may answer the session's open question: only the person who caused it may."""
         if answer_of(incoming.content) is None:
             return True
         info = await self._store.session(incoming.owner, incoming.session_key)
@@ -439,10 +428,10 @@ class ChannelInbox:
         return any(isinstance(one.entry, UserSaid) and one.entry.sender == incoming.sender_id for one in logged[:1])
 
     async def _take_button(self, message: Received) -> bool:
-        """Answer a question by its button, if it is still open and this person may answer it.
+        """Answer the question of a button, if it is still open and this person may answer it.
 
-        That is the person whose message the turn works on, or an owner. Anyone else gets nothing. What the button says
-        is not trusted: the store knows the question.
+        Only the person whose message the turn works on may, and an owner; anyone else is ignored. The button's value is
+        not trusted: the question is looked up in the store.
         """
         token, _, choice = message.button.partition(".")
         asked = await self._questions.find(token)
@@ -453,7 +442,7 @@ class ChannelInbox:
             return False
         id, owner = f"{self._config.name}:{QUESTION}{token}", self._config.owner
         if await self._store.find(owner, id) is not None:
-            return True  # it was taken before
+            return True  # a redelivery
         info = await self._store.session(owner, asked.session)
         if info is None or not info.parked or info.entries != asked.position:
             return False
@@ -470,7 +459,7 @@ class ChannelInbox:
         return True
 
     async def _take_files(self, message: Received, incoming: InboundMessage) -> None:
-        """Save the files of a message to the workspace, and note in its text which were left out."""
+        """Save the files of a message to the workspace, and note in its text which ones were left out."""
         limit, notes = MEGABYTE * self._config.media_mb, list[str]()
         for number, file in enumerate(message.files):
             if number == 2 * MOST_FILES:
@@ -492,7 +481,7 @@ class ChannelInbox:
         incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
 
     async def _fetched(self, sender: str, file: Attachment, limit: int) -> bytes | str:
-        """Fetch a file, as far as the sender's limit allows."""
+        """Return the content of a file, or a note about why it is missing. The sender's limits apply."""
         began, data = time.monotonic(), b""
         seconds, size = self._fetching.left(sender, began)
         why = "took too long to fetch" if seconds <= 0 else "came after too many others"
@@ -533,12 +522,12 @@ class ChannelInbox:
         return await self._links.session_of(message, self._own_session(message))
 
     def _own_session(self, message: Received) -> str:
-        """Return the session of a chat that shares none."""
+        """Return the session of a chat that is not linked."""
         is_person = self._can.nicks and not message.group
         return f"{self._config.name}:{same_id(message.sender, self._can) if is_person else self._chat_id(message)}"
 
     def _chat_id(self, message: Received) -> str:
-        return chat_id_of(message.chat, message.thread, self._channel.can.threads)
+        return chat_id_of(message.chat, message.thread, self._can.threads)
 
     async def _say(self, message: Received, text: str, about: str) -> None:
         id = f"{about}:{message.id or secrets.token_hex(8)}"
@@ -566,7 +555,7 @@ class ChannelInbox:
         await self._say(message, said, "pair")
 
     async def _link(self, message: Received, command: LinkCommand) -> None:
-        """Run a command that links chats. What it does is repeated after a crash until its reply is in the outbox."""
+        """Run a command that links chats. After a crash it is run again, unless its reply is in the outbox."""
         id = message.id or secrets.token_hex(8)
         if await self._store.find(self._config.owner, f"{self._config.name}:{LINK}:{id}") is not None:
             return
@@ -582,11 +571,11 @@ class ChannelInbox:
             )
 
     async def _is_over_limit(self, message: Received) -> bool:
-        """Whether the sender has exceeded the rate limit. They are told once a minute."""
+        """Return whether the sender has exceeded the rate limit. They are told so once a minute."""
         over = self._rates.count(self._limited(message), time.monotonic())
         known = f"{self._config.name}:{message.id}"
         if over and message.id is not None and await self._store.find(self._config.owner, known) is not None:
-            return False  # it was taken before
+            return False  # a redelivery
         if over == 1:
             most = self._config.per_minute
             await self._say(
@@ -595,7 +584,7 @@ class ChannelInbox:
         return over > 0
 
     def _limited(self, message: Received) -> str:
-        """Return whom limits count for: another nick does not make another person."""
+        """Return the person that limits apply to: with another nick, they are still the same person."""
         return message.sender.rpartition("!")[2] if self._can.nicks else message.sender
 
 
@@ -618,13 +607,13 @@ class AskedQuestion(msgspec.Struct, frozen=True):
 
     session: str
     position: int  # in the session's log
-    sender: str  # who may answer, besides the owner
+    sender: str  # who may answer, in addition to the owner
     chat_id: str
     at: float
 
 
 class Questions:
-    """The questions with buttons of a channel, as the store keeps them: each has a token, which its buttons carry."""
+    """Stores a channel's questions with buttons. Each has a token, which is part of its buttons' values."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -635,7 +624,7 @@ class Questions:
         return None if found is None else msgspec.json.decode(found, type=AskedQuestion)
 
     async def keep(self, token: str, question: Question, chat_id: str) -> None:
-        """Remember a question before it is sent; the oldest are forgotten."""
+        """Store a question before it is sent; the oldest ones are removed."""
         state = await self._store.channel_state(self._channel)
         known = {key: value for key, value in state.items() if key.startswith(QUESTION)}
         if QUESTION + token in known:
@@ -656,9 +645,9 @@ class Queued:
 
     row: Outgoing
     parts: list[SentPart]
-    since: float  # when the first try was made here
-    begun: bool  # the store counts its next part as begun
-    uncertain: bool  # the network may have its next part
+    since: float  # when it was taken from the outbox
+    begun: bool  # the store has recorded that sending the next part has begun
+    uncertain: bool  # the network may already have the next part
 
 
 class LeaseLost(Exception):
@@ -666,31 +655,24 @@ class LeaseLost(Exception):
 
 
 class Sender:
-    """Sends the outbox of a channel: chats side by side, the messages of a chat in their order."""
+    """Sends the outbox of a channel: chats concurrently, the messages of each chat in order."""
 
     def __init__(
-        self,
-        store: Store,
-        worker: str,
-        config: ChannelConfig,
-        channel: Channel,
-        outgoing: OutgoingFiles | None,
-        reporter: Reporter,
-        previews: Previews,
+        self, host: Host, config: ChannelConfig, channel: Channel, reporter: Reporter, previews: Previews
     ) -> None:
         self.more = asyncio.Event()  # there may be something in the outbox
-        self._store = store
-        self._worker = worker
+        self._store = host.store
+        self._worker = host.worker
         self._config = config
         self._channel = channel
+        self._outgoing = host.outgoing
         self._reporter = reporter
         self._previews = previews
+        self._questions = Questions(host.store, config.name)
         self._chats: dict[str, deque[Queued]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._outgoing = outgoing
         self._instance = ""
-        self._questions = Questions(store, config.name)
 
     async def run(self) -> None:
         try:
@@ -698,7 +680,7 @@ class Sender:
             if self._outgoing is not None:
                 await in_thread(self._outgoing.sweep)
             while True:
-                self.more.clear()  # before looking: what comes meanwhile sets it again
+                self.more.clear()  # before the query, so that a message that arrives during it is not missed
                 if sum(map(len, self._chats.values())) < MOST_WAITING and await self._take():
                     continue
                 await self.more.wait()
@@ -737,7 +719,7 @@ class Sender:
         return Queued(row, list(delivery.parts), time.time(), True, row.message.repeat)
 
     def _enqueue(self, one: Queued) -> bool:
-        """Put a message behind the others of its chat. Return whether there are any."""
+        """Append a message to the queue of its chat. Return whether it has to wait for others."""
         queue = self._chats.setdefault(one.row.message.chat_id, deque())
         queue.append(one)
         return len(queue) > 1
@@ -812,7 +794,7 @@ class Sender:
         number = len(one.parts) + 1
         own, reply_to = f"{self._config.name}:", None
         if number == 1 and (about := message.reply_to or "").startswith(own):
-            # A button and a scheduled job are no messages of the network.
+            # Presses of buttons and scheduled jobs are not messages on the network.
             reply_to = about.removeprefix(own) if not about.startswith(own + QUESTION) else None
         return Part(
             chat=chat,
@@ -833,7 +815,7 @@ class Sender:
         return replace(part, files=(), text=text, plain=plain)
 
     async def _send_part(self, one: Queued, part: Part) -> str | None:
-        """Send a part, with retries. Returns the network's id; None if the message was given up."""
+        """Send a part, with retries. Return the network's id; None if the message was given up."""
         key = self._key(one, part.number)
         delay = FIRST_DELAY
         while True:
@@ -879,7 +861,7 @@ class Sender:
             await self._reporter.works()
 
     async def _patiently(self, one: Queued, sent: bool) -> bool:
-        """Write the mark, with retries: a full disk must not cause a message to be sent again."""
+        """Record the parts, with retries: a full disk must not cause a message to be sent again."""
         delay = FIRST_DELAY
         while True:
             try:
@@ -903,15 +885,15 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one part of a message holds: a piece of its text, and files by their numbers."""
+    """The content of one part of a message: a piece of its text, and the indexes of its files."""
 
     text: str
     files: tuple[int, ...]
-    end: int  # where the part ends: a place in the text, or behind it one for each file
+    end: int  # where the part ends: an offset in the text, plus one for each file after it
 
 
 def steps_of(text: str, files: int, can: Can, start: int) -> Iterator[Step]:
-    """The parts of a message from a place on: its text, and then its files, or both where the network attaches them."""
+    """Yield the parts of a message from an offset on: its text, then its files unless these are attached."""
     pieces = [Step(piece.text, (), piece.end) for piece in split(text, can, start)]
     left = range(max(start - len(text), 0), files)
     if can.attaches and left:

@@ -1,7 +1,7 @@
 """Slack, by Socket Mode (an app token) or by events over HTTP (a signing secret).
 
-An event is acknowledged when its message is on disk; Slack delivers it again until then. Slack takes no key with a
-message, so that a part which may be there already is marked.
+An event is acknowledged when its message is on disk; Slack delivers it again until then. Slack recognises no
+repeats, so a possible repeat is marked in its text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class File(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """A message, or a mention of the app, which comes as an event of its own for the same message."""
+    """A message, or a mention of the app. A message that mentions the app causes both events."""
 
     type: str = ""
     subtype: str = ""
@@ -150,8 +150,8 @@ class Slack:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("bot_token")
-        self._app_token = options.secret("app_token", "")
+        self._token = options.token("bot_token")
+        self._app_token = options.token("app_token", "")
         self._signing = options.secret("signing_secret", "")
         self._in_thread = options.flag("reply_in_thread", True)
         base = options.address("base_url", API)
@@ -159,9 +159,6 @@ class Slack:
         self._path = options.text("path", f"/{options.name}")
         if bool(self._app_token) == bool(self._signing):
             raise options.problem("needs an app_token (Socket Mode) or a signing_secret (events over HTTP), not both")
-        for secret in (self._token, self._app_token):
-            if not secret.isascii() or " " in secret:
-                raise options.problem("a token has characters that no token of Slack has")
         self._client = HttpClient(base)
         self._me = ""
         self._names: dict[str, str] = {}
@@ -365,12 +362,12 @@ class Slack:
 
 
 def _text(chat: str, text: str) -> dict[str, Any]:
-    """Return the arguments for a text in which Slack does not look for names: an `@here` in it notifies nobody."""
+    """Return the arguments for a text that Slack does not scan for names: an `@here` in it notifies nobody."""
     return {"channel": chat, "text": text, "parse": "none", "link_names": False}
 
 
 def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool:
-    """Whether Slack has signed a request with the secret, just now."""
+    """Return whether Slack has recently signed a request with the secret."""
     made = hmac.new(secret.encode(), b"v0:" + header_bytes(at) + b":" + body, hashlib.sha256).hexdigest()
     right = hmac.compare_digest(f"v0={made}".encode(), header_bytes(given))
     return right and at.isdecimal() and len(at) < 16 and abs(now - int(at)) <= FRESH_SECONDS

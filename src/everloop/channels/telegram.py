@@ -1,7 +1,7 @@
 """Telegram, through the Bot API: by long polling or by webhook.
 
-An update is confirmed by asking for the next one, which is done only when it is on disk. Telegram takes no key with a
-message, so that a part which may be there already is marked.
+An update is confirmed by asking for the next one, which is done only when it is on disk. Telegram recognises
+no repeats, so a possible repeat is marked in its text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .http import UPLOAD_SECONDS, HttpClient, Reply, form_of, header_bytes, list
 
 API = "https://api.telegram.org"
 POLL_SECONDS = 50
-MARGIN_SECONDS = 15.0  # that a reply may take beyond the requested timeout
+MARGIN_SECONDS = 15.0  # for a reply, in addition to the requested timeout
 SEND_SECONDS = 30.0
 FILES = ("document", "voice", "audio", "video", "video_note", "animation")
 OTHERS = ("sticker", "location", "contact", "poll")
@@ -149,9 +149,9 @@ class Telegram:
 
     def __init__(self, options: Options) -> None:
         self.name = options.name
-        self._token = options.secret("token")
+        self._token = options.token("token")
         base = options.address("base_url", API)
-        if not self._token.isascii() or "/" in self._token or " " in self._token:
+        if "/" in self._token:
             raise options.problem("token has characters that no bot's token has: copy it from @BotFather")
         # Polling has its own connection, because it is busy nearly all the time.
         self._poll_client, self._client = HttpClient(base), HttpClient(base)
@@ -244,7 +244,7 @@ class Telegram:
                 mentioned=True,
             )
             taken = await inbox.accept(pressed)
-        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # the display may get lost
+        with contextlib.suppress(OSError, TimeoutError, Never, Later):  # only the display is affected
             if taken and place is not None:
                 asked = {"chat_id": place.chat.id, "message_id": place.message_id}
                 await self._call("editMessageReplyMarkup", {**asked, "reply_markup": {"inline_keyboard": []}}, Any)

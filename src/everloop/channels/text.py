@@ -1,4 +1,4 @@
-"""Turns an answer into what a network shows: splits it into parts, and converts its Markdown."""
+"""Prepares an answer for a network: splits it into parts, and converts its Markdown."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def length(text: str, unit: Unit) -> int:
     return len(text) if unit == "characters" else len(text.encode("utf-16-le")) // 2
 
 
+def without_name(text: str, *names: str) -> tuple[str, bool]:
+    """Return the text without a name that it begins with, and whether it has any of these names."""
+    known = "|".join(map(re.escape, names))
+    if begins := re.match(rf"@?(?:{known})[:,]?\s+", text, re.IGNORECASE):
+        return text[begins.end() :], True
+    return text, re.search(rf"(?<![\w-])(?:{known})(?![\w-])", text, re.IGNORECASE) is not None
+
+
 # ------------------------------------------------------------------------------------------------------- splitting
 
 
@@ -32,11 +40,11 @@ class Piece(NamedTuple):
 
 
 def split(text: str, can: Can, start: int = 0) -> Iterator[Piece]:
-    """Split a text, from an offset on, into pieces that each fit into one part.
+    """Split a text, starting at an offset, into pieces that each fit into one part.
 
-    A piece ends at a paragraph if it can, else at a line, a sentence or a word. A block of code that is cut is closed
-    and opened again. Where a piece ends depends only on the text behind its start, so that a delivery that was
-    interrupted goes on with the pieces that it would have had.
+    A piece ends at a paragraph if possible, else at a line, a sentence or a word. A code block that is split is closed
+    and reopened. Where a piece ends depends only on the text after its start, so that an interrupted delivery resumes
+    with the same pieces.
     """
     room = max(can.text - LONGEST_MARK, 16)
     while start < len(text):
@@ -67,7 +75,7 @@ def _cut(text: str, start: int, room: int, can: Can) -> int:
         return line
     if end == len(text):
         return end
-    least = start + (end - start) // 3  # a good place to cut does not justify a tiny piece
+    least = start + (end - start) // 3  # a tiny piece is worse than a cut in a bad place
     for place in (_outside_code(text, start, least, end), text.rfind("\n", least, end)):
         if place > least:
             return place
@@ -86,7 +94,7 @@ def _outside_code(text: str, start: int, least: int, end: int) -> int:
 
 
 def _fits(text: str, start: int, room: int, unit: Unit) -> int:
-    """Return the furthest end at which the text still fits, without splitting a character."""
+    """Return the last position at which the text still fits, without splitting a character."""
     end = min(len(text), start + room)
     while length(text[start:end], unit) > room:
         over = length(text[start:end], unit) - room
@@ -103,7 +111,7 @@ def _joins(letter: str) -> bool:
 
 
 def _open_fence(text: str) -> str:
-    """Return the line that opens a code block which this text does not close; "" if there is none."""
+    """Return the line that opens a code block that the text does not close; "" if there is none."""
     opened = ""
     for found in _FENCE.finditer(text):
         marks = found[1]
@@ -138,7 +146,7 @@ def literal(text: str) -> str:
 
 
 class _Plain:
-    """Plain text. A link's address follows its words."""
+    """Plain text. A link's address follows its text."""
 
     def escape(self, text: str) -> str:
         return text
@@ -303,7 +311,7 @@ def _blocks(text: str, style: _Plain) -> str:
 
 
 def _end_of_code(lines: list[str], start: int, marks: str) -> int:
-    """Return the line that closes the code block which begins at `start`, or the number of lines."""
+    """Return the line that closes the code block beginning at `start`, or the number of lines."""
     for number in range(start + 1, len(lines)):
         closing = lines[number].strip()
         if closing and set(closing) == {marks[0]} and len(closing) >= len(marks):

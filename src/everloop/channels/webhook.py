@@ -1,7 +1,7 @@
 """Webhook: any system connects by signed HTTP requests, in and out.
 
 Both directions carry the time and an HMAC-SHA256 of `TIME.BODY` under a shared secret, so that neither can be forged
-or used again later. What goes out carries an idempotency key, so that a repeat is invisible.
+or replayed later. Outgoing requests have an idempotency key, so that a repeat is invisible.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def signature(secret: str, at: str, body: bytes) -> str:
 
 
 def is_signed(secret: str, at: str, body: bytes, given: str, now: float) -> bool:
-    """Whether a request was signed with the secret, just now."""
+    """Return whether a request was recently signed with the secret."""
     right = hmac.compare_digest(signature(secret, at, body).encode(), header_bytes(given))
     return right and at.isdecimal() and len(at) < 16 and abs(now - int(at)) <= FRESH_SECONDS
 
@@ -104,7 +104,7 @@ class Webhook:
         if len(self._secret) < 16:
             raise options.problem("secret must have at least 16 characters, such as `openssl rand -hex 32` makes")
         self._client = HttpClient(self._url)
-        self.port = self._port  # where it listens; with 0 in the settings, any free port
+        self.port = self._port  # the actual port, if the settings have 0 for any free one
 
     async def receive(self, inbox: Inbox) -> None:
         async def handle(request: web.Request) -> web.Response:

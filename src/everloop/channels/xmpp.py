@@ -1,7 +1,7 @@
 """XMPP, with rooms (MUC), on the server's message archive (XEP-0313).
 
-The archive has an id for each message. What came while nothing was connected is read from there, from the last id that
-is on disk on. A part that may have been sent already is looked for in the archive by its key, and not sent again.
+The archive has an id for each message. Messages that arrived while disconnected are read from it, starting after the
+last id on disk. A part that may have been sent is looked up in the archive by its key before it is sent again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import ssl
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import NamedTuple, cast
@@ -21,8 +20,9 @@ import msgspec
 from ..text import one_line
 from ..tools.web.fetch import PORTS, Fetcher, FetchError
 from ..tools.web.urls import BadURL, parse_url
-from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received
+from .base import Attachment, Can, Inbox, Later, Never, NoFile, Options, OutgoingFile, Part, Received, tls_context
 from .http import DOWNLOAD_SECONDS, UPLOAD_SECONDS, HttpClient
+from .text import without_name
 from .xmpp_stream import CLIENT, Security, XmppStream, bare, element, error_of, within
 
 MAM, RSM = "{urn:xmpp:mam:2}", "{http://jabber.org/protocol/rsm}"
@@ -32,13 +32,13 @@ MUC, MUC_USER = "{http://jabber.org/protocol/muc}", "{http://jabber.org/protocol
 UPLOAD, OOB = "{urn:xmpp:http:upload:0}", "{jabber:x:oob}"
 DISCO_INFO, DISCO_ITEMS = "{http://jabber.org/protocol/disco#info}", "{http://jabber.org/protocol/disco#items}"
 STATES, HINTS = "{http://jabber.org/protocol/chatstates}", "{urn:xmpp:hints}"
-ITS_OWN, PUBLIC = "110", "100"  # statuses of a presence: it is our own; the room tells everyone's address
+ITS_OWN, PUBLIC = "110", "100"  # status codes of a presence: it is our own; the room reveals addresses
 PAGE = 50
-LOOKED_AT = 100  # the last messages of a chat, among which a sent part is searched
+LOOKED_AT = 100  # the latest messages of a chat, among which a part is looked up
 SEND_SECONDS = 30.0
-UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may ask for with an upload
+UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may request for an upload
 FILE_PORTS = (*PORTS, 5281, 5443, 7443)  # those of the web, and of XMPP servers
-MOST_SERVICES = 20  # of a server that are asked whether they take files
+MOST_SERVICES = 20  # of a server that are asked whether they accept uploads
 
 
 class Entry(NamedTuple):
@@ -71,11 +71,11 @@ class Xmpp:
         self._stream: XmppStream | None = None
         self._connected = asyncio.Event()
         self._incoming: asyncio.Queue[tuple[ET.Element, str]] = asyncio.Queue()
-        self._occupants: dict[str, str] = {}  # room/nick → the person's own address, where the room tells it
-        self._public: set[str] = set()  # rooms that tell everyone's address
+        self._occupants: dict[str, str] = {}  # room/nick → the person's address, if the room reveals it
+        self._public: set[str] = set()  # rooms that reveal addresses to everyone
         self._sent: dict[str, asyncio.Future[None]] = {}  # parts that wait for a reflection or an error, by key
         self._queries: dict[str, list[Entry]] = {}
-        self._uploads: str | None = None  # where the server takes files; "" if nowhere, None if it was not asked yet
+        self._uploads: str | None = None  # the upload service; "" if there is none, None if unknown
         self._at: dict[str, str] = {}  # the last archive id of each archive; "" is the account's own
 
     # ------------------------------------------------------------------------------------------ receiving
@@ -111,17 +111,11 @@ class Xmpp:
     async def _open(self) -> XmppStream:
         stream = XmppStream(self._jid, self._password, self._host, self._port, self._security)
         try:
-            await stream.open(self._context)
+            await stream.open(partial(tls_context, self._ca_file))
         except BaseException:
             stream.close()
             raise
         return stream
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._ca_file or None)
-        except OSError as error:
-            raise Never(f"ca_file {self._ca_file} cannot be read ({error.strerror})") from None
 
     async def _work(self, stream: XmppStream, inbox: Inbox) -> None:
         self._stream = stream
@@ -209,7 +203,7 @@ class Xmpp:
             room, _, nick = sender.partition("/")
             if bare(room) not in self._rooms or not nick or nick == self._nick:
                 return None
-            text, mentioned = self._without_nick(text)
+            text, mentioned = without_name(text, self._nick)
             return Received(
                 id=network_id,
                 chat=bare(room),
@@ -242,13 +236,6 @@ class Xmpp:
             raise Never(f"HTTP {page.status}")
         return bytes(limit + 1) if page.cut else page.body
 
-    def _without_nick(self, text: str) -> tuple[str, bool]:
-        """Return the text without a leading nick, and whether it mentions the nick at all."""
-        nick = re.escape(self._nick)
-        if begins := re.match(rf"@?{nick}[:,]?\s+", text, re.IGNORECASE):
-            return text[begins.end() :], True
-        return text, re.search(rf"(?<![\w-]){nick}(?![\w-])", text, re.IGNORECASE) is not None
-
     # ------------------------------------------------------------------------------------------ the archive
 
     async def _catch_up(self, archive: str, inbox: Inbox) -> None:
@@ -264,10 +251,10 @@ class Xmpp:
             await self._accept(archive, entry.id, entry.message, person, inbox)
 
     def _archived_person(self, room: str, message: ET.Element) -> str:
-        """Return the author's address of an archived room message, as the room recorded it: the nick may be another
-        person's by now.
+        """Return the author's address as recorded with an archived room message.
 
-        Only a room that reveals everyone's address records it itself. Elsewhere the sender may have forged the record.
+        The nick is no evidence: it may belong to another person by now. Only a room that reveals addresses records them
+        itself; in others the sender may have forged the record.
         """
         noted = [bare(jid) for one in message.findall(f"{MUC_USER}x/{MUC_USER}item") if (jid := one.get("jid"))]
         return noted[0] if room in self._public and len(noted) == 1 else ""
@@ -299,8 +286,8 @@ class Xmpp:
                 self._queries.pop(key, None)
             if answer.get("type") == "error":
                 if archive:
-                    return  # a room without an archive: what was said meanwhile is not known
-                if "item-not-found" in error_of(answer) and after:  # the archive has forgotten where we were
+                    return  # a room without an archive: messages sent while disconnected are lost
+                if "item-not-found" in error_of(answer) and after:  # the archive has expired the last id
                     after = ""
                     continue
                 raise Never("the server keeps no archive of messages (XEP-0313), which this channel needs")
@@ -312,7 +299,7 @@ class Xmpp:
             after = found[-1].id
 
     async def _is_sent(self, part: Part, key: str) -> bool:
-        """Whether the archive has a part."""
+        """Return whether the archive has a part."""
         is_room = part.chat in self._rooms
         where, chat = (part.chat, "") if is_room else ("", part.chat)
         async for entry in self._pages(where, before="", most=LOOKED_AT, chat=chat):
@@ -343,7 +330,7 @@ class Xmpp:
                 if is_room:
                     await future
                 else:
-                    # The server handles stanzas in their order: with its answer it has taken the message before.
+                    # The server handles stanzas in order: its answer confirms the message before.
                     await stream.ask("get", element(f"{PING}ping"), bare(self._jid).partition("@")[2])
             if future.done():
                 future.result()
@@ -352,7 +339,7 @@ class Xmpp:
         return key
 
     async def _upload(self, stream: XmppStream, file: OutgoingFile) -> str:
-        """Upload a file (XEP-0363) and return its address. Nobody sees it before the address is sent."""
+        """Upload a file (XEP-0363) and return its address. It is invisible until the address is sent."""
         if self._uploads is None:
             self._uploads = await self._find_uploads(stream)
         if not self._uploads:
@@ -380,7 +367,7 @@ class Xmpp:
         return got.get("url", "")
 
     def _is_safe(self, url: str) -> bool:
-        """Whether a file may be transferred over this address: only over TLS, unless the account itself uses none."""
+        """Return whether a file may be transferred over this address: over TLS, unless the account uses none."""
         return url.startswith("https://") or (self._security == "none" and url.startswith("http://"))
 
     async def _find_uploads(self, stream: XmppStream) -> str:

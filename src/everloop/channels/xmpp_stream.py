@@ -22,7 +22,7 @@ TLS, SASL = "{urn:ietf:params:xml:ns:xmpp-tls}", "{urn:ietf:params:xml:ns:xmpp-s
 BIND = "{urn:ietf:params:xml:ns:xmpp-bind}"
 CONNECT_SECONDS = 30.0
 IQ_SECONDS = 30.0
-SILENT_SECONDS = 90.0  # after which the server is asked whether it is there
+SILENT_SECONDS = 90.0  # after which the server is sent a ping
 LARGEST_STANZA = 4 * 1024 * 1024
 Security = Literal["starttls", "implicit", "none"]
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -45,7 +45,7 @@ def bare(jid: str) -> str:
 
 
 def serialized(stanza: ET.Element, inside: str = CLIENT[1:-1]) -> str:
-    """Serialize an element without namespace prefixes, which servers need not understand in a stream."""
+    """Serialize an element without namespace prefixes, which servers need not support in a stream."""
     space, _, name = stanza.tag[1:].partition("}")
     attributes = dict(stanza.attrib) if space == inside else {"xmlns": space, **stanza.attrib}
     words = "".join(f" {key}={quoteattr(value)}" for key, value in attributes.items())
@@ -218,7 +218,7 @@ class XmppStream:
         raise AssertionError("not reached")
 
     async def read(self) -> ET.Element:
-        """The next element of the stream."""
+        """Return the next element of the stream."""
         assert self._reader is not None
         while not self._ready:
             if not (data := await self._reader.read(65536)):

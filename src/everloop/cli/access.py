@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import sys
-import time
 import webbrowser
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,8 +19,8 @@ from ..errors import ConfigError, EverloopError
 from ..store.base import Store, Token
 from ..store.tokens import OWNER, checked_name, checked_owner, checked_rights, hash_of, joined_rights, new_token
 from ..text import one_line
-from .common import load_with_store
-from .output import as_json
+from .common import load_with_store, opened_store
+from .output import as_json, minute, table
 
 SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
@@ -129,16 +128,11 @@ def _unknown(name: str) -> EverloopError:
 def _table(tokens: list[Token]) -> str:
     rows = [("name", "owner", "rights", "agent", "id", "made", "last used", "revoked")]
     for token in tokens:
-        made, used, revoked = _minute(token.created_at), _minute(token.last_used_at), _minute(token.revoked_at)
+        made, used, revoked = minute(token.created_at), minute(token.last_used_at), minute(token.revoked_at)
         rows.append(
             (token.name, token.owner, joined_rights(token.rights), token.agent or "-", token.id, made, used, revoked)
         )
-    wide = [max(len(row[column]) for row in rows) for column in range(8)]
-    return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
-
-
-def _minute(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return table(rows)
 
 
 def link(options: argparse.Namespace) -> int:
@@ -163,12 +157,8 @@ def _is_answered(host: str, port: int) -> bool:
 
 async def _new_link(config: Config) -> str:
     from ..server.access import Access
-    from ..store.location import store_at
 
-    store = store_at(config.store, config)
-    try:
+    async with opened_store(config) as store:
         code = await Access(store, config.home).new_link()
-    finally:
-        await store.close()
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{config.port}/#link={code}"

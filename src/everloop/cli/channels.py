@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import shlex
 import sys
-import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +14,8 @@ import msgspec
 from ..config import ChannelConfig, Config
 from ..errors import ConfigError, EverloopError
 from ..text import one_line, printable
-from .common import load_with_store
-from .output import as_json
+from .common import load_with_store, opened_store
+from .output import as_json, minute
 
 if TYPE_CHECKING:
     from ..channels.base import Can
@@ -29,17 +26,6 @@ CHECK_SECONDS = 20.0
 
 def command(options: argparse.Namespace) -> int:
     return asyncio.run(ACTIONS[options.action](load_with_store(options), options))
-
-
-@contextlib.asynccontextmanager
-async def _store(config: Config) -> AsyncIterator[Store]:
-    from ..store.location import store_at
-
-    store = store_at(config.store, config)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def _configured(config: Config, name: str) -> ChannelConfig:
@@ -67,7 +53,7 @@ async def facts_of(config: Config) -> list[dict[str, Any]]:
     """Return the state of each channel in the settings."""
     if not config.channels:
         return []
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         return [await _facts(store, one) for one in config.channels]
 
 
@@ -121,7 +107,7 @@ async def _facts(store: Store, config: ChannelConfig) -> dict[str, Any]:
 def _shown(facts: dict[str, Any]) -> list[str]:
     process, error = facts["process"], facts["error"]
     state = f"run by process {process}" if process else "not running: `everloop serve` or `everloop worker` runs it"
-    since = f" since {_minute(facts['since'])}" if facts["since"] and (process or error) else ""
+    since = f" since {minute(facts['since'])}" if facts["since"] and (process or error) else ""
     lines = [f"{facts['name']} ({facts['network']}): {state}", f"  {f'fails{since}: {error}' if error else 'no error'}"]
     people = [*facts["allow"], *(f"{one['sender']} {one['name']}".strip() for one in facts["paired"])]
     lines.append(f"  answers {', '.join(people) or 'nobody yet'}; repeats: {facts['repeats'] or 'unknown'}")
@@ -158,7 +144,7 @@ async def _trust(config: Config, options: argparse.Namespace) -> int:
     from ..channels.matrix_devices import confirm
 
     one = _configured(config, options.name)
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         print(printable(await confirm(store, one.name, options.user, options.device, options.remove)))
     return 0
 
@@ -171,7 +157,7 @@ async def _test(config: Config, options: argparse.Namespace) -> int:
     one = _configured(config, options.name)
     channel, own = await asyncio.to_thread(make_channel, one)
     if options.chat:
-        async with _store(config) as store:
+        async with opened_store(config) as store:
             text = f"A test message from {os.uname().nodename}."
             await tell(store, one.name, one.owner, options.chat, text, f"test:{os.urandom(6).hex()}")
         print(
@@ -195,7 +181,7 @@ async def _test(config: Config, options: argparse.Namespace) -> int:
 async def _pair(config: Config, options: argparse.Namespace) -> int:
     from ..channels.access import confirm_anywhere
 
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         channels = {one.name: one for one in config.channels}
         print(printable(await confirm_anywhere(store, channels, options.code, options.admin)))
     return 0
@@ -206,7 +192,7 @@ async def _unpair(config: Config, options: argparse.Namespace) -> int:
 
     one = _configured(config, options.name)
     can = await _can(one)
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         if not await unpair(store, one, can, options.sender):
             raise EverloopError(f"{one_line(options.sender, 60)} is not paired with {one.name}")
     print(printable(f"{options.sender} is no longer answered by {one.name}."))
@@ -228,7 +214,7 @@ async def _unlink(config: Config, options: argparse.Namespace) -> int:
 
     one = _configured(config, options.name)
     can = await _can(one)
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         if not await unlink(store, one, can, options.sender):
             raise EverloopError(f"{one_line(options.sender, 60)} shares no session by a code in {one.name}")
     print(printable(f"{options.sender} shares no session any more in {one.name}."))
@@ -236,7 +222,7 @@ async def _unlink(config: Config, options: argparse.Namespace) -> int:
 
 
 async def _dead(config: Config, options: argparse.Namespace) -> int:
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         found = await store.dead_letters(options.name, 1000)
     for one in found:
         if options.json:
@@ -244,7 +230,7 @@ async def _dead(config: Config, options: argparse.Namespace) -> int:
             print(as_json({**plain, "reason": one.reason, "content": one.content}))
         else:
             where = printable(f"{one.channel}:{one.chat_id}")
-            print(f"{one.id}  {_minute(one.at)}  {where}  {one_line(one.reason, 100)}  {one_line(one.content, 60)}")
+            print(f"{one.id}  {minute(one.at)}  {where}  {one_line(one.reason, 100)}  {one_line(one.content, 60)}")
     if not found and not options.json:
         print("everloop: everything was delivered, or is on its way", file=sys.stderr)
     return 0
@@ -255,7 +241,7 @@ async def _resend(config: Config, options: argparse.Namespace) -> int:
 
     if bool(options.id) == options.all:
         raise EverloopError("name the ids that `everloop channels dead` shows, or give --all")
-    async with _store(config) as store:
+    async with opened_store(config) as store:
         ids = [one.id for one in await store.dead_letters(None, 10_000)] if options.all else options.id
         revived = await store.revive(ids)
         await store.wake(SENDING)
@@ -263,10 +249,6 @@ async def _resend(config: Config, options: argparse.Namespace) -> int:
         raise EverloopError(f"{missing[0]} is not a dead letter: `everloop channels dead` shows them")
     print(f"{len(revived)} will be sent again.")
     return 0
-
-
-def _minute(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 ACTIONS = {

@@ -10,8 +10,7 @@ from pathlib import Path
 from ..config import Config
 from ..config.sources import shown
 from ..text import printable
-from .common import check_model, hush, is_trusted, load_config, prepare_workspace, session_key
-from .folder import enter
+from .common import at_terminal, hush, load_config, open_workspace, session_key
 from .main import INTERRUPTED
 from .setup import SMALL, with_model
 
@@ -21,22 +20,19 @@ HINT_SHOWN = "better_models_shown"  # in the home, once the user has been told o
 def command(options: argparse.Namespace) -> int:
     config = load_config(options)
     key = session_key(options, "cli:direct")
-    at_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    config = with_model(config, at_terminal=at_terminal)
-    check_model(config)
-    prepare_workspace(config.workspace)
-    config = enter(config, person=at_terminal, trust=is_trusted(options))
+    person = at_terminal(sys.stdout)
+    config = open_workspace(with_model(config, at_terminal=person), options, person=person)
     hush()
     import asyncio
 
-    if at_terminal and os.environ.get("TERM", "dumb") != "dumb":
+    if person and os.environ.get("TERM", "dumb") != "dumb":
         from .terminal import terminal_chat
 
         return asyncio.run(terminal_chat(config, key, greeting(config, key)))
     from .chat_plain import plain_chat
 
     try:
-        return asyncio.run(plain_chat(config, key, greeting(config, key), "> " if at_terminal else ""))
+        return asyncio.run(plain_chat(config, key, greeting(config, key), "> " if person else ""))
     except asyncio.CancelledError:  # Ctrl-C, twice
         return INTERRUPTED
 

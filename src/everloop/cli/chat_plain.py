@@ -50,7 +50,7 @@ async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> in
         agent.watch(key, view)
         messages = asyncio.create_task(show_messages(agent.bus, view.output, key))
         await show_undelivered(agent, key, view.output)
-        agent.subagents.waits = True  # the process ends with its input
+        agent.subagents.wait_for_all()  # the process ends with its input
         await agent.resume(key)
         if not view.asked and (question := await agent.question(key)):
             out.line(question)

@@ -8,15 +8,15 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..config import Config
 from ..errors import ConfigError, EverloopError
 from ..text import printable
-from .folder import with_own_store
+from .folder import enter, with_own_store
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,8 +43,7 @@ def load_with_store(options: argparse.Namespace, *, claim: bool = False) -> Conf
 
     With `claim`, the command may create the store.
     """
-    person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    return with_own_store(load_config(options), person=person, claim=claim)
+    return with_own_store(load_config(options), person=at_terminal(sys.stderr), claim=claim)
 
 
 def is_trusted(options: argparse.Namespace) -> bool:
@@ -81,6 +80,21 @@ def prepare_workspace(folder: Path) -> None:
         ) from None
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(f"workspace: {folder} cannot be written by this user; name another with --workspace")
+
+
+def open_workspace(config: Config, options: argparse.Namespace, *, person: bool = False) -> Config:
+    """Return the settings for work in their workspace, which is created if it is missing.
+
+    A `person` at the terminal is asked whether the folder is trusted. Settings without a model are an error.
+    """
+    check_model(config)
+    prepare_workspace(config.workspace)
+    return enter(config, person=person, trust=is_trusted(options))
+
+
+def at_terminal(output: TextIO) -> bool:
+    """Return whether a person can be asked: standard input and this output are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and output.isatty()
 
 
 def check_model(config: Config) -> None:
@@ -209,19 +223,52 @@ def hush() -> None:
 
 
 @contextlib.asynccontextmanager
-async def reading(config: Config) -> AsyncIterator[Store]:
-    """Open the store, for commands that need an existing one."""
+async def opened_store(config: Config) -> AsyncIterator[Store]:
+    """Open the store of the settings; it is created if it is missing."""
     from ..store.location import store_at
 
-    if not config.store.exists():
-        raise EverloopError(
-            f"there is no store at {config.store} yet: the first turn creates it; or name another with --store"
-        )
     store = store_at(config.store, config)
     try:
         yield store
     finally:
         await store.close()
+
+
+@contextlib.asynccontextmanager
+async def reading(config: Config) -> AsyncIterator[Store]:
+    """Open the store, for commands that need an existing one."""
+    if not config.store.exists():
+        raise EverloopError(
+            f"there is no store at {config.store} yet: the first turn creates it; or name another with --store"
+        )
+    async with opened_store(config) as store:
+        yield store
+
+
+async def prune_requests(store: Store, config: Config) -> None:
+    """Delete old requests periodically, until cancelled."""
+    import logging
+
+    from ..store.deletion import prune
+
+    try:
+        await prune(store, config.keep_requests_seconds, partial(forget_outputs, config.home))
+    except Exception as error:
+        logging.getLogger(__name__).error("old requests were not pruned: %s", error)
+
+
+async def unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Await the work until it ends or `hurry` is set."""
+    import asyncio
+    import logging
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(error, Exception):
+            logging.getLogger(__name__).warning("%s", error)
 
 
 async def forget_outputs(home: Path, sessions: Iterable[tuple[str, str]]) -> None:

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,8 +14,8 @@ from ..cron.jobs import Job
 from ..cron.service import CronService
 from ..errors import EverloopError
 from ..text import one_line, printable
-from .common import OWNER, chat_of, load_with_store, session_key
-from .output import as_json
+from .common import OWNER, chat_of, load_with_store, opened_store, session_key
+from .output import as_json, minute, table
 
 FIRED_BY = "It fires while `everloop`, `everloop serve` or `everloop worker` runs on this store."
 
@@ -28,13 +27,8 @@ def command(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _service(config: Config) -> AsyncIterator[CronService]:
-    from ..store.location import store_at
-
-    store = store_at(config.store, config)
-    try:
+    async with opened_store(config) as store:
         yield CronService(store, owner=OWNER)
-    finally:
-        await store.close()
 
 
 async def _add(config: Config, options: argparse.Namespace) -> int:
@@ -112,13 +106,7 @@ def _plain(job: Job) -> dict[str, Any]:
 def _table(jobs: list[Job]) -> str:
     rows = [("id", "next", "last", "session", "schedule", "message")]
     for job in jobs:
-        last = _minute(job.last_fired) if job.last_fired is not None else ""
         where = printable(job.session_key)
-        due = "paused" if job.paused else _minute(job.next_due)
-        rows.append((job.id, due, last, where, job.words, one_line(job.message, 60)))
-    wide = [max(len(row[column]) for row in rows) for column in range(6)]
-    return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(row)).rstrip() for row in rows)
-
-
-def _minute(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+        due = "paused" if job.paused else minute(job.next_due)
+        rows.append((job.id, due, minute(job.last_fired), where, job.words, one_line(job.message, 60)))
+    return table(rows)

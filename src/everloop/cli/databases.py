@@ -16,11 +16,9 @@ from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..server.app import Server
 from ..server.placement import Database, Placement
-from ..store.deletion import prune
 from ..store.location import store_at
 from ..store.postgres.directory import Directory
-from .common import forget_outputs
-from .serve import unless
+from .common import prune_requests, unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,8 +99,7 @@ class Databases:
         database = await server.prepare()
         tasks = [asyncio.create_task(owners.run())]
         if self._runs and config.keep_requests_seconds:
-            forget = partial(forget_outputs, config.home)
-            tasks.append(asyncio.create_task(prune(opened, config.keep_requests_seconds, forget)))
+            tasks.append(asyncio.create_task(prune_requests(opened, config)))
         for task in tasks:
             task.add_done_callback(partial(_report, store))
         self._opened.append(_Opened(owners, server, tasks))

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import platform
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from ..config.sources import DSN
 from ..errors import EverloopError
 from ..text import printable
 from .common import OWNER, is_local, load_with_store, reading
-from .output import as_json
+from .output import as_json, minute
 
 if TYPE_CHECKING:
     from ..store.base import Store
@@ -339,7 +338,7 @@ def _checks(work: Overview) -> list[Check]:
         checks.append(Check("inbox", False, f"{one} be decoded and will not be answered", repair))
     if work.lost_at is not None:
         count = "1 commit was" if work.lost_commits == 1 else f"{work.lost_commits} commits were"
-        lost = f"{count} missing when it was opened on {_date(work.lost_at)}"
+        lost = f"{count} missing when it was opened on {minute(work.lost_at)}"
         accept = "once you know what is missing, UPDATE commit_mark SET lost_at = NULL"
         checks.append(Check("losses", False, lost, accept))
     return checks
@@ -352,10 +351,6 @@ def _name(session: Lease | Unheld) -> str:
 def _some(named: list[str], count: int) -> str:
     """Return the first few, in parentheses."""
     return f" ({', '.join(named[:_SHOWN])}{', …' if count > _SHOWN else ''})" if named else ""
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _span(seconds: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import EverloopError
 from ..text import printable
-from .common import load_config, prepare_workspace
+from .common import at_terminal, load_config, prepare_workspace
 from .folder import Trust, steering_files
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -57,7 +57,7 @@ def command(options: argparse.Namespace) -> int:
 
 def _offer_channels(options: argparse.Namespace) -> None:
     """At a terminal, ask for a chat network if the settings have none."""
-    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
+    if not at_terminal(sys.stdout):
         return
     config = load_config(options)
     if not config.channels:

@@ -9,7 +9,7 @@ from typing import Literal
 from ..errors import EverloopError
 from ..providers.local.catalogue import DEFAULT, ModelCard, role
 from ..providers.local.choice import default_model
-from ..providers.local.progress import Watch, WeightsError
+from ..providers.local.progress import ProgressReporter, WeightsError
 from ..providers.local.weights import Weights, megabytes
 from .common import load_config
 from .output import as_json
@@ -40,7 +40,7 @@ def _list(weights: Weights, options: argparse.Namespace) -> int:
 def _pull(weights: Weights, options: argparse.Namespace) -> int:
     bar = ProgressBar(options.name, sys.stderr)
     try:
-        path = weights.pull(options.name, Watch(bar.show))
+        path = weights.pull(options.name, ProgressReporter(bar.show))
     except KeyboardInterrupt:
         bar.close()
         print("everloop: stopped; the next pull continues from here", file=sys.stderr)

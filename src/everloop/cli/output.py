@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, TextIO
 
 import msgspec
@@ -58,6 +59,18 @@ def mark_of(tool: str, status: str, content: str) -> str:
     """
     failed = status != "ok" or (tool == "exec" and split_exit_status(content)[1] not in (None, 0))
     return "✗" if failed else "✓"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines, with their cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def minute(at: float | None) -> str:
+    """Return a local time to the minute; "" for none."""
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -11,6 +11,7 @@ from ..config import Config
 from ..log import Cleared, Entry, Logged, TurnEnded, kind_of
 from ..replay import Difference, Replayed, replay
 from ..store.base import TurnInfo
+from ..text import counted
 from .common import find_turn, load_with_store, reading
 from .format import described
 from .output import Output
@@ -55,7 +56,7 @@ def _verdict(output: Output, result: Replayed) -> int:
     if result.difference is not None:
         _show_difference(output, result.difference)
         return 1
-    count = f"{len(result.steps)} step{'' if len(result.steps) == 1 else 's'}"
+    count = counted(len(result.steps), "step")
     cut = f", as far as the turn can be replayed: {result.cut}" if result.cut else ""
     output.line(f"same {count}{cut}", "good")
     return 0

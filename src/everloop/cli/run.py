@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EverloopError
 from ..text import one_line, printable
-from .common import (
-    chat_of,
-    check_model,
-    checked_key,
-    hush,
-    is_local,
-    is_trusted,
-    load_config,
-    prepare_workspace,
-    session_key,
-)
-from .folder import enter
+from .common import at_terminal, chat_of, checked_key, hush, is_local, load_config, open_workspace, session_key
 from .main import INTERRUPTED
 from .output import as_json
 
@@ -52,10 +41,7 @@ def command(options: argparse.Namespace) -> int:
         from .setup import with_model
 
         config = with_model(config)
-    check_model(config)
-    prepare_workspace(config.workspace)
-    person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    config = enter(config, person=person, trust=is_trusted(options))
+    config = open_workspace(config, options, person=at_terminal(sys.stderr))
     hush()
     import asyncio
 
@@ -166,7 +152,7 @@ async def run(
             print(notice, file=sys.stderr)
 
     async with make_agent(config) as agent:
-        agent.subagents.waits = True  # the process ends with the answer
+        agent.subagents.wait_for_all()  # the process ends with the answer
         agent.dispatcher.run_only_awaited()
         agent.watch(key, tell_of_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
@@ -211,11 +197,7 @@ def run_agent(options: argparse.Namespace) -> int:
     session: str | None = getattr(options, "session", None)
     if session is not None:
         checked_key(session, "--session")
-    config = with_model(load_config(options))
-    check_model(config)
-    prepare_workspace(config.workspace)
-    person = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    config = enter(config, person=person, trust=is_trusted(options))
+    config = open_workspace(with_model(load_config(options)), options, person=at_terminal(sys.stderr))
     definition = find_agent(config, options.agent)
     inputs = check(definition, given)
     hush()

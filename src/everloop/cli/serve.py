@@ -13,10 +13,10 @@ import shlex
 import signal
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config import ChannelConfig, Config
 from ..errors import ConfigError
@@ -24,10 +24,8 @@ from ..providers.factory import make_provider
 from ..runtime.agent import agent_of
 from ..runtime.owners import Owners
 from ..store.base import Store
-from ..store.deletion import prune
 from ..threads import in_thread
-from .common import check_model, forget_outputs, is_trusted, load_config, missing_model, prepare_workspace
-from .folder import enter
+from .common import load_config, missing_model, open_workspace, prune_requests, unless
 from .main import INTERRUPTED
 from .setup import with_model
 
@@ -35,19 +33,15 @@ if TYPE_CHECKING:
     from ..channels import Channel, Options
     from ..channels.runner import ChannelRunner
     from ..observability.metrics import Meters
-    from ..runtime.owners import Owners
     from ..server.app import Server
     from ..server.page_api import Services
-    from ..store.base import Store
     from .databases import Databases
 
 log = logging.getLogger(__name__)
 
 
 def command(options: argparse.Namespace) -> int:
-    config = _with_model(load_config(options))
-    prepare_workspace(config.workspace)
-    config = enter(config, person=False, trust=is_trusted(options))
+    config = open_workspace(_with_model(load_config(options)), options)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_serve(config, options.open))
 
@@ -61,9 +55,7 @@ def _with_model(config: Config) -> Config:
             model = config.model or found
             print(f"everloop: no model is set; the Ollama on this machine answers with {model}", file=sys.stderr)
             return dataclasses.replace(config, provider="ollama", model=model)
-    config = with_model(config)
-    check_model(config)
-    return config
+    return with_model(config)
 
 
 async def _check_tokens(config: Config) -> None:
@@ -109,8 +101,8 @@ def page_services(config: Config, store: Store) -> Services:
     from ..server.page_api import Services
     from .doctor import checks_of
     from .export import exported, redactor
-    from .page_changes import PageChanges, Snapshots
     from .prompt import WorkspaceFiles, attachments
+    from .turn_changes import PageChanges, Snapshots
 
     redact = redactor(config)
     return Services(
@@ -241,7 +233,7 @@ async def at_work(
     gc.enable()
     tasks = [signals.watch(asyncio.create_task(owners.run()))]
     if runs and config.keep_requests_seconds:
-        tasks.append(asyncio.create_task(_prune(store, config)))
+        tasks.append(asyncio.create_task(prune_requests(store, config)))
     if made:
         tasks.append(signals.watch(asyncio.create_task(_run_channels(store, made, owners, meters).run())))
     try:
@@ -253,13 +245,6 @@ async def at_work(
         await asyncio.gather(*tasks, return_exceptions=True)
         await owners.close()
         signals.close()
-
-
-async def _prune(store: Store, config: Config) -> None:
-    try:
-        await prune(store, config.keep_requests_seconds, partial(forget_outputs, config.home))
-    except Exception as error:
-        log.error("old requests were not pruned: %s", error)
 
 
 async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConfig, Channel, Options]]:
@@ -290,25 +275,11 @@ def _run_channels(
     return ChannelRunner(store, made, follower(owners), meters, config.links, saver(owners), outgoing, hears)
 
 
-async def unless(hurry: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Await the work until it ends or `hurry` is set."""
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    for error in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(error, Exception):
-            log.warning("%s", error)
-
-
 # ---------------------------------------------------------------------------------------------- worker
 
 
 def worker(options: argparse.Namespace) -> int:
-    config = with_model(load_config(options))
-    check_model(config)
-    prepare_workspace(config.workspace)
-    config = enter(config, person=False, trust=is_trusted(options))
+    config = open_workspace(with_model(load_config(options)), options)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
     return asyncio.run(_work(config))
 

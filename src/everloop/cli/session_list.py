@@ -14,7 +14,7 @@ import msgspec
 from ..config import Config
 from ..log import Cleared, Compacted, Logged, ModelAnswered, UserSaid, text_of
 from ..store.base import SessionInfo, Store
-from ..text import one_line
+from ..text import counted, one_line
 from ..threads import in_thread
 from .common import OWNER
 
@@ -81,7 +81,7 @@ def age(at: float, now: float | None = None) -> str:
     for size, unit in ((86_400 * 365, "year"), (86_400 * 30, "month"), (86_400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:
             count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+            return f"{counted(count, unit)} ago"
     return "just now"
 
 

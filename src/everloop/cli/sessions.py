@@ -19,7 +19,7 @@ from ..text import counted, one_line, printable
 from ..threads import in_thread
 from .common import OWNER, checked_key, forget_outputs, load_config, load_with_store, reading
 from .folder import adopt
-from .output import as_json
+from .output import as_json, table
 from .session_list import TITLE, Listed, adopt_titles, age, first_words, list_sessions, money
 
 MOST_SEARCHED = 1000  # sessions that are searched by title
@@ -83,9 +83,7 @@ def _table(found: list[Listed], config: Config) -> str:
         open_turn = "waits for you" if one.info.parked else "interrupted or running" if one.info.open_turn else ""
         turns, cost = ("", "") if one.totals is None else (str(one.totals.turns), money(one.totals.cost(config)))
         rows.append((printable(one.info.key), one.title, turns, cost, age(one.info.updated_at), open_turn))
-    wide = [max(len(row[column]) for row in rows) for column in range(6)]
-    lines = ("  ".join(f"{cell:<{wide[column]}}" for column, cell in enumerate(row)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return table(rows)
 
 
 async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged]]:
@@ -196,9 +194,8 @@ def fork(options: argparse.Namespace) -> int:
     under_way = " and finishes the open turn" if made.open_turn else ""
     given = ((name, getattr(options, name, None)) for name in ("workspace", "store"))
     flags = "".join(f"--{name} {shlex.quote(value)} " for name, value in given if value)
-    count = f"{made.entries} entr{'y' if made.entries == 1 else 'ies'}"
     go_on = f"everloop {flags}--session {shlex.quote(made.key)}"
-    print(f"It has {count}. `{go_on}` continues from there{under_way}.")
+    print(f"It has {counted(made.entries, 'entry', 'entries')}. `{go_on}` continues from there{under_way}.")
     return 0
 
 

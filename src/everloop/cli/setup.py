@@ -70,11 +70,11 @@ def with_model(config: Config, *, at_terminal: bool = False) -> Config:
 
 def pull(weights: Weights, name: str) -> None:
     """Download the weights with a progress bar."""
-    from ..providers.local.progress import Watch
+    from ..providers.local.progress import ProgressReporter
 
     bar = ProgressBar(name, sys.stderr)
     try:
-        weights.pull(name, Watch(bar.show))
+        weights.pull(name, ProgressReporter(bar.show))
     finally:
         bar.close()
 

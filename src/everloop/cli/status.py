@@ -8,7 +8,7 @@ from ..config import Config
 from ..config.sources import shown
 from ..log import UserSaid, text_of
 from ..runtime.agent import AgentLoop
-from ..text import one_line, printable
+from ..text import counted, one_line, printable
 from .common import OWNER
 from .output import tokens_in_words
 from .session_list import MOST_ENTRIES, Totals, adopt_titles, age, first_words, money
@@ -40,7 +40,7 @@ class SessionStatus:
             said = [one.entry for one in entries if one.turn == info.open_turn and isinstance(one.entry, UserSaid)]
             self.cut_off = one_line(text_of(said[0].content), 80) if said else ""
         if info.entries > info.history_from and self.title:
-            turns = f"{self.totals.turns} turn{'' if self.totals.turns == 1 else 's'}"
+            turns = counted(self.totals.turns, "turn")
             self.continues = f"Continues “{self.title}” ({turns}, {age(info.updated_at)}); /new starts afresh."
 
     async def refresh(self) -> None:

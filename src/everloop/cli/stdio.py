@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..config import Config
 from ..errors import EverloopError
 from ..text import one_line
-from .common import check_model, is_trusted, load_config, prepare_workspace
+from .common import check_model, is_trusted, load_config, open_workspace, prepare_workspace
 from .folder import enter
 from .setup import with_model
 
@@ -127,10 +127,7 @@ async def _serve_editor(config: Config, trust: bool) -> None:
 
 def mcp(options: argparse.Namespace) -> int:
     """Run the agent as an MCP server until its client disconnects."""
-    config = with_model(load_config(options))
-    check_model(config)
-    prepare_workspace(config.workspace)
-    config = enter(config, person=False, trust=is_trusted(options))
+    config = open_workspace(with_model(load_config(options)), options)
     _log_warnings()
     try:
         import mcp  # noqa: F401

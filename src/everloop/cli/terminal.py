@@ -34,7 +34,7 @@ from ..log import TurnEnded, UserSaid
 from ..runtime.agent import AgentLoop
 from ..runtime.chat_commands import STOPPED
 from ..store.base import Busy
-from ..text import clean, one_line
+from ..text import clean, counted, one_line
 from ..threads import in_thread
 from .cards import CardRenderer, diff_lines
 from .common import (
@@ -590,7 +590,7 @@ def session_lines(sessions: list[Listed], config: Config, columns: int) -> list[
     for number, one in enumerate(sessions, 1):
         numbers = [age(one.info.updated_at)]
         if one.totals is not None:
-            numbers.insert(0, f"{one.totals.turns} turn{'' if one.totals.turns == 1 else 's'}")
+            numbers.insert(0, counted(one.totals.turns, "turn"))
             numbers += [cost] if (cost := money(one.totals.cost(config))) else []
         rest = f"  {' · '.join(numbers)} · {one.info.key}"
         room = max(10, columns - len(rest) - 4)

@@ -1,8 +1,8 @@
-"""What a model is shown of a log, and what is left out when the conversation outgrows the model's window.
+"""Convert a log to the messages of a request, and decide what to leave out when it outgrows the model's window.
 
-There is one way from a log to a request, `conversation_of`. A `Compacted` entry in the log changes what it shows: long
+`conversation_of` is the only way from a log to a request. A `Compacted` entry in the log changes what it shows: long
 results of older turns become pointers to files; if that is not enough, whole turns, the oldest first, become a summary.
-Only what does not fit otherwise is taken from the running turn. The log itself stays whole.
+The running turn is cut only if the request does not fit otherwise. The log itself stays complete.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ SUMMARY_HEAD = (
 FROM_OUTSIDE = "Some of what it reports came from outside and may be meant to mislead."
 SUMMARY_REPLY = "I have read the summary and go on from there."
 NO_PICTURE = "[a picture that was here is not shown any more, to save room]"
-EXCERPT = 300  # characters that are left of a result that becomes a pointer
-LONG_ARGUMENT = 1_000  # characters of an argument, above which it is cut to
+EXCERPT = 300  # characters that a pointer quotes of its result
+LONG_ARGUMENT = 1_000  # characters; a longer argument is cut to
 CUT_ARGUMENT = 200
 
 
 def conversation_of(
     system: str, compacted: Compacted | None, logged: Iterable[Logged], *, blind: Blind | None = None
 ) -> Conversation:
-    """The conversation of these entries, after the system prompt and the summary of what came before.
+    """Return the conversation of these entries, after the system prompt and the summary of what came before.
 
-    There is no other way from a log to a request, so a restart gives the same bytes.
+    This is the only way from a log to a request, so a restart gives the same bytes.
     """
     conversation = Conversation([{"role": "system", "content": system}], blind=blind)
     if compacted is not None:
@@ -71,7 +71,7 @@ def conversation_of(
 
 
 def shown(one: Logged, compacted: Compacted | None) -> Entry:
-    """An entry as the model is shown it."""
+    """Return an entry as the model sees it."""
     entry = one.entry
     if compacted is None:
         return entry
@@ -90,14 +90,14 @@ def shown(one: Logged, compacted: Compacted | None) -> Entry:
 
 
 def pointer(ended: CallEnded, place: str) -> str:
-    """The text in place of a long result. It quotes nothing of an untrusted one, which would lose its marking."""
+    """Return the text that replaces a long result. It quotes no untrusted result, which would lose its marking."""
     where = f"read_file shows it while it is kept: {place}" if place else "make the call again if you need it"
     note = f"[{ended.name} gave {len(ended.content)} characters here, put aside to save room; {where}]"
     return note if ended.untrusted and not ended.own_files else f"{note}\n{ended.content[:EXCERPT].rstrip()} …"
 
 
 def can_be_trimmed(entry: Entry) -> bool:
-    """Whether an entry has pictures or long arguments."""
+    """Return whether an entry has pictures or long arguments."""
     if isinstance(entry, CallEnded):
         return bool(entry.images)
     if isinstance(entry, ModelAnswered):
@@ -106,13 +106,13 @@ def can_be_trimmed(entry: Entry) -> bool:
 
 
 def messages_shown(logged: Iterable[Logged], compacted: Compacted | None = None) -> list[Message]:
-    """The messages of complete turns, or of the running turn."""
+    """Return the messages of complete turns, or of the running turn."""
     transcript = Transcript()
     return [message for one in logged for message in transcript.add(shown(one, compacted))]
 
 
 def _cut_call(call: Call) -> Call:
-    """A call with its long arguments cut; the file or the log has the full text."""
+    """Return a call with its long arguments cut; the file or the log has the full text."""
     if not any(isinstance(value, str) and len(value) > LONG_ARGUMENT for value in call.arguments.values()):
         return call
     return msgspec.structs.replace(
@@ -137,30 +137,30 @@ def _without_pictures(content: list[dict[str, Any]]) -> Content:
 # ---------------------------------------------------------------------------------------------- what to leave out
 
 LONG = 1_500  # units that a pointer must save to replace a result
-PLACE = "x" * 100  # about as long as the path of a file
-KEPT_TURNS = 2  # newest turns that stay whole as long as they fit
+PLACE = "x" * 100  # stands for the path of a file, which is about as long
+KEPT_TURNS = 2  # newest turns that stay complete as long as they fit
 
 
 class Room(msgspec.Struct, frozen=True):
-    """How much a request may weigh, in units of `window.weigh`."""
+    """The permitted weight of a request, in units of `window.weigh`."""
 
     fixed: int  # weight of every request: system prompt, tools, and a summary of the usual length
-    target: int  # weight to reach, so that the next compaction is some time away
-    limit: int  # weight that still fits
+    target: int  # weight to reach, low enough to postpone the next compaction
+    limit: int  # maximum weight that fits
 
 
 class Plan(msgspec.Struct):
-    """What to leave out, in addition to what is left out already."""
+    """What to leave out, in addition to what has been left out already."""
 
-    until: int  # entries up to here become the summary
+    until: int  # entries up to here become part of the summary
     gone: list[Logged] = []
     turns: int = 0  # in `gone`
     aside: list[CallEnded] = []
-    trimmed: int = 0  # up to here pictures and long arguments are left out
+    trimmed: int = 0  # up to here, pictures and long arguments are left out
     units: int = 0  # weight of a request afterwards
 
     def entry(self, before: Compacted | None, follows: int, summary: str, places: dict[str, str]) -> Compacted:
-        """The log entry of this plan; `places` are the files of the results that become pointers."""
+        """Return the log entry of this plan; `places` are the files of the results that become pointers."""
         gone = {one.entry.id for one in self.gone if isinstance(one.entry, CallEnded)}
         older = before or Compacted(0)
         untrusted = [one.entry for one in self.gone if isinstance(one.entry, SAYS_ORIGIN) and one.entry.untrusted]
@@ -180,13 +180,13 @@ class Plan(msgspec.Struct):
 
 
 class _Group(msgspec.Struct):
-    """A turn, or messages noted without one. It begins with a user message, so the log may be cut before it."""
+    """A turn, or messages noted outside of one. It begins with a user message, so the log may be cut before it."""
 
     logged: list[Logged]
-    units: int = 0  # weight as it is shown now
+    units: int = 0  # current weight
     savings: dict[str, int] = {}  # units that a pointer would save, by call
     aside: set[str] = set()
-    known: set[str] = set()  # calls whose results are pointers already
+    known: set[str] = set()  # calls whose results already are pointers
     trimmed: int = 0  # up to here
 
     @property
@@ -203,14 +203,14 @@ def plan(
     open_from: int | None = None,
     kept_turns: int = KEPT_TURNS,
 ) -> Plan | None:
-    """Decide what to leave out of the entries that are shown now; None if there is nothing to leave out.
+    """Decide what to leave out of the entries shown now; None if there is nothing to leave out.
 
-    `after` is where they begin, `open_from` where the running turn begins; only results of that turn become pointers,
-    those of its last round last.
+    They begin at `after`, and the running turn at `open_from`. Of that turn, only results become pointers, those of its
+    last round last.
     """
     groups = _groups(logged, before)
     under_way = [group for group in groups if open_from is not None and group.logged[0].seq >= open_from]
-    if groups and isinstance(groups[-1].logged[-1].entry, Noted):  # more messages may be noted behind it
+    if groups and isinstance(groups[-1].logged[-1].entry, Noted):  # further messages may be noted after it
         under_way = groups[-1:]
     closed = groups[: len(groups) - len(under_way)]
     split = max(len(closed) - kept_turns, 0)
@@ -219,7 +219,7 @@ def plan(
     for group in old:
         work.shrink(group)
     gone = work.drop(old, room.target)
-    if work.units > room.limit:  # then also from the turns that should stay, the oldest first
+    if work.units > room.limit:  # then also the turns that should stay, the oldest first
         spare = _last_round(under_way)
         for group in (*recent, *under_way):
             work.shrink(group, room.target, spare=spare)
@@ -233,13 +233,13 @@ def plan(
 
 
 class _Work:
-    """The weight of a request while parts are taken out."""
+    """The weight of a request while parts of it are removed."""
 
     def __init__(self, units: int) -> None:
         self.units = units
 
     def shrink(self, group: _Group, until: int = -1, spare: frozenset[str] = frozenset()) -> None:
-        """Replace the long results of a group with pointers: all of them, or until enough is saved."""
+        """Replace the long results of a group by pointers: all of them, or until enough is saved."""
         for id, saved in group.savings.items():
             if self.units > until and id not in spare and id not in group.aside:
                 group.aside.add(id)
@@ -260,7 +260,7 @@ class _Work:
         self.units += group.units
 
     def drop(self, groups: list[_Group], until: int) -> list[_Group]:
-        """Take out whole groups, the oldest first, until enough is saved."""
+        """Remove whole groups, the oldest first, until enough is saved."""
         gone: list[_Group] = []
         while groups and self.units > until:
             gone.append(groups.pop(0))
@@ -281,7 +281,7 @@ def _plan_of(groups: list[_Group], gone: list[_Group], before: Compacted | None,
 
 
 def _groups(logged: Sequence[Logged], before: Compacted | None) -> list[_Group]:
-    """The turns that are shown, each with its weight and possible savings."""
+    """Return the shown turns, each with its weight and possible savings."""
     groups: list[_Group] = []
     turn: str | None = None
     for one in logged:
@@ -302,7 +302,7 @@ def _groups(logged: Sequence[Logged], before: Compacted | None) -> list[_Group]:
 
 
 def _of_round(entry: Entry, calls: frozenset[str]) -> bool:
-    """Whether an entry belongs to the round of these calls."""
+    """Return whether an entry belongs to the round of these calls."""
     match entry:
         case ModelAnswered():
             return any(call.id in calls for call in entry.calls)
@@ -317,7 +317,7 @@ def _weight(text: str) -> int:
 
 
 def _opens(one: Logged, turn: str | None) -> bool:
-    """Whether a new group begins here: with the first message of a turn, or with a noted user message."""
+    """Return whether a new group begins here: with the first message of a turn, or a noted user message."""
     match one.entry:
         case UserSaid():
             return one.turn is None or one.turn != turn
@@ -328,7 +328,7 @@ def _opens(one: Logged, turn: str | None) -> bool:
 
 
 def _last_round(under_way: list[_Group]) -> frozenset[str]:
-    """The calls of the running turn's newest answer, whose results the model has not seen yet."""
+    """Return the calls of the running turn's newest answer, whose results the model has not seen yet."""
     for group in under_way:
         for one in reversed(group.logged):
             if isinstance(one.entry, ModelAnswered):
@@ -354,7 +354,7 @@ tools.
 """
 LONGEST_TEXT = 4_000  # characters of one message in the text to summarise
 LONGEST_RESULT = 600
-MAX_PARTS = 8  # parts in which a long text is summarised; of a longer one the first part is only listed
+MAX_PARTS = 8  # a long text is summarised in at most so many parts; the beginning of a longer one is only listed
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 
 
@@ -363,9 +363,9 @@ class SummaryFailed(EverloopError):
 
 
 async def summarise(gone: Sequence[Logged], earlier: str, ask: Ask, *, part: int, longest: int, focus: str = "") -> str:
-    """Summarise these turns and the summary before them in at most `longest` characters.
+    """Summarise these turns and the previous summary in at most `longest` characters.
 
-    The model gets at most `part` characters at a time. It fails if it writes nothing, or more than it was given.
+    The model gets at most `part` characters at a time. Raises SummaryFailed if it writes nothing, or more than it got.
     """
     texts = _parts(list(told(gone)), max(part, 2_000))
     if len(texts) > MAX_PARTS:
@@ -387,7 +387,7 @@ async def summarise(gone: Sequence[Logged], earlier: str, ask: Ask, *, part: int
 
 
 def digest(gone: Iterable[Logged], earlier: str, longest: int) -> str:
-    """Summarise without a model: the first words of each user message, the newest ones if there is too much."""
+    """Summarise without a model: list the first words of each user message; if that is too long, the newest ones."""
     head = "(No summary could be written. The user said, among other things:)"
     lines = [f"- {text}" for text in map(_first_words, gone) if text]
     room = longest - len(head) - (len(earlier) // 2 if earlier else 0)
@@ -402,7 +402,7 @@ def digest(gone: Iterable[Logged], earlier: str, longest: int) -> str:
 
 
 def told(logged: Iterable[Logged]) -> Iterator[str]:
-    """The entries as text for the model that summarises them."""
+    """Return the entries as text for the model that summarises them."""
     for one in logged:
         match one.entry:
             case UserSaid() as said:
@@ -448,7 +448,7 @@ def _time(at: float) -> str:
 
 
 def _quoted(text: str, limit: int) -> str:
-    """The text with its further lines indented, so that none of them can pass for another speaker's line."""
+    """Return the text with all lines but the first indented, so that none can pass for another speaker's line."""
     return _cut(text, limit).replace("\n", "\n    ").replace("</conversation", "<\\/conversation")
 
 

@@ -1,6 +1,6 @@
-"""Reads Markdown with front matter: `---`, YAML, `---`, body.
+"""Read Markdown with front matter: `---`, YAML, `---`, body.
 
-The file may come from anywhere, so everything in YAML beyond plain data is refused.
+The file may come from anywhere, so only plain data is accepted in the YAML.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..errors import EverloopError
 if TYPE_CHECKING:
     import yaml
 
-LONGEST = 16_000  # characters of front matter
-DEEPEST = 20  # levels of nested lists and mappings
-FIRST_LINE = 2  # where the YAML begins in the file
+LONGEST = 16_000  # maximum characters of front matter
+DEEPEST = 20  # maximum levels of nested lists and mappings
+FIRST_LINE = 2  # line of the file in which the YAML begins
 
 _FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _UNREADABLE = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufeff")
@@ -31,7 +31,7 @@ _NOT_TEXT = frozenset({"yes", "no", "on", "off", "true", "false", "null"})  # in
 
 
 class FrontMatterError(EverloopError):
-    """What is wrong, and in which line."""
+    """Invalid front matter: what is wrong, and in which line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
@@ -40,33 +40,33 @@ class FrontMatterError(EverloopError):
 
 
 class FrontMatter(msgspec.Struct, frozen=True):
-    """The values, the text below them, and the line of each key."""
+    """The values, the text below the front matter, and the line of each key."""
 
     values: dict[str, Any]  # plain data: texts, numbers, booleans, None, lists, and mappings by text
     body: str
     lines: dict[tuple[str, ...], int] = {}
 
     def line(self, *path: str) -> int:
-        """The line of a key, or of the nearest enclosing key."""
+        """Return the line of a key, or of the nearest enclosing key."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
 
 def read_front_matter(text: str) -> FrontMatter:
-    """Parse a text; a FrontMatterError says what is wrong and where."""
+    """Parse a text; the FrontMatterError for an invalid one says what is wrong and where."""
     header, body = _split(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
     if (simple := read_simple(header)) is not None:
         return FrontMatter(simple[0], body, simple[1])
     if found := _UNREADABLE.search(header):
         line = _line(header, found.start())
-        raise FrontMatterError(line, f"the character U+{ord(found[0]):04X} cannot stand in front matter")
+        raise FrontMatterError(line, f"the character U+{ord(found[0]):04X} is not allowed in front matter")
     values, lines = read_yaml(header)
     return FrontMatter(values, body, lines)
 
 
 def _split(text: str) -> tuple[str, str]:
-    """(front matter, body)."""
+    """Return the front matter and the body."""
     start = _FENCE.match(text)
     if start is None:
         raise FrontMatterError(1, "the file must begin with a line --- and its front matter")
@@ -80,7 +80,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _line(header: str, position: int) -> int:
-    """The line in the file. Counted here, because YAML has more line breaks than editors do."""
+    """Return the line in the file. Counted here, because YAML knows more line breaks than editors do."""
     return FIRST_LINE + header.count("\n", 0, position)
 
 
@@ -88,9 +88,9 @@ def _line(header: str, position: int) -> int:
 
 
 def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]] | None:
-    """Parse front matter of `key: text` lines exactly as YAML would; None if that takes a YAML parser.
+    """Parse front matter of `key: text` lines exactly as YAML would; None if it needs a YAML parser.
 
-    Every start reads the shipped skills, and importing PyYAML costs more than everything else done for them.
+    Every start reads the shipped skills, and importing PyYAML would cost more than everything else done for them.
     """
     values: dict[str, Any] = {}
     lines: dict[tuple[str, ...], int] = {}
@@ -121,7 +121,7 @@ def read_simple(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]
 
 
 def _simple_mapping(text: str) -> dict[str, list[str]] | None:
-    """`{bins: [git, ssh], env: [TOKEN]}`; None when it is anything else."""
+    """Parse `{bins: [git, ssh], env: [TOKEN]}`; None if it is anything else."""
     if _MAPPING.fullmatch(text) is None or any(word.lower() in _NOT_TEXT for word in re.findall(_WORD, text)):
         return None
     pairs = _WORDS.findall(text)
@@ -133,7 +133,7 @@ def _simple_mapping(text: str) -> dict[str, list[str]] | None:
 
 
 def read_yaml(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
-    """Parse any front matter with PyYAML, without anchors, tags and merges, which can expand a small file hugely."""
+    """Parse any front matter with PyYAML, but reject anchors, tags and merges, which can expand a small file hugely."""
     import yaml
 
     loader_class: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -148,24 +148,24 @@ def read_yaml(header: str) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     except yaml.MarkedYAMLError as error:
         raise _explain(error, header) from None
     except yaml.YAMLError as error:
-        raise FrontMatterError(1, f"this is no YAML: {error}") from None
+        raise FrontMatterError(1, f"this is not valid YAML: {error}") from None
 
 
 def _check(header: str, events: Iterator[Any]) -> None:
-    """Refuse unbounded growth and nesting before anything is built."""
+    """Reject unbounded growth and nesting before any value is built."""
     import yaml
 
     depth = 0
     for event in events:
         place: int = event.start_mark.index
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise FrontMatterError(_line(header, place), "anchors and aliases (& and *) are not taken")
+            raise FrontMatterError(_line(header, place), "anchors and aliases (& and *) are not supported")
         if getattr(event, "tag", None):
-            raise FrontMatterError(_line(header, place), f"tags like {event.tag[:60]} are not taken")
+            raise FrontMatterError(_line(header, place), f"tags like {event.tag[:60]} are not supported")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEEPEST:
-                raise FrontMatterError(_line(header, place), f"more than {DEEPEST} lists and mappings in one another")
+                raise FrontMatterError(_line(header, place), f"more than {DEEPEST} nested lists and mappings")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -174,20 +174,20 @@ def _explain(error: yaml.MarkedYAMLError, header: str) -> FrontMatterError:
     problem = error.problem or str(error)
     mark = error.problem_mark
     if error.context_mark is not None and _NOT_CLOSED.search(problem):
-        mark = error.context_mark  # where a quote or list was opened is more useful than where the text ends
+        mark = error.context_mark  # where a quote or list begins is more useful than where the text ends
     place: int = getattr(mark, "index", 0)
-    message = f"this is no YAML: {', '.join(filter(None, (error.context, problem)))}"
+    message = f"this is not valid YAML: {', '.join(filter(None, (error.context, problem)))}"
     if "mapping values are not allowed" in problem:
-        message = 'a text with ": " in it must stand in quotes'
+        message = 'a text that contains ": " must be in quotes'
     elif header[place : place + 1] == "\t":
-        message = "a tab cannot stand here: use spaces"
+        message = "a tab is not allowed here: use spaces"
     elif "cannot start any token" in problem or "unknown escape" in problem:
         message = f"{problem}: put the text in single quotes"
     return FrontMatterError(_line(header, place), message)
 
 
 class _Builder:
-    """Turns YAML nodes into plain data, and records the lines of keys."""
+    """Converts YAML nodes to plain data, and records the lines of keys."""
 
     def __init__(self, header: str, loader: Any) -> None:
         self._header = header
@@ -211,7 +211,7 @@ class _Builder:
         for key_node, value_node in node.value:
             key = self._key(key_node)
             if key in values:
-                raise FrontMatterError(self._line(key_node), f'the key "{key[:60]}" stands here twice')
+                raise FrontMatterError(self._line(key_node), f'the key "{key[:60]}" occurs twice')
             self._lines.setdefault((*path, key), self._line(key_node))
             values[key] = self._build(value_node, (*path, key))
         return values
@@ -224,11 +224,11 @@ class _Builder:
 
     def _scalar(self, node: Any) -> Any:
         if node.tag.endswith((":timestamp", ":value", ":merge")):
-            return node.value  # a date stays text: plain data has no type for it
+            return node.value  # a date stays a text: plain data has no type for it
         try:
             return self._loader.construct_object(node)
         except (ValueError, OverflowError):
-            raise FrontMatterError(self._line(node), f"{node.value[:60]} is no number: put it in quotes") from None
+            raise FrontMatterError(self._line(node), f"{node.value[:60]} is not a number: put it in quotes") from None
 
     def _line(self, node: Any) -> int:
         return _line(self._header, node.start_mark.index)

@@ -1,4 +1,4 @@
-"""Attachments as a model gets them: pictures as images, other files by their path."""
+"""Convert attachments for a model: pictures to images, other files to their paths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..tools.children import Child
 from ..tools.files.images import EDGE, Picture, Refused, printable, view
 from ..tools.files.paths import size
 
-MAX_PICTURES = 20  # of one message
-MAX_BYTES = 20_000_000  # of all pictures of one message: model APIs accept requests of about 30 MB
+MAX_PICTURES = 20  # per message
+MAX_BYTES = 20_000_000  # of all pictures of a message: model APIs accept requests of about 30 MB
 _DATA_URL = re.compile(r"data:(image/[\w.+-]{1,40})(?:;[\w=-]{1,40})*;base64,", re.I)
 
 __all__ = ["Picture", "Refused", "picture", "user_content", "without_pictures"]
@@ -29,7 +29,7 @@ def picture(
     reach: Reach | None = None,
     child: Child | None = None,
 ) -> Picture | Refused:
-    """Read a local file as a picture, scaled down if necessary. It blocks: call it in a thread.
+    """Read a local file as a picture, scaled down if necessary. Blocks: call it in a thread.
 
     Stopping `child` ends the process that scales the picture.
     """
@@ -43,7 +43,7 @@ def picture(
 def user_content(
     text: str, media: Sequence[str] = (), reach: Reach | None = None, child: Child | None = None
 ) -> str | list[dict[str, Any]]:
-    """The text, after its pictures if there are any; a file that is not a picture is named by its path. It blocks."""
+    """Return the text, preceded by its pictures if it has any; other files are named by their paths. Blocks."""
     child = child or Child()
     parts: list[dict[str, Any]] = []
     lines = [text] if text else []
@@ -65,11 +65,11 @@ def user_content(
     text = clean("\n".join(lines))
     if not parts:
         return text
-    return [*parts, {"type": "text", "text": text}] if text else parts  # some APIs refuse an empty part
+    return [*parts, {"type": "text", "text": text}] if text else parts  # some APIs reject an empty part
 
 
 def without_pictures(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The content for a model without vision: each picture becomes a line of text. Same parts, same bytes."""
+    """Return the content for a model without vision: each picture becomes a line of text. Same parts, same bytes."""
     parts = [_described(part) if part.get("type") == "image_url" else part for part in content]
     if all(part.get("type") == "text" for part in parts):
         return "\n".join(str(part.get("text", "")) for part in parts)

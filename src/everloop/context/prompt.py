@@ -1,4 +1,4 @@
-"""Builds the messages for the model: the system prompt, the history, the current message."""
+"""Build the messages for the model: the system prompt, the history, the current message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMORY_LIMIT = 16_000  # characters of the memory in the prompt
 
 
 class ContextBuilder:
-    """The prompt of one workspace. Same files, same bytes; a file is read again only when it has changed."""
+    """Builds the prompt of one workspace. Same files, same bytes; a file is reread only if it has changed."""
 
     def __init__(
         self,
@@ -41,8 +41,10 @@ class ContextBuilder:
         skills_limit: int = BUDGET,
         trusted: bool = True,
     ) -> None:
-        """`reach` says which files may be read for the prompt; it is called off the event loop. Without `trusted` no
-        file of the workspace is used: no instructions, memory, skills or heartbeat."""
+        """`reach` returns which files may be read for the prompt; it is called in a thread.
+
+        Without `trusted`, no file of the workspace is used: no instructions, memory, skills or heartbeat.
+        """
         self.workspace = Path(workspace).absolute()
         self.name = name
         self.trusted = trusted
@@ -55,36 +57,41 @@ class ContextBuilder:
         self._problems: list[str] = []
 
     def build_system_prompt(self, began: float | None = None) -> str:
-        """The system prompt: identity, bootstrap files, memory, skills, and last the day on which the conversation
-        began, by default today; separated by `---`."""
+        """Return the system prompt: identity, bootstrap files, memory, skills, and last the day on which the
+        conversation began, by default today; separated by `---`."""
         return self.dated(self.standing_prompt(), time.time() if began is None else began)
 
     def dated(self, standing: str, began: float) -> str:
-        """The system prompt of one conversation. It does not change during the conversation, and is the same for all
-        that begin on one day, so that a local server need not process the tools again, which many chat templates put
-        after it. Later messages carry their own time."""
+        """Return the system prompt of one conversation.
+
+        It does not change during the conversation, and is the same for all that begin on the same day, so that a local
+        server need not process the tools again, which many chat templates put after it. Later messages carry their own
+        time.
+        """
         return f"{standing}{PARTING}This conversation began on {day_in_words(began)}."
 
     def shared_prompt(self) -> str:
-        """The part of the prompt that all conversations share; the whole prompt if a subclass builds it. It reads the
-        disk: call it in a thread."""
+        """Return the part of the prompt that all conversations share; the whole prompt if a subclass builds it.
+
+        Reads the disk: call it in a thread.
+        """
         return clean(self.build_system_prompt()) if self._builds("build_system_prompt") else self.standing_prompt()
 
     def conversation_prompt(self, shared: str, began: float) -> str:
-        """The system prompt of a conversation, from the shared one."""
+        """Return the system prompt of a conversation, given the shared part."""
         return shared if self._builds("build_system_prompt") else self.dated(shared, began)
 
     @property
     def builds_messages(self) -> bool:
-        """Whether a subclass builds the requests."""
+        """Return whether a subclass builds the requests."""
         return self._builds("build_messages")
 
     def _builds(self, method: str) -> bool:
-        """Whether a subclass, or this object, has its own version of the method."""
+        """Return whether a subclass, or this object, overrides the method."""
         return method in self.__dict__ or getattr(type(self), method) is not getattr(ContextBuilder, method)
 
     def standing_prompt(self) -> str:
-        """The part of the prompt that all conversations share. It reads the disk: call it in a thread."""
+        """Return the part of the prompt that all conversations share. Reads the disk: call it in a thread."""
         self._identity = self._identity or self._introduce()
         blocks, reach = [self._identity], self._reach()
         blocks += [f"{title}\n\n{text}" for title, path, most in self._files if (text := self._text(path, most, reach))]
@@ -95,7 +102,7 @@ class ContextBuilder:
     def build_messages(
         self, history: Sequence[Message], current_message: str, media: Sequence[str] | None = None
     ) -> list[Message]:
-        """All messages of a request: system prompt, history, current message."""
+        """Return all messages of a request: system prompt, history, current message."""
         system: Message = {"role": "system", "content": self.build_system_prompt()}
         return [system, *history, user_message(self.user_content(current_message, media))]
 
@@ -114,15 +121,15 @@ class ContextBuilder:
         return messages
 
     def user_content(self, text: str, media: Sequence[str] | None = None) -> str | list[dict[str, Any]]:
-        """The text, after its pictures if there are any; a file that is not a picture is named by its path."""
+        """Return the text, preceded by its pictures if it has any; other files are named by their paths."""
         return user_content(text, media or ())
 
     def heartbeat_file(self) -> str:
-        """The text of HEARTBEAT.md, "" if there is none. It reads the disk: call it in a thread."""
+        """Return the text of HEARTBEAT.md, "" if there is none. Reads the disk: call it in a thread."""
         return self._text(HEARTBEAT_FILE, FILE_LIMIT, self._reach())
 
     def skills_in(self, text: str) -> str:
-        """The full text of the skills that a message names as `$name`. It reads the disk: call it in a thread."""
+        """Return the full text of the skills that a message names as `$name`. Reads the disk: call it in a thread."""
         names = named(text)
         reach = self._reach() if names else None
         skills = [self.skills.load(name, reach) for name in names] if reach is not None else []
@@ -145,11 +152,11 @@ class ContextBuilder:
         )
 
     def _text(self, path: str, limit: int, reach: Reach) -> str:
-        """The file's text, read again only when it has changed; "" if it is missing or cannot be read.
+        """Return the file's text, reread only if it has changed; "" if it is missing or cannot be read.
 
-        A command of the agent may have put anything there: a link to a file out of its reach, a pipe, an endless file.
+        A command of the agent may have put anything there: a link to an inaccessible file, a pipe, an endless file.
         """
-        # asked first, because most of these files are missing, and an error that says so costs several times as much
+        # checked first: most of these files are missing, and the error for that costs several times as much
         if not self.trusted or not os.access(f"{self.workspace}/{path}", os.F_OK):
             return ""
         try:
@@ -172,13 +179,13 @@ class ContextBuilder:
 
 
 class Composer:
-    """Builds the requests of one turn with a subclass's `build_messages`; the turn's later rounds follow behind.
+    """Builds the requests of one turn with a subclass's `build_messages`, and appends the turn's later rounds.
 
-    What `build_messages` gives is kept for the rounds of the turn, so that they share their prefix.
+    The result of `build_messages` is kept for all rounds of the turn, so that they share their prefix.
     """
 
     def __init__(self, builder: ContextBuilder, current: Message, text: str, media: Sequence[str]) -> None:
-        """`current` is the turn's first message as the log has it, `text` and `media` what the user sent."""
+        """`current` is the turn's first message in the log; `text` and `media` are what the user sent."""
         self._builder = builder
         self._current = current
         content = current.get("content")
@@ -188,9 +195,9 @@ class Composer:
         self._built: list[Message] | None = None
 
     def __call__(self, conversation: Conversation) -> Conversation:
-        """The messages of the next request. It may read the disk: call it in a thread."""
+        """Return the messages of the next request. May read the disk: call it in a thread."""
         place = next((n for n in range(len(conversation) - 1, 0, -1) if self._is_current(conversation[n])), None)
-        if place is None:  # it is part of a summary by now
+        if place is None:  # it has become part of a summary
             return conversation
         history = conversation[1:place]
         if self._built is None or history != self._history:

@@ -1,8 +1,8 @@
 """Skills: folders with a SKILL.md that describes how to do one kind of work.
 
-They come from the workspace and from the package; one of the workspace replaces one of the package with the same name.
-The prompt has the whole text of the always-on skills and one line for each of the others. It is built for every turn,
-so a file is read only when it has changed.
+They come from the workspace and from the package; a skill of the workspace replaces one of the package with the same
+name. The prompt has the whole text of the always-on skills and one line for each of the others. It is built for every
+turn, so a file is read only if it has changed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SHIPPED = Path(__file__).parent.parent / "skills"
 BUDGET = 8000  # characters of the list of skills in the prompt
 ALWAYS_LIMIT = 64_000  # characters of all always-on skills together
 MAX_SKILLS = 200  # in one folder
-MAX_ENTRIES = 5000  # of a folder that are examined
-MAX_BYTES = 64_000  # of a SKILL.md
+MAX_ENTRIES = 5000  # entries of a folder that are examined
+MAX_BYTES = 64_000  # per SKILL.md
 MAX_NAME = 64
 MAX_DESCRIPTION = 1024
 MAX_MENTIONS = 50  # names in one message
-RECHECK_SECONDS = 30.0  # until a missing program is looked for again
+RECHECK_SECONDS = 30.0  # between two checks for a missing program
 KEYS = ("name", "description", "always", "requires")
 OTHER_KEYS = ("license", "metadata", "version", "allowed-tools", "homepage", "compatibility")  # of other systems
 NEEDS = {"bins": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*"), "env": re.compile(r"[A-Za-z_][A-Za-z0-9_]*")}
@@ -54,9 +54,9 @@ Version = tuple[int, ...]
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """A skill as it is listed. `body` is set only for always-on skills, or where it was requested."""
+    """A skill as it is listed. `body` is set only for always-on skills, or if it was requested."""
 
-    name: str  # of its folder
+    name: str  # that of its folder
     path: str  # for read_file
     shipped: bool = False
     description: str = ""
@@ -65,11 +65,11 @@ class Skill(msgspec.Struct, frozen=True):
     env: tuple[str, ...] = ()
     body: str = ""
     line: int = 1  # of `always`
-    problem: str = ""  # what is wrong with the file; then no other field counts
-    missing: str = ""  # what it needs and this machine lacks
+    problem: str = ""  # what is wrong with the file; if set, no other field is valid
+    missing: str = ""  # what it requires but this machine lacks
 
     def broken(self, line: int, message: str) -> Skill:
-        """The same skill with what is wrong in its file."""
+        """Return the same skill with what is wrong in its file."""
         return Skill(self.name, self.path, self.shipped, problem=f"{prompt_line(self.path)}:{line}: {message}")
 
 
@@ -92,7 +92,7 @@ class Skills:
         self._trusted = trusted
         self._needs = Needs(clock)
         self._lock = threading.Lock()
-        self._rules: tuple[object, ...] = ()  # of the reach that the files were read with
+        self._rules: tuple[object, ...] = ()  # the rules of the reach with which the files were read
         self._known: dict[str, tuple[Version, Skill]] = {}
         self._skills: list[Skill] = []
         self._blocks: list[str] = []
@@ -100,9 +100,9 @@ class Skills:
         self._only_listed: list[str] = []
 
     def blocks(self, reach: Reach) -> list[str]:
-        """Blocks for the prompt: each always-on skill whole, then a list of the others. Same files, same bytes.
+        """Return the blocks for the prompt: each always-on skill, then a list of the others. Same files, same bytes.
 
-        `reach` says what of the workspace may be read.
+        `reach` limits which files of the workspace may be read.
         """
         with self._lock:
             skills = self._look(reach)
@@ -112,12 +112,12 @@ class Skills:
             return list(self._blocks)
 
     def all(self, reach: Reach) -> list[Skill]:
-        """All skills, also those with problems."""
+        """Return all skills, including those with problems."""
         with self._lock:
             return list(self._look(reach))
 
     def load(self, name: str, reach: Reach) -> str | None:
-        """The whole text of a skill, or what is wrong with it; None when there is no skill of that name."""
+        """Return the whole text of a skill, or what is wrong with it; None if there is no skill of that name."""
         with self._lock:
             skill = next((skill for skill in self._look(reach) if skill.name == name), None)
         if skill is None:
@@ -132,12 +132,12 @@ class Skills:
         return clean(_whole(skill))
 
     def path(self, name: str, reach: Reach) -> str:
-        """The path of a skill for read_file; "" when there is no skill of that name."""
+        """Return the path of a skill for read_file; "" if there is no skill of that name."""
         with self._lock:
             return next((skill.path for skill in self._look(reach) if skill.name == name), "")
 
     def problems(self) -> list[str]:
-        """One line for each problem that the last look at the skills found."""
+        """Return one line for each problem found when the skills were last read."""
         with self._lock:
             broken = [skill.problem for skill in self._skills if skill.problem]
             return [*broken, *([self._folder_problem] if self._folder_problem else []), *self._only_listed]
@@ -159,11 +159,11 @@ class Skills:
         return [*whole, text] if text else whole
 
     def _look(self, reach: Reach) -> list[Skill]:
-        """All skills as they are now, by name. One of the workspace replaces one of the package, even if broken."""
+        """Return all current skills by name. One of the workspace replaces one of the package, even if it is broken."""
         rules = (reach.workspace, reach.restricted, reach.approved, reach.protected)
         if rules != self._rules:
             self._known = {}
-        self._rules = rules  # these very paths: the next comparison of the same is quick
+        self._rules = rules  # the same objects make the next comparison quick
         self._look_at_workspace(reach)
         found = {skill.name: skill for skill in _shipped_skills(self.shipped)}
         found |= {name: skill for name, (_, skill) in self._known.items()}
@@ -188,7 +188,7 @@ class Skills:
 
 
 class Needs:
-    """Checks which programs and variables are present, and checks missing ones again after a while."""
+    """Checks which programs and variables are present, and rechecks missing ones after a while."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -196,7 +196,7 @@ class Needs:
         self._programs: dict[str, bool] = {}
 
     def checked(self, skill: Skill) -> Skill:
-        """The skill with what it is missing."""
+        """Return the skill with `missing` set."""
         if not skill.bins and not skill.env:
             return skill
         if self._clock() - self._asked >= RECHECK_SECONDS:
@@ -222,7 +222,7 @@ def _whole(skill: Skill) -> str:
 
 
 def _folders(descriptor: int) -> tuple[list[str], bool]:
-    """The names of possible skill folders, and whether there are more than are used."""
+    """Return the names of possible skill folders, and whether there are more than are used."""
     with os.scandir(descriptor) as entries:
         seen = list(islice(entries, MAX_ENTRIES))
     names = sorted(
@@ -232,7 +232,7 @@ def _folders(descriptor: int) -> tuple[list[str], bool]:
 
 
 def _look_at(name: str, folder: int, known: tuple[Version, Skill] | None, reach: Reach) -> tuple[Version, Skill] | None:
-    """A skill with the version of its file, which is read if the version is new; None when there is no SKILL.md."""
+    """Return a skill with the version of its file, reading a new version; None if there is no SKILL.md."""
     file = f"{name}/SKILL.md"
     try:
         info = os.stat(file, dir_fd=folder)
@@ -250,7 +250,7 @@ def _look_at(name: str, folder: int, known: tuple[Version, Skill] | None, reach:
 def _read(skill: Skill, reach: Reach, *, keep_body: bool = False) -> Skill:
     """Read a skill of the workspace under the rules of the file tools.
 
-    A command of the agent may have put anything there: a link out of reach, a pipe, an endless file.
+    A command of the agent may have put anything there: a link to an inaccessible file, a pipe, an endless file.
     """
     try:
         with reach.open(skill.path) as opened:
@@ -265,7 +265,7 @@ def _read(skill: Skill, reach: Reach, *, keep_body: bool = False) -> Skill:
 
 @functools.cache
 def _shipped_skills(folder: Path) -> tuple[Skill, ...]:
-    """The skills of the package, which do not change while the process runs."""
+    """Return the skills of the package, which do not change while the process runs."""
     paths = sorted(folder.glob("*/SKILL.md"))
     return tuple(_read_shipped(Skill(path.parent.name, str(path), shipped=True)) for path in paths)
 
@@ -273,7 +273,7 @@ def _shipped_skills(folder: Path) -> tuple[Skill, ...]:
 def _read_shipped(skill: Skill, *, keep_body: bool = False) -> Skill:
     try:
         data = Path(skill.path).read_bytes()
-    except OSError as error:  # the package was replaced while the process runs
+    except OSError as error:  # the package was replaced while the process was running
         return skill.broken(1, _reason(error))
     return parse_skill(skill, data, keep_body=keep_body)
 
@@ -283,7 +283,7 @@ def _reason(error: OSError | OutOfReach) -> str:
 
 
 def parse_skill(skill: Skill, data: bytes, *, keep_body: bool) -> Skill:
-    """Fill in what the file says; if something is wrong with it, `problem` says what and where."""
+    """Return the skill with the contents of its file; if it is invalid, `problem` says what is wrong and where."""
     if len(data) > MAX_BYTES:
         return skill.broken(1, f"it is larger than {MAX_BYTES // 1000} kB: move parts of it into files beside it")
     try:
@@ -297,12 +297,12 @@ def parse_skill(skill: Skill, data: bytes, *, keep_body: bool) -> Skill:
 
 
 def prompt_line(text: str, limit: int = 300) -> str:
-    """A text of unknown origin as one line of the prompt, without line breaks and control characters."""
+    """Return a text of unknown origin as one line for the prompt, without line breaks and control characters."""
     return _CONTROL.sub("\ufffd", " ".join(clean(text).split()))[:limit]
 
 
 def _checked(skill: Skill, read: FrontMatter) -> Skill:
-    """The skill with the values of its front matter; a FrontMatterError if one is invalid."""
+    """Return the skill with the values of its front matter; raises FrontMatterError if one is invalid."""
     for key in read.values:
         _check_key(key, (*KEYS, *OTHER_KEYS), read.line(key), "")
     _check_name(skill.name, read)
@@ -343,7 +343,7 @@ def _description(read: FrontMatter) -> str:
 
 
 def _needed(kind: str, read: FrontMatter) -> tuple[str, ...]:
-    """The programs or variables that a skill requires."""
+    """Return the programs or variables that a skill requires."""
     requires = read.values.get("requires", {})
     if not isinstance(requires, dict):
         raise FrontMatterError(read.line("requires"), "requires must be like {bins: [git], env: [TOKEN]}")
@@ -354,7 +354,7 @@ def _needed(kind: str, read: FrontMatter) -> tuple[str, ...]:
         raise FrontMatterError(line, f"requires: {kind} must be a list of names")
     for name in names:
         if not isinstance(name, str) or NEEDS[kind].fullmatch(name) is None:
-            raise FrontMatterError(line, f'requires: {kind}: "{prompt_line(str(name), 70)}" is no name')
+            raise FrontMatterError(line, f'requires: {kind}: "{prompt_line(str(name), 70)}" is not a name')
     return tuple(names)
 
 
@@ -372,10 +372,10 @@ def _check_key(key: str, known: tuple[str, ...], line: int, where: str) -> None:
 
 
 def list_skills(skills: Sequence[Skill], budget: int, shipped: str) -> str:
-    """One line for each skill, in at most `budget` characters; "" if there are none, or no room at all.
+    """Return one line for each skill, in at most `budget` characters; "" if there are no skills, or no room at all.
 
-    Descriptions are shortened first and then left out; last, skills are only counted. `shipped` is the folder of the
-    package's skills.
+    Descriptions are shortened first, then left out; as a last resort, skills are only counted. `shipped` is the folder
+    of the package's skills.
     """
     if not skills:
         return ""
@@ -414,7 +414,7 @@ def _rest(skills: Sequence[Skill], shipped: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- names in a message
 
-# Letters of other scripts may stand right beside a name, as Korean and Chinese are written; Latin ones may not.
+# Letters of other scripts may directly adjoin a name, as in Korean and Chinese text; Latin ones may not.
 _MENTION = re.compile(
     r"(?<![A-Za-z0-9_$\\/.\-À-ɏ])\$([a-z0-9]++(?:-[a-z0-9]++)*+)(?![A-Za-z0-9_À-ɏ]|[./:=(\[][A-Za-z0-9_])"
 )
@@ -426,7 +426,7 @@ _TICKS = re.compile("`+")
 
 
 def named(text: str) -> list[str]:
-    """The names of the form `$name` in a message, each once, in order, but none in quoted code. They need not exist."""
+    """Return the names of the form `$name` in a message, each once, in order, except in code. They need not exist."""
     if "$" not in text:
         return []
     found: dict[str, None] = {}
@@ -441,7 +441,7 @@ def named(text: str) -> list[str]:
 
 
 def _prose(paragraph: str) -> Iterator[str]:
-    """The text outside backticks. Code ends at a run of as many backticks as began it."""
+    """Return the text outside of backticks. Code ends at a run of as many backticks as began it."""
     ticks = list(_TICKS.finditer(paragraph))
     closing: dict[int, int] = {}  # for each run of backticks the next of the same length
     last: dict[int, int] = {}

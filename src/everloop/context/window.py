@@ -1,9 +1,9 @@
-"""The model's window: how many tokens a model takes, and how many a conversation has.
+"""The model's window: how many tokens a model accepts, and how many a conversation has.
 
-Limits go by the model's name: what its maker documents, and the smaller number where there is doubt. A server may
+Limits are looked up by the model's name: what its vendor documents, or the smaller number if in doubt. A server may
 accept less than the model could (Ollama and llama.cpp do by default); its error or the config says so. Tokens are
-estimated without a tokenizer: the weight of the text, times a ratio for each model that is learned from what its
-provider counts.
+estimated without a tokenizer: the weight of the text, times a ratio per model that is learned from the counts of its
+provider.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _K = 1_024
 _MILLION = 1_000_000
 _Row = tuple[str, int, bool | None, int]  # a pattern, window, vision, output
 
-# Patterns by family, which is a word in the name: the first match decides, so special patterns come first. A family
-# whose name also occurs in models of another one (a DeepSeek distilled into Qwen) comes before it.
+# Patterns by family, a word in the name. The first match decides, so more specific patterns come first. A family whose
+# name also occurs in models of another one (a DeepSeek distilled into Qwen) precedes it.
 _FAMILIES: dict[str, list[_Row]] = {
     "deepseek": [
         (r"deepseek-(?:ocr|vl)", 8 * _K, True, 4_096),
@@ -218,7 +218,7 @@ _FAMILIES: dict[str, list[_Row]] = {
 
 @lru_cache(maxsize=256)
 def model_info(name: str) -> ModelInfo:
-    """What is known about a model; the name may be a provider's, one of Ollama, or a file's."""
+    """Return what is known about a model. The name may be a provider's, Ollama's, or that of a file."""
     known = re.sub(r"(?<=\d)p(?=\d)", ".", name.lower().replace("\\", "/").rstrip("/").rpartition("/")[2])
     known = re.sub(r"[_ ]", "-", known)
     for word, rows in _FAMILIES.items():
@@ -229,7 +229,7 @@ def model_info(name: str) -> ModelInfo:
     return UNKNOWN
 
 
-# Error messages for a prompt that is too long, in lower case; the group is the window, where they name it.
+# Error messages about a prompt that is too long, in lower case; the group is the window, if the message names it.
 _NUMBER = r"([\d,_]{3,12})"
 _OVERFLOWS = [
     rf"maximum context length (?:is|of) {_NUMBER}",  # OpenAI, vLLM, DeepSeek, OpenRouter, SGLang
@@ -259,15 +259,15 @@ _NAMELESS = [
     r"exceeded max context length|greater than the context length|longer than the model's context length",
     r"reduce the length of the (?:messages|prompt|input)",  # Groq, OpenAI
 ]
-# Rate limits also mention tokens, but waiting resolves them, not a shorter prompt.
+# Rate limits also mention tokens, but they are resolved by waiting, not by a shorter prompt.
 _RATES = r"per min(?:ute)?\b|per (?:day|hour|second)|\(tp[md]\)|rate[ _-]limit|quota"
-# The prompt's share of the window: a request for too long an answer is no overflow.
+# The prompt's share of the window: requesting an answer that is too long is not an overflow.
 _PROMPT = rf"{_NUMBER} (?:tokens )?(?:in (?:the|your) (?:messages|prompt)|of text input|input tokens|from the input)"
 _MOST_TEXT = 10_000
 
 
 def is_overflow(text: str) -> bool:
-    """Whether a model API's error says that the prompt was too long."""
+    """Return whether a model API's error says that the prompt was too long."""
     text = text[:_MOST_TEXT].lower()
     if re.search(_RATES, text):
         return False
@@ -278,31 +278,31 @@ def is_overflow(text: str) -> bool:
 
 
 def window_in_error(text: str) -> int | None:
-    """The window that a model API's error message names, in tokens."""
+    """Return the window, in tokens, that a model API's error message names; 0 if it names none."""
     text = text[:_MOST_TEXT].lower()
     named = 0 if re.search(_RATES, text) else _named(text, _OVERFLOWS)
     return named if 256 <= named <= 100 * _MILLION else None
 
 
 def _named(text: str, patterns: Sequence[str]) -> int:
-    """The number in the first pattern that matches; 0 if none does."""
+    """Return the number in the first pattern that matches; 0 if none does."""
     found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
     return int(re.sub(r"\D", "", found[1]) or 0) if found else 0
 
 
 # ---------------------------------------------------------------------------------------------- what a request weighs
 
-PER_MESSAGE = 16  # units: the role and the markers that a chat template puts around a message
-PER_CALL = 24  # units: the same for a tool call, with its id
+PER_MESSAGE = 16  # units for the role and the markers that a chat template puts around a message
+PER_CALL = 24  # units for the same around a tool call, with its id
 # A picture of 2048 x 1536 pixels, the largest that is sent, has about 1,600 tokens: OpenAI counts 170 for each of its
-# 8 tiles and 85 more (1,445), Anthropic one for 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
-# At a quarter of a token for a unit, that is 6,400 units, however many bytes its base64 has.
+# 8 tiles plus 85 (1,445), Anthropic one per 750 pixels up to 1,600, Google 258 for each of 6 tiles (1,548).
+# At a quarter of a token per unit, that is 6,400 units, however many bytes its base64 form has.
 PICTURE = 6_400
-START = 0.3  # tokens per unit of a model without observations: higher than most
-_LEAST, _MOST = 0.12, 1.2  # plausible ratios: other counts leave out cached tokens, or are mistakes
-_SMALLEST = 1_000  # units of a request worth learning from: in smaller ones the provider's overhead dominates
+START = 0.3  # tokens per unit for a model without observations; higher than for most models
+_LEAST, _MOST = 0.12, 1.2  # plausible ratios; other counts omit cached tokens, or are wrong
+_SMALLEST = 1_000  # units of a request to learn from; in smaller ones the provider's overhead dominates
 _MAX_MODELS = 64
-LONG = 1_000_000  # characters of a text that is weighed by samples, or of a conversation that is weighed in a thread
+LONG = 1_000_000  # characters; a longer text is weighed by samples, a longer conversation in a thread
 SAMPLES = 50
 _LOWER = string.ascii_lowercase.encode()
 _SPACE = string.whitespace.encode()
@@ -311,7 +311,7 @@ _OTHERS = bytes(range(128))
 
 
 def weigh(message: Message) -> int:
-    """The units of one message."""
+    """Return the units of one message."""
     content = message.get("content")
     units = PER_MESSAGE + (sum(map(_weigh_part, content)) if isinstance(content, list) else _weigh_part(content))
     for call in message.get("tool_calls") or ():
@@ -321,17 +321,17 @@ def weigh(message: Message) -> int:
 
 
 def weigh_tools(tools: Sequence[dict[str, Any]]) -> int:
-    """The units of the tools' definitions, which are sent with every request."""
+    """Return the units of the tools' definitions, which are sent with every request."""
     return sum(PER_CALL + weigh_text(encode_json(tool).decode()) for tool in tools)
 
 
 def weigh_text(text: str) -> int:
-    """The units of a text: about its bytes in UTF-8, and more where tokens are shorter.
+    """Return the units of a text: about its bytes in UTF-8, and more if its tokens are shorter.
 
-    A token holds a word or a good part of one, but only few capitals, digits or punctuation marks, and rarely a space
-    alone. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
+    A token is a word or a large part of one, but only a few capitals, digits or punctuation marks, and rarely just a
+    space. Two-byte letters (Cyrillic, Arabic) share a token more often than three-byte ones (Chinese, Korean).
     """
-    if len(text) > LONG:  # too long for any model: weighed by samples, so that nothing else waits for it
+    if len(text) > LONG:  # too long for any model: weighed by samples, so as not to block anything else
         samples = [text[start : start + LONG // SAMPLES] for start in range(0, len(text), len(text) // SAMPLES + 1)]
         return sum(map(weigh_text, samples)) * len(text) // sum(map(len, samples))
     data = text.encode("utf-8", "replace")
@@ -346,8 +346,8 @@ def weigh_text(text: str) -> int:
 
 
 def _weigh_part(part: Any) -> int:
-    """The units of a part of a message: a text, a picture, or the JSON of anything else."""
-    if not isinstance(part, dict):  # a plain text, or anything a library put there
+    """Return the units of a part of a message: a text, a picture, or the JSON of anything else."""
+    if not isinstance(part, dict):  # a plain text, or anything that a library put there
         return weigh_text(part if isinstance(part, str) else "" if part is None else str(part))
     match part.get("type"):
         case "text":
@@ -358,10 +358,10 @@ def _weigh_part(part: Any) -> int:
 
 
 class Meter:
-    """Converts units to tokens with a ratio for each model, which improves with every answer."""
+    """Converts units to tokens by a ratio per model, which improves with every answer."""
 
     def __init__(self) -> None:
-        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # each with the number of answers behind it
+        self._ratios: OrderedDict[str, tuple[float, int]] = OrderedDict()  # with the number of answers behind each
 
     def tokens(self, model: str, units: int) -> int:
         """Estimate the tokens of some units."""
@@ -378,11 +378,11 @@ class Meter:
         return START
 
     def observe(self, model: str, units: int, tokens: int) -> None:
-        """Learn from the tokens that a provider counted in a request; implausible counts are ignored."""
+        """Learn from the tokens that a provider counted in a request. Implausible counts are ignored."""
         if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
             return
         ratio, seen = self._ratios.get(model, (START, 0))
-        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # so it follows the kind of text in use
+        ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # adapts to the kind of text in use
         self._ratios[model] = (ratio, seen + 1)
         self._ratios.move_to_end(model)
         while len(self._ratios) > _MAX_MODELS:
@@ -391,48 +391,48 @@ class Meter:
 
 # ---------------------------------------------------------------------------------------------- how full the window is
 
-ANSWER_SHARE = 4  # at most this part of the window is kept free for the answer
-FITS = 0.95  # share of the rest that may be filled, since the estimate is not exact
-MOST_OF_A_CHARACTER = 5  # tokens at most, for any text and tokenizer
-SMALLEST = 2_000  # tokens: an error that names a smaller window means something else
-BELIEVED_SECONDS = 3600.0  # for which a window named in an error counts: servers change, and errors quote text
+ANSWER_SHARE = 4  # at most one in so many tokens of the window is reserved for the answer
+FITS = 0.95  # share of the rest that may be filled, since the estimate is inexact
+MOST_OF_A_CHARACTER = 5  # maximum tokens per character, for any text and tokenizer
+SMALLEST = 2_000  # tokens; an error that names a smaller window means something else
+BELIEVED_SECONDS = 3600.0  # validity of a window named in an error: servers change, and errors quote text
 
 
 class Measure:
-    """Measures how full one model's window is with a conversation."""
+    """Measures how much of one model's window a conversation fills."""
 
     def __init__(self, model: str, window: int, meter: Meter, tools: ToolRegistry, own_prompt: int = 0) -> None:
-        """`window` is the configured one; with 0 the model's name decides. `own_prompt` are the tokens that the
-        provider sends in place of the system prompt and the tools, if it leaves these out."""
+        """`window` is the configured one; with 0, the model's name decides. `own_prompt` is the number of tokens that
+        the provider sends instead of the system prompt and the tools, if it omits those."""
         self.model = model
         self._set = window
         self._meter = meter
         self._tools = tools
         self._own_prompt = own_prompt
         self._weight_of_tools: tuple[Sequence[Any], int] = ((), 0)
-        self._named = (0, 0.0)  # a window named by an error, and until when it counts
+        self._named = (0, 0.0)  # a window named by an error, and until when it is valid
         self._warned = False
         self._answers = 0
 
     @property
     def window(self) -> int:
-        """Tokens that the model accepts."""
+        """The number of tokens that the model accepts."""
         known = self._set or model_info(self.model).window
         named, until = self._named
         return min(named, known) if named and time.monotonic() < until else known
 
     @property
     def room(self) -> int:
-        """Tokens that a request may have, with room left for the answer."""
+        """The number of tokens that a request may have, with room left for the answer."""
         return self.window - min(model_info(self.model).output, self.window // ANSWER_SHARE)
 
     @property
     def limit(self) -> float:
-        """Tokens of a request that still fits."""
+        """The maximum number of tokens of a request that fits."""
         return FITS * self.room
 
     def weight(self, conversation: Conversation) -> int:
-        """The units of a request. Each message is weighed only once."""
+        """Return the units of a request. Each message is weighed only once."""
         count, units = conversation.weighed
         if count < len(conversation):
             units += sum(map(weigh, conversation[count:]))
@@ -442,11 +442,11 @@ class Measure:
         return units + self._weigh_tools()
 
     def is_small(self, conversation: Conversation, share: float) -> bool:
-        """Whether a request certainly fills less than this share of the room, without weighing it."""
+        """Return whether a request certainly fills less than this share of the room, without weighing it."""
         return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
     def learn(self, answered: str | None, conversation: Conversation, counted: int) -> None:
-        """Take in what the provider counted for a request: of the first few answers, then of every 32nd, and of each
+        """Learn from the provider's count for a request: for the first few answers, then for every 32nd, and for each
         request that has been weighed anyway."""
         self._answers += 1
         if self._answers <= 4 or self._answers % 32 == 0 or conversation.weighed[0] == len(conversation):
@@ -462,18 +462,18 @@ class Measure:
         return self._meter.units(self.model, int(tokens))
 
     def fixed(self, conversation: Conversation) -> int:
-        """The units of what every request of the conversation has: system prompt and tools."""
+        """Return the units of the parts of every request: the system prompt and the tools."""
         if self._own_prompt:
             return self.in_units(self._own_prompt)
         return weigh(conversation[0]) + self._weigh_tools()
 
     def tokens_at(self, share: float, conversation: Conversation) -> float:
-        """The tokens of a request that fills this share of the room beside the system prompt and the tools."""
+        """Return the tokens of a request that fills this share of the room besides the system prompt and the tools."""
         fixed = self.in_tokens(self.fixed(conversation))
         return fixed + share * max(self.room - fixed, 0)
 
     def can_fit(self, conversation: Conversation) -> bool:
-        """Whether there is room for any conversation at all beside the system prompt and the tools."""
+        """Return whether the system prompt and the tools leave any room for a conversation."""
         fixed = int(self.tokens_at(0, conversation))
         if fixed < self.limit:
             return True
@@ -486,7 +486,7 @@ class Measure:
         return False
 
     def observe(self, answered: str | None, units: int, counted: int) -> None:
-        """Learn from what the provider counted for a request, for the model that answered and for the one that was
+        """Learn from the provider's count for a request, for the model that answered and for the one that was
         called."""
         for name in dict.fromkeys((answered or self.model, self.model)):
             self._meter.observe(name, units, counted)
@@ -494,8 +494,10 @@ class Measure:
             self._named = (0, 0.0)
 
     def overflows(self, refused: ProviderError, conversation: Conversation) -> bool:
-        """Whether the model API refused the request as too long. A window that it names counts for a while, unless it
-        is implausible or another model's."""
+        """Return whether the model API rejected the request as too long.
+
+        A window that its error names is used for a while, unless it is implausible or another model's.
+        """
         text = str(refused)
         if not is_overflow(text):
             return False

@@ -28,6 +28,18 @@ def as_text(value: Any) -> str:
     return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
+def _clean(value: Any) -> Any:
+    """Return a value whose texts can be stored."""
+    match value:
+        case str():
+            return clean(value)
+        case list():
+            return [_clean(item) for item in value]
+        case dict():
+            return {_clean(key): _clean(item) for key, item in value.items()}
+    return value
+
+
 def names_in(texts: Iterable[str]) -> set[str]:
     """Return the names in all `${…}` placeholders."""
     return {found[1] for text in texts for found in _PLACE.finditer(text)}
@@ -64,4 +76,4 @@ def check_inputs(name: str, schema: Mapping[str, Any], inputs: Any, texts: Itera
         values = validate(dict(schema), values)
     except InvalidArguments as error:
         raise InputError(f"agent {name}: wrong inputs: {error}") from None
-    return {key: value for key, value in values.items() if key in declared}
+    return {key: _clean(value) for key, value in values.items() if key in declared}

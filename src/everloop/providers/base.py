@@ -1,4 +1,4 @@
-"""The model port: what a provider is asked and what it answers."""
+"""The port of a model: what a provider gets and what it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..text import one_line
 if TYPE_CHECKING:
     from ..log import FailedAttempt
 
-# Request options beside messages and tools, under OpenAI's names; `max_tokens` is the length of the answer.
+# Request options besides messages and tools, under OpenAI's names; `max_tokens` limits the length of the answer.
 OPTIONS = frozenset(
     {
         "temperature",
@@ -38,7 +38,7 @@ OPTIONS = frozenset(
         "top_logprobs",
     }
 )
-# These values change nothing, so no provider refuses them.
+# These values have no effect, so every provider accepts them.
 USUAL_VALUES: dict[str, Any] = {
     "top_p": 1,
     "response_format": {"type": "text"},
@@ -52,19 +52,19 @@ USUAL_VALUES: dict[str, Any] = {
     "top_logprobs": 0,
 }
 
-Messages = Sequence[dict[str, Any]]  # in OpenAI's shape
-Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's shape
+Messages = Sequence[dict[str, Any]]  # in OpenAI's format
+Tools = Sequence[dict[str, Any]] | None  # their definitions, in OpenAI's format
 Options = Mapping[str, Any] | None  # some of OPTIONS
 
-SHORTEST_KEY = 8  # characters
-MOST_TOKENS = 1 << 48  # a larger count is an error of the server, and does not fit into a database column
+MIN_KEY_LENGTH = 8  # characters
+MAX_TOKEN_COUNT = 1 << 48  # a larger count is the server's mistake, and would not fit into a database column
 
 
 @dataclass(slots=True)
 class ToolCallRequest:
     """One tool call of a model's answer.
 
-    `error` says why the arguments could not be read; such a call is answered with it and never run.
+    `error` says why the arguments could not be read. Such a call never runs; the error is its result.
     """
 
     id: str
@@ -75,16 +75,16 @@ class ToolCallRequest:
 
 @dataclass(slots=True)
 class LLMResponse:
-    """A model's whole answer. Only `content` is required."""
+    """A model's complete answer. Only `content` is required."""
 
     content: str | None
     tool_calls: list[ToolCallRequest] = field(default_factory=list)
     finish_reason: str = "stop"
     usage: dict[str, int] = field(default_factory=dict)  # prompt_tokens, completion_tokens, total_tokens, …
     reasoning: str | None = None
-    model: str | None = None  # the one that answered, where it is not the one asked (a fallback)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of each token, in OpenAI's shape, if asked for
-    failures: list[FailedAttempt] = field(default_factory=list)  # attempts before the one that gave this answer
+    model: str | None = None  # the model that answered, if it is not the one asked for (a fallback)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of each token, in OpenAI's format, if requested
+    failures: list[FailedAttempt] = field(default_factory=list)  # the attempts before this answer
 
     @property
     def has_tool_calls(self) -> bool:
@@ -92,51 +92,51 @@ class LLMResponse:
 
 
 def extra_of(provider: LLMProvider) -> dict[str, Any]:
-    """The further fields of a provider's requests. A provider of the user's own may have anything under that name."""
+    """Return the further fields of a provider's requests. In a user's own provider that attribute may be anything."""
     extra: Any = getattr(provider, "extra", None)
     return dict(extra) if extra and isinstance(extra, Mapping) else {}
 
 
 def counts(response: LLMResponse) -> dict[str, int]:
-    """The usage of an answer as plausible token counts, whatever a provider has put there."""
+    """Return the plausible token counts in the usage of an answer, whatever the provider put there."""
     usage: Any = getattr(response, "usage", None)
     if not isinstance(usage, dict):
         return {}
-    return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MOST_TOKENS}
+    return {str(name): count for name, count in usage.items() if type(count) is int and 0 <= count < MAX_TOKEN_COUNT}
 
 
 def count_of(response: LLMResponse, name: str) -> int:
-    """One of the token counts of an answer; 0 if it is missing or not plausible."""
+    """Return one of the token counts of an answer; 0 if it is missing or implausible."""
     usage: Any = getattr(response, "usage", None)
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and 0 <= count < MOST_TOKENS else 0
+    return count if type(count) is int and 0 <= count < MAX_TOKEN_COUNT else 0
 
 
 @dataclass(slots=True, frozen=True)
 class Delta:
-    """A part of an answer as it arrives, to be shown only: the LLMResponse at the end is what counts."""
+    """A part of an answer as it arrives, for display only: the final LLMResponse is what counts."""
 
     text: str = ""
     reasoning: str = ""
-    restart: str = ""  # the answer so far was lost and starts over; the text says why
+    restart: str = ""  # why the answer starts over; what was shown of it is void
 
 
 class LLMProvider:
     """The base of all providers. A subclass needs `chat` and nothing else.
 
-    A provider may also have `stream(messages, tools=None, model=None)`, an async iterator of `Delta`s whose
-    last item is the whole `LLMResponse`. It is used whenever the turn has a subscriber. One that honours request
-    options names them in `options`, and both methods take a further `options`, which is only there when some are set.
+    A provider may also have `stream(messages, tools=None, model=None)`, an async iterator of `Delta`s whose last item
+    is the complete `LLMResponse`. It is used whenever the turn has a subscriber. A provider that supports request
+    options names them in `options`; both methods then take a keyword `options`, which is passed only if some are set.
 
     The inherited `__init__` keeps its arguments as `api_key`, `base_url` and `model`, which is also the default model.
-    A subclass with an `__init__` of its own need not call it.
+    A subclass with its own `__init__` need not call it.
     """
 
     default_model: str = ""
     options: frozenset[str] = frozenset()
-    own_prompt: int = 0  # tokens that it sends in place of the system prompt and the tools, if it leaves these out
+    own_prompt: int = 0  # tokens it sends instead of the system prompt and the tools, if it omits those
     extra: Mapping[str, Any] = MappingProxyType({})  # further fields of every request
-    endpoints: frozenset[str] = frozenset()  # of OpenAI's API that `forward` knows: "embeddings", "completions"
+    endpoints: frozenset[str] = frozenset()  # of OpenAI's API that `forward` supports: "embeddings", "completions"
     api_key: str | None = None
     base_url: str | None = None
     model: str | None = None
@@ -152,7 +152,7 @@ class LLMProvider:
         raise NotImplementedError
 
     async def forward(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request of OpenAI's API to one of `endpoints`, and return the answer."""
+        """Send a request of OpenAI's API to one of `endpoints`, and return its answer."""
         raise NotImplementedError
 
     def get_default_model(self) -> str:
@@ -161,17 +161,19 @@ class LLMProvider:
     def request_body(
         self, messages: Messages, tools: Tools, model: str, options: Options, extra: Mapping[str, Any]
     ) -> bytes | None:
-        """The JSON of a request as it is sent, but for the fields that ask for a stream; `extra` takes the place of the
-        provider's own. None where a request has another form."""
+        """Return the JSON of a request as it is sent, except for the fields that ask for a stream.
+
+        `extra` replaces the provider's own. None if requests have another form.
+        """
         return None
 
     @property
     def doing(self) -> str:
-        """What it is doing before it can answer, such as loading a model, for a person who waits; "" if nothing."""
+        """What the provider is doing before it can answer, such as loading a model, for display; "" if nothing."""
         return ""
 
     async def close(self) -> None:
-        """Close connections. Called once, when the agent that uses the provider is closed."""
+        """Close the connections. Called once, when the agent that uses the provider is closed."""
 
 
 @runtime_checkable
@@ -184,10 +186,10 @@ class StreamingProvider(Protocol):
 
 
 class ProviderError(Exception):
-    """A model call that failed, in one line for a person.
+    """A failed model call; the message is one line for a person.
 
-    `retryable`: the same request may succeed later. `retry_after`: how long the server asked us to wait, in
-    seconds. `status`: the HTTP status, where there was one. `several`: more than one model was asked.
+    `retryable`: the same request may succeed later. `retry_after`: the seconds that the server asked to wait.
+    `status`: the HTTP status, if there was one. `several`: more than one model was asked.
     """
 
     def __init__(
@@ -207,15 +209,15 @@ class ProviderError(Exception):
 
 
 def honours(provider: object) -> frozenset[str]:
-    """The request options that a provider honours; none if it does not say."""
+    """Return the request options that a provider supports; none if it does not say."""
     options = getattr(provider, "options", None)
     return frozenset(options) if isinstance(options, set | frozenset) else frozenset()
 
 
 def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The `options` keyword for `chat` or `stream`; empty without options, since a provider may not take it.
+    """Return the `options` keyword for `chat` or `stream`; empty without options, since a provider may not take it.
 
-    An option that is not honoured is an error that names it, unless its value changes nothing.
+    An option that the provider does not support is an error that names it, unless its value has no effect.
     """
     if not options:
         return {}
@@ -228,12 +230,12 @@ def option_keywords(provider: object, options: Mapping[str, Any] | None) -> dict
 
 
 def without_key(text: str, key: str | None) -> str:
-    """The text without the API key. A short one is a word that stands for none, such as "none" or "ollama"."""
-    return text.replace(key, "***") if key and len(key) >= SHORTEST_KEY else text
+    """Return the text without the API key. A short key is a placeholder, such as "none" or "ollama"."""
+    return text.replace(key, "***") if key and len(key) >= MIN_KEY_LENGTH else text
 
 
 def error_text(error: Any) -> str:
-    """The message of an error body, in any of the usual shapes."""
+    """Return the message of an error body in any of the usual formats."""
     while isinstance(error, dict):
         inner = error.get("error") or error.get("message") or error.get("detail")
         if not inner:

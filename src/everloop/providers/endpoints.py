@@ -1,6 +1,6 @@
-"""The endpoints that are known by name: where they are, whose key they take, and how they depart from OpenAI's API.
+"""The endpoints known by name: their addresses, their keys, and how they differ from OpenAI's API.
 
-A new one is one entry of `ENDPOINTS`; `docs/providers.md` has the table that `endpoints_table` makes of them.
+To add one, add an entry to `ENDPOINTS`; `docs/providers.md` has the table that `endpoints_table` makes of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ COMPLETION = {"max_tokens": "max_completion_tokens"}
 
 
 class Quirks(msgspec.Struct, frozen=True):
-    """How a server departs from OpenAI's API: its own names of options, options that it refuses or silently ignores,
-    and whether it accepts `stream_options`."""
+    """How a server differs from OpenAI's API: its own names for options, the options that it rejects or silently
+    ignores, and whether it accepts `stream_options`."""
 
     names: Mapping[str, str] = {}
     refused: frozenset[str] = frozenset()
@@ -30,8 +30,8 @@ USUAL = Quirks()
 
 
 class Known(msgspec.Struct, frozen=True):
-    """An endpoint: its base URL (none if each user has another), the usual environment variable of its key (none if it
-    needs no key), and the API that it speaks. `hosts` are further addresses of it."""
+    """An endpoint: its base URL (none if each user has their own), the usual environment variable of its key (none if
+    it needs no key), and its API. `hosts` are further addresses of it."""
 
     base_url: str
     key: str = ""
@@ -84,7 +84,7 @@ ENDPOINTS: dict[str, Known] = {
     "mistral": Known(
         "https://api.mistral.ai/v1",
         "MISTRAL_API_KEY",
-        # It refuses fields that it does not know, and counts the tokens of every stream unasked.
+        # It rejects fields that it does not know, and always counts the tokens of a stream.
         quirks=Quirks(
             {"seed": "random_seed"},
             frozenset({"logit_bias", "user", "verbosity", "safety_identifier", "service_tier"}),
@@ -105,7 +105,7 @@ ENDPOINTS: dict[str, Known] = {
 
 
 def known_at(base_url: str) -> Known | None:
-    """The endpoint that a base URL belongs to: the same scheme, host and port."""
+    """Return the endpoint with the scheme, host and port of a base URL."""
     try:
         asked = _place(origin_of(base_url.strip()))
     except ValueError:
@@ -119,19 +119,19 @@ def known_at(base_url: str) -> Known | None:
 
 
 def quirks_of(base_url: str) -> Quirks:
-    """What is known of the server at a base URL."""
+    """Return what is known about the server at a base URL."""
     known = known_at(base_url)
     return USUAL if known is None else known.quirks
 
 
 def key_for(base_url: str, environment: Mapping[str, str]) -> str:
-    """The key that the environment has for the known endpoint at a base URL; no other endpoint gets it."""
+    """Return the key that the environment has for the known endpoint at a base URL. No other endpoint gets it."""
     known = known_at(base_url)
     return environment.get(known.key, "").strip() if known is not None and known.key else ""
 
 
 def endpoints_table() -> str:
-    """Every endpoint as a Markdown table."""
+    """Return all endpoints as a Markdown table."""
     lines = ["| name | address | key | |", "|---|---|---|---|"]
     for name, known in ENDPOINTS.items():
         cells = [f"`{name}`", f"`{known.base_url}`" if known.base_url else "", f"`{known.key}`" if known.key else ""]
@@ -141,7 +141,7 @@ def endpoints_table() -> str:
 
 @functools.cache
 def _known_place(base_url: str) -> tuple[str, str, int]:
-    """The place of an endpoint of the table, which is compared with that of each provider."""
+    """Return the scheme, host and port of an endpoint, cached because each provider's are compared with all of them."""
     return _place(origin_of(base_url))
 
 

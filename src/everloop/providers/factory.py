@@ -1,4 +1,4 @@
-"""From settings to a provider: which endpoint, which model, which fallbacks."""
+"""Make a provider from the settings: the endpoint, the model and its fallbacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["ENDPOINTS", "make_provider"]
 
 
 def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> LLMProvider:
-    """The provider that the settings describe, with retries and its fallback models.
+    """Return the provider that the settings describe, with retries and its fallback models.
 
-    Reads provider, base_url, api_key, model, fallbacks, retries, temperature (none below 0), answer_tokens (none at 0)
-    and the time-outs; what is missing or None has its default. Without api_key, a known endpoint gets the key that
-    the environment has for it, under its usual name.
+    Reads provider, base_url, api_key, model, fallbacks, retries, temperature (unset below 0), answer_tokens (unset at
+    0) and the timeouts; a setting that is missing or None has its default. Without api_key, a known endpoint gets its
+    key from its usual environment variable.
     """
     name = getattr(config, "provider", None) or "openai"
     if name == "local":
@@ -35,7 +35,7 @@ def make_provider(config: Any, environment: Mapping[str, str] = os.environ) -> L
 
 
 def _plugin(config: Any, name: str) -> LLMProvider:
-    """The provider of another package: the entry point of this name in `everloop.providers`."""
+    """Return the provider of another package, by the name of its entry point in `everloop.providers`."""
     from ..plugins import PROVIDERS, find, installed
 
     if name not in (known := installed(PROVIDERS)):
@@ -47,7 +47,7 @@ def _plugin(config: Any, name: str) -> LLMProvider:
 
 
 def _from_plugin(made: Any, config: Any) -> LLMProvider:
-    """The provider that an entry point's object stands for."""
+    """Return the provider for the object of an entry point."""
     if isinstance(made, type) and issubclass(made, LLMProvider):
         made = made(
             api_key=getattr(config, "api_key", None) or None,
@@ -62,7 +62,7 @@ def _from_plugin(made: Any, config: Any) -> LLMProvider:
 
 
 def _with_retries(config: Any, provider: LLMProvider) -> LLMProvider:
-    """The provider with retries and its fallback models."""
+    """Return the provider with retries and its fallback models."""
     from .retry import Resilient
 
     models = [None, *(getattr(config, "fallbacks", None) or ())]
@@ -71,7 +71,7 @@ def _with_retries(config: Any, provider: LLMProvider) -> LLMProvider:
 
 
 def _endpoint_provider(config: Any, name: str, known: Known, model: str, environment: Mapping[str, str]) -> LLMProvider:
-    """The provider that speaks the endpoint's API."""
+    """Return a provider for the endpoint's API."""
     base_url, api_key = getattr(config, "base_url", None), getattr(config, "api_key", None)
     temperature, answer_tokens = _answer_settings(config)
     if known.api == "litellm":
@@ -98,7 +98,7 @@ def _endpoint_provider(config: Any, name: str, known: Known, model: str, environ
         )
     from .openai import OpenAIProvider
 
-    # `openai` with another address is any compatible server; another name means a server of that kind.
+    # `openai` with another address is any compatible server; any other name means a server of that kind.
     found = known_at(address) or (None if name == "openai" else known)
     quirks = USUAL if found is None else found.quirks
     if answer_tokens is not None:
@@ -107,14 +107,14 @@ def _endpoint_provider(config: Any, name: str, known: Known, model: str, environ
 
 
 def _answer_settings(config: Any) -> tuple[float | None, int | None]:
-    """The temperature and the length of an answer, where they are set."""
+    """Return the temperature and the length of an answer, if they are set."""
     temperature = getattr(config, "temperature", None)
     answer_tokens = getattr(config, "answer_tokens", None)
     return None if temperature is None or temperature < 0 else temperature, answer_tokens or None
 
 
 def _timeouts(config: Any) -> Any:
-    """The time-outs of the settings, with defaults."""
+    """Return the timeouts in the settings, with defaults."""
     from .http import Timeouts
 
     settings = {

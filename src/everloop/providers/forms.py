@@ -1,4 +1,4 @@
-"""Forms with files, as HTTP APIs take them (multipart/form-data)."""
+"""Forms with files for HTTP APIs (multipart/form-data)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FormFile(NamedTuple):
 
 
 def new_boundary() -> str:
-    """A line that no file has by chance."""
+    """Return a random boundary, which no file contains by chance."""
     return secrets.token_hex(16)
 
 
@@ -25,7 +25,7 @@ def form_type(boundary: str) -> str:
 
 
 def form_body(fields: Mapping[str, str], files: Mapping[str, FormFile], boundary: str) -> bytes:
-    """The body of a form."""
+    """Encode a form."""
     parts: list[bytes] = []
     for name, value in fields.items():
         parts += [_head(boundary, name), value.encode("utf-8", "replace")]

@@ -1,7 +1,7 @@
-"""Model endpoints over HTTP: pooled connections, time-outs, streamed answers, and errors that a person can act on.
+"""Model endpoints over HTTP: pooled connections, timeouts, streamed answers, and errors that a person can act on.
 
-A small HTTP/1.1 client: POST requests, direct or through a proxy, one at a time on a connection. llhttp (httptools)
-parses the protocol, at about half of a general client's CPU time for each streamed call.
+A small HTTP/1.1 client for POST requests, direct or through a proxy, with one request at a time on a connection. llhttp
+(httptools) parses the protocol; a streamed call takes about half of a general client's CPU time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ..text import one_line
 from ..threads import in_thread
 from .base import Delta, LLMResponse, ProviderError, error_text, without_key
 
-SMALL = 1 << 16  # bytes up to which joining parts is cheaper than writing each
-AHEAD = 1 << 18  # unread bytes of a response before reading pauses
-LONGEST_HEAD = 1 << 16
-GOODBYE = 1.0  # seconds for a server to end a stream after its last event
-AT_ONCE = 1 << 16  # bytes of one read
+JOIN_BYTES = 1 << 16  # up to this size, joining parts is cheaper than writing each of them
+READ_AHEAD_BYTES = 1 << 18  # unread bytes of a response before reading pauses
+MAX_HEAD_BYTES = 1 << 16
+STREAM_END_SECONDS = 1.0  # for a server to end a stream after its last event
+READ_BYTES = 1 << 16  # per read
 IDLE_SECONDS = 30.0  # until an unused connection is no longer trusted
-FRAMING = frozenset({"host", "content-length", "transfer-encoding"})  # headers that the client writes itself
+FRAMING_HEADERS = frozenset({"host", "content-length", "transfer-encoding"})  # written by the client itself
 RETRYABLE = frozenset({408, 409, 425, 429})  # and all of 5xx
-ERROR_BODY = 1 << 16
+MAX_ERROR_BYTES = 1 << 16
 ERROR_SECONDS = 5.0
-LAST_WORDS = 5.0  # seconds for a server's last events (usage, [DONE]) after the answer has ended
+LAST_EVENTS_SECONDS = 5.0  # for a server's last events (usage, [DONE]) after the answer has ended
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ADVICE = {
     401: "check the API key (EVERLOOP_API_KEY)",
@@ -96,7 +96,7 @@ def origin_of(url: str) -> Origin:
 
 
 class ConnectionBroke(OSError):
-    """The connection ended, or what arrived was not HTTP."""
+    """The connection ended, or received something other than HTTP."""
 
 
 class NoConnection(OSError):
@@ -116,14 +116,14 @@ class ConnectTimeout(OSError):
 
 
 class Response:
-    """A response: its head, and its body as it arrives. The caller reads it to the end, `leave`s it or `close`s it."""
+    """A response: its head, and its body as it arrives. The caller reads it to the end or calls `leave` or `close`."""
 
     def __init__(self, connection: Connection, whole: bool = False) -> None:
         self.status = 0
         self.reason = ""
         self.headers: dict[str, str] = {}
         self.complete = False
-        self.body: deque[bytes] = deque()  # parts that have arrived and were not read
+        self.body: deque[bytes] = deque()  # parts that have not been read yet
         self._connection: Connection | None = connection
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -136,7 +136,7 @@ class Response:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def read(self, deadline: float = math.inf) -> bytes:
-        """All bytes of the body that have arrived since the last read; empty at its end."""
+        """Return all bytes of the body that have arrived since the last read; empty at its end."""
         data = b"".join(self.body) if await self.has_more(deadline) else b""
         self.body.clear()
         return data
@@ -147,7 +147,7 @@ class Response:
         Raises a TimeoutError if it waits until the deadline, a time of the event loop.
         """
         while not self.body:
-            if self._size > AHEAD and self._connection is not None:
+            if self._size > READ_AHEAD_BYTES and self._connection is not None:
                 self._connection.resume()
             self._size = 0
             if self._error is not None:
@@ -176,12 +176,12 @@ class Response:
             self._wake()
 
     def leave(self) -> None:
-        """Discard the rest: the server gets a moment to end the response, so that the connection can be reused."""
+        """Discard the rest. The server gets a moment to end the response, so that the connection can be reused."""
         self._unread = True
         self.body.clear()
         if not self.complete and self._connection is not None:
             self._connection.resume()
-            asyncio.get_running_loop().call_later(GOODBYE, self.close)
+            asyncio.get_running_loop().call_later(STREAM_END_SECONDS, self.close)
 
     def close(self) -> None:
         """Abort the connection at once."""
@@ -191,23 +191,25 @@ class Response:
     def _end(self) -> None:
         self.complete = True
         self._connection = None
-        self.body = deque(self.body)  # a second response to the request, which the parser may go on with, is not in it
+        self.body = deque(self.body)  # exclude a second response to the request, which the parser may go on to read
         self._wake()
 
     def _grow(self, size: int) -> None:
-        """A read of so many bytes has brought parts of the body."""
+        """Account for this many new bytes of the body."""
         if self._unread:
             self.body.clear()
             return
         self._size += size
         self._wake()
-        if self._size > AHEAD and self._connection is not None:
+        if self._size > READ_AHEAD_BYTES and self._connection is not None:
             self._connection.pause()
 
     def _wake(self) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        enough = self.complete or self._error is not None or self._size > AHEAD or self.status not in (0, 200)
+        enough = (
+            self.complete or self._error is not None or self._size > READ_AHEAD_BYTES or self.status not in (0, 200)
+        )
         if self._whole and not enough:
             return
         self._waiter.set_result(None)
@@ -229,8 +231,8 @@ class Connection(asyncio.BufferedProtocol):
         self._tunnelling = False  # asking a proxy for a tunnel
         self._writable: asyncio.Future[None] | None = None
         self._poll = select.poll()
-        self._deadline = math.inf  # of the request in progress, where something waits for it
-        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: it looks at the deadline when it is due
+        self._deadline = math.inf  # of the request in progress, while something waits for it
+        self._timer: asyncio.TimerHandle | None = None  # seldom rescheduled: checks the deadline when it fires
         self._timer_at = math.inf
 
     async def send(
@@ -238,8 +240,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Response | None:
         """Send a request; return when the response's head has arrived, or with `whole` all of it.
 
-        Raises a TimeoutError at the deadline, a time of the event loop. Returns None if the connection was idle and the
-        server closed it just as we wrote to it: take another one.
+        Raises a TimeoutError at the deadline, a time of the event loop. Returns None if the server closed the idle
+        connection just as the request was written: use another one.
         """
         if self.transport is None:
             raise ConnectionBroke("it has ended")
@@ -274,7 +276,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def silent(self) -> bool:
-        """Whether it is open and has nothing to read: bytes that precede a request are not its response."""
+        """Whether the connection is open and has nothing to read: bytes that precede a request are not its response."""
         if self.transport is None or self.transport.is_closing():
             return False
         return not self._poll.poll(0)
@@ -301,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._set_timer(loop, self._deadline)
         elif self._response is not None:
             self._response.fail(TimeoutError())
-            self.resume_writing()  # the server may read nothing of the request
+            self.resume_writing()  # the server may never read the request
 
     def pause(self) -> None:
         if self.transport is not None:
@@ -333,10 +335,10 @@ class Connection(asyncio.BufferedProtocol):
             if len(response.body) > parts:
                 self._head = 1
                 response._grow(size)
-            elif self._head > LONGEST_HEAD and not response.complete:
+            elif self._head > MAX_HEAD_BYTES and not response.complete:
                 self.give_up("the server's headers have no end")
         except httptools.HttpParserUpgrade:
-            self.give_up("the server wants another protocol")
+            self.give_up("the server asked to switch protocols")
         except httptools.HttpParserError as error:
             self.give_up(f"the reply is not HTTP ({error})")
 
@@ -375,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def on_body(self) -> Callable[[bytes], None]:
-        """What a parser calls with each part of the body, as it is when the parser is made."""
+        """The parser's callback for each part of the body; a parser looks it up once, when it is made."""
         assert self._response is not None
         return self._response.body.append
 
@@ -422,13 +424,13 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
-    """The blocks to write: small neighbours joined, large parts as they are, so that they are never copied."""
-    if sum(map(len, parts)) <= SMALL:
+    """Return the blocks to write: adjacent small parts are joined, large ones are never copied."""
+    if sum(map(len, parts)) <= JOIN_BYTES:
         return [b"".join([head, *parts])]
     blocks: list[bytes] = []
     small = [head]
     for part in parts:
-        if len(part) > SMALL:
+        if len(part) > JOIN_BYTES:
             blocks += [b"".join(small), part]
             small = []
         else:
@@ -440,7 +442,7 @@ def _blocks(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 
 
 class Pool:
-    """Connections to one origin, for one event loop."""
+    """A pool of connections to one origin, for one event loop."""
 
     def __init__(self, origin: Origin, headers: Mapping[str, str], proxy: str | None = None) -> None:
         self._origin = origin
@@ -451,14 +453,14 @@ class Pool:
         self.is_closed = False
         self._head = self._request_head(headers)
         # Shared by all connections: each read is parsed before anything else happens in the loop.
-        self.buffer = memoryview(bytearray(AT_ONCE))
+        self.buffer = memoryview(bytearray(READ_BYTES))
 
     async def take(self, connect_timeout: float) -> Connection:
-        """A connection for one request: an idle one, or a new one."""
+        """Return a connection for one request: an idle one, or a new one."""
         return self._take_idle() or await self._connect(connect_timeout)
 
     def head(self, parts: Sequence[bytes]) -> bytes:
-        """The head of a request with this body."""
+        """Return the head of a request with this body."""
         return b"%bContent-Length: %d\r\n\r\n" % (self._head, sum(map(len, parts)))
 
     def give_back(self, connection: Connection) -> None:
@@ -537,7 +539,7 @@ class Pool:
         if not 200 <= response.status < 300:
             raise ProxyRefused(proxy, response.status, response.reason)
         if connection.transport is None or response.body:
-            raise NoConnection("what came back is no way through")
+            raise NoConnection("the proxy did not open a tunnel")
         connection._response, connection._tunnelling = None, False
         loop = asyncio.get_running_loop()
         tls = await loop.start_tls(connection.transport, connection, self._tls, server_hostname=origin.host)  # type: ignore[arg-type]
@@ -551,16 +553,16 @@ class Pool:
         return f"Proxy-Authorization: Basic {base64.b64encode(self._proxy.user.encode()).decode()}\r\n"
 
     def _request_head(self, headers: Mapping[str, str]) -> bytes:
-        """A request's head without its length: it is the same for every request."""
+        """Return a request's head without its length, which is the same for every request."""
         origin = self._origin
         plain_proxy = self._proxy is not None and origin.scheme == "http"
         lines = [f"POST {f'{origin}{origin.target}' if plain_proxy else origin.target} HTTP/1.1\r\n"]
         lines += [f"Host: {origin.authority}\r\n", self._proxy_authorization() if plain_proxy else ""]
-        given = {name.lower(): (name, value) for name, value in headers.items()}  # each once, the last one wins
+        given = {name.lower(): (name, value) for name, value in headers.items()}  # the last duplicate wins
         if origin.user and "authorization" not in given:
             lines.append(f"Authorization: Basic {base64.b64encode(origin.user.encode()).decode()}\r\n")
         for key, (name, value) in given.items():
-            if not _is_name(name) or key in FRAMING:
+            if not _is_name(name) or key in FRAMING_HEADERS:
                 raise ValueError(f"{name!r} cannot be a header of a request")
             if not _is_value(value):
                 raise ValueError(f"the header {name} has a line end or another character that no header may have")
@@ -578,7 +580,7 @@ def _reason(error: OSError) -> str:
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds: to connect, from sending to the first token, between two tokens, and for a whole unstreamed call."""
+    """Seconds to connect, until the first token, between two tokens, and for a whole call that is not streamed."""
 
     connect: float = 10
     first_token: float = 120
@@ -622,7 +624,7 @@ class Endpoint:
                     loop.call_soon_threadsafe(pool.close)
 
     async def fetch(self, body: Sequence[bytes], limit: int) -> bytes:
-        """Send a request and read its whole answer, which may have up to `limit` bytes."""
+        """Send a request and read its whole answer, of up to `limit` bytes."""
         total = self.timeouts.total
         deadline = asyncio.get_running_loop().time() + total
         try:
@@ -638,9 +640,9 @@ class Endpoint:
     async def stream(
         self, body: Sequence[bytes], answer: StreamedAnswer, limit: int
     ) -> AsyncGenerator[Delta | LLMResponse, None]:
-        """Send a request and stream its answer; `limit` is the size of a whole answer or a line in bytes."""
+        """Send a request and stream its answer; `limit` is the maximum bytes of a line or of an unstreamed answer."""
         clock = asyncio.get_running_loop().time
-        patience = Patience(self.timeouts, clock())
+        timer = StreamTimer(self.timeouts, clock())
         try:
             async with asyncio.timeout(self.timeouts.first_token):
                 response = None
@@ -649,20 +651,20 @@ class Endpoint:
                     response = await connection.send(body)
                 await self._check(response)
         except OSError as error:
-            raise self._failure(error, patience.late()) from error
+            raise self._failure(error, timer.late()) from error
         if response.content_type.endswith(("json", "html")):  # a server that does not stream, or no model server
             if delta := feed_whole(answer, await self._fetch_rest(response, limit), self.where):
                 yield delta
             yield answer.response()
             return
-        events = EventReader(limit, patience)
+        events = EventReader(limit, timer)
         try:
             while not answer.over():
                 try:
-                    has_more = await response.has_more(patience.deadline(clock(), bool(answer.finish_reason)))
+                    has_more = await response.has_more(timer.deadline(clock(), bool(answer.finish_reason)))
                 except OSError as error:
                     if not answer.finish_reason:
-                        raise self._failure(error, patience.late()) from error
+                        raise self._failure(error, timer.late()) from error
                     has_more = False  # the answer has ended, and only its last events are missing
                 for payload in events.read(response.body, clock()):
                     try:
@@ -671,7 +673,7 @@ class Endpoint:
                         if has_more or not answer.finish_reason:
                             raise
                         break  # an event that was cut off after the answer had ended
-                    patience.on_data(clock(), answer.size())
+                    timer.on_data(clock(), answer.size())
                     if delta is not None:
                         yield delta
                     if answer.over():
@@ -688,7 +690,7 @@ class Endpoint:
         yield answer.response()
 
     async def _check(self, response: Response) -> None:
-        """Refuse a response that is no answer."""
+        """Raise an error for a response that is not an answer."""
         if response.status != 200:
             try:
                 raise await self._refusal(response)
@@ -710,7 +712,7 @@ class Endpoint:
         try:
             pool = Pool(self._origin, self._headers, proxy_for(self._origin))
         except ValueError as error:
-            raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is no URL: {error}") from None
+            raise ProviderError(f"the proxy for {self._origin} (HTTPS_PROXY, …) is not a valid URL: {error}") from None
         self._pools[asyncio.get_running_loop()] = pool
         return pool
 
@@ -732,7 +734,7 @@ class Endpoint:
         return data
 
     async def _refusal(self, response: Response) -> ProviderError:
-        """The error that a status other than 200 means, with the server's own message."""
+        """Return the error for a status other than 200, with the server's own message."""
         status, headers = response.status, response.headers
         if 300 <= status < 400:
             target = one_line(headers.get("location", "nowhere"))
@@ -742,7 +744,7 @@ class Endpoint:
             )
         try:
             async with asyncio.timeout(ERROR_SECONDS):
-                data = b"" if coding_of(response) else (await read_up_to(response, ERROR_BODY))[:ERROR_BODY]
+                data = b"" if coding_of(response) else (await read_up_to(response, MAX_ERROR_BYTES))[:MAX_ERROR_BYTES]
         except (
             ConnectionBroke,
             TimeoutError,
@@ -752,7 +754,7 @@ class Endpoint:
         quota = False
         try:
             error = msgspec.json.decode(data)
-            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not cure
+            quota = error["error"]["code"] == "insufficient_quota"  # a 429 that a retry does not resolve
         except (msgspec.MsgspecError, ValueError, RecursionError, LookupError, TypeError):
             pass
         text = without_key(error_text(error) or one_line(response.reason) or "no reason given", self._secret)
@@ -765,7 +767,7 @@ class Endpoint:
         )
 
     def _failure(self, error: Exception, late: str) -> ProviderError:
-        """A network error or a time-out as a message for a person."""
+        """Convert a network error or a timeout to an error with a message for a person."""
         if isinstance(error, ConnectTimeout):
             return ProviderError(f"cannot reach {self._origin}: {error}", retryable=True)
         if isinstance(error, TimeoutError):
@@ -789,7 +791,7 @@ class Endpoint:
 
 
 class StreamedAnswer(Protocol):
-    """An answer that is still arriving: `ended` after its last event, `over` also when it takes no more."""
+    """An answer that is still arriving. `ended` is set by its last event; `over` is also true once it is full."""
 
     finish_reason: str
     ended: bool
@@ -803,11 +805,11 @@ class StreamedAnswer(Protocol):
     def response(self) -> LLMResponse: ...
 
 
-class Patience:
-    """How long to wait for more of a streamed answer: for its first token, and then from token to token.
+class StreamTimer:
+    """The timeouts of a streamed answer: until its first token, and then from token to token.
 
-    The wait is extended by comments, which a local server sends while it reads a long prompt, and by pings, as a model
-    may think silently, but not without limit. Neither do chunks without content extend it for ever.
+    Comments, which a local server sends while it reads a long prompt, and pings, since a model may think silently,
+    extend the wait up to a limit. So do chunks without content.
     """
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
@@ -820,15 +822,15 @@ class Patience:
         self._late = "sent no first token within {0.first_token:g} s"
 
     def deadline(self, now: float, has_finished: bool) -> float:
-        """Until when to wait from now on; after the model has finished, only for the server's last events."""
+        """Return until when to wait; once the model has finished, that is only for the server's last events."""
         if self._heard:
             self._heard = False
             self._due = now + self._timeouts.token
             self._late = "stopped in the middle of the answer: nothing came for {0.token:g} s"
-        return min(self._due, self._grown + LAST_WORDS) if has_finished else self._due
+        return min(self._due, self._grown + LAST_EVENTS_SECONDS) if has_finished else self._due
 
     def on_data(self, now: float, size: int) -> None:
-        """Data has arrived, and the answer has this size now."""
+        """Record that data has arrived, and that the answer now has this size."""
         self._last = now
         if size > self._size:
             self._size, self._grown = size, now
@@ -844,7 +846,7 @@ class Patience:
             self._extend(now)
 
     def late(self) -> str:
-        """What an answer has done that did not come in time."""
+        """Return what went wrong with an answer that missed its deadline."""
         return self._late.format(self._timeouts)
 
     def _extend(self, now: float) -> None:
@@ -853,22 +855,22 @@ class Patience:
 
 
 class EventReader:
-    """Reads the payloads of server-sent events from network chunks, and tells the `patience` of comments and pings.
+    """Reads the payloads of server-sent events from network chunks, and reports comments and pings to the `timer`.
 
     An unfinished line is buffered, up to `limit` bytes.
     """
 
-    def __init__(self, limit: int, patience: Patience) -> None:
+    def __init__(self, limit: int, timer: StreamTimer) -> None:
         self._limit = limit
-        self._patience = patience
+        self._timer = timer
         self._parts: list[bytes] = []
         self._size = 0
         self._first = True
         self._ping = False  # the next data belongs to a ping
 
     def read(self, chunks: deque[bytes], now: float) -> list[bytes]:
-        """Take the chunks, and return the payloads that are complete with them. Without any, the last line has ended,
-        and so has the stream."""
+        """Consume the chunks, and return the payloads that they complete. No chunks mean the end of the stream, which
+        completes the last line."""
         data = b"".join(chunks)
         chunks.clear()
         lines = data.split(b"\n")
@@ -887,22 +889,22 @@ class EventReader:
         for line in lines:
             if line[:5] == b"data:":
                 if self._ping:
-                    self._patience.on_ping(now)
+                    self._timer.on_ping(now)
                 else:
                     payloads.append(line[5:].strip())
             elif line[:1] == b":":
-                self._patience.on_comment(now)
+                self._timer.on_comment(now)
             else:
                 self._ping = line[:6] == b"event:" and line[6:].strip() == b"ping"
         return payloads
 
 
 def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
-    """Add a whole body; one that is not JSON mostly comes from a wrong address."""
+    """Add a whole body. One that is not JSON usually means a wrong address."""
     data = data.removeprefix(BYTE_ORDER_MARK)
     if data.lstrip()[:1] != b"{":
         raise ProviderError(
-            f"{where} answered with something that is not JSON (is the base URL right? it mostly "
+            f"{where} answered with something that is not JSON (is the base URL right? it usually "
             f"ends in /v1): "
             f"{one_line(data[:300].decode('utf-8', 'replace'))}"
         )
@@ -913,7 +915,7 @@ def feed_whole(answer: StreamedAnswer, data: bytes, where: str) -> Delta | None:
 
 
 async def read_up_to(response: Response, limit: int, deadline: float = math.inf) -> bytes:
-    """Read the body; stop soon after `limit` bytes."""
+    """Read the body, and stop soon after `limit` bytes."""
     data = await response.read(deadline)
     if response.complete and not response.body:
         return data
@@ -925,7 +927,7 @@ async def read_up_to(response: Response, limit: int, deadline: float = math.inf)
 
 
 def coding_of(response: Response) -> str:
-    """The compression of the body, if any: requests ask for none, and none is decoded."""
+    """Return the compression of the body, or "": requests ask for none, and none is supported."""
     for name in ("content-encoding", "transfer-encoding"):
         coding = response.headers.get(name, "").strip()
         if coding and coding.lower() not in ("identity", "chunked"):
@@ -934,7 +936,7 @@ def coding_of(response: Response) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the server asks to wait, in any of the three forms of the header."""
+    """Return how many seconds the server asks to wait, in any of the three forms of the header."""
     seconds = math.nan
     try:
         if value := headers.get("retry-after-ms"):
@@ -947,13 +949,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _date(text: str) -> float:
-    from email.utils import parsedate_to_datetime  # its package is large, and few servers send dates
+    from email.utils import parsedate_to_datetime  # a large package, and few servers send dates
 
     return parsedate_to_datetime(text).timestamp()
 
 
 def endpoint_of(base_url: str, path: str) -> Origin:
-    """The origin of a base URL plus a path, which the base URL may already have."""
+    """Return the origin of a base URL with a path appended, unless the base URL ends with it."""
     try:
         origin = origin_of(base_url.strip())
     except ValueError:
@@ -965,7 +967,7 @@ def endpoint_of(base_url: str, path: str) -> Origin:
 
 
 def proxy_for(origin: Origin) -> str | None:
-    """The proxy that the environment names for a public host; none for this machine and its network."""
+    """Return the proxy that the environment names for a public host; None for this machine and its network."""
     host = origin.host
     try:
         public = ipaddress.ip_address(host).is_global

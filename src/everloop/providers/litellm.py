@@ -1,4 +1,4 @@
-"""The long tail of model APIs through the litellm package, an extra that is imported on first use."""
+"""Less common model APIs through the litellm package, an extra that is imported on first use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .http import ADVICE, RETRYABLE, Timeouts, retry_after
 from .openai import Answer, encode
 
 INSTALL = 'pip install "everloop[litellm]"'
-# Set before its import: no downloads (it ships copies of what it would fetch), and no settings from a `.env` file of
+# Set before its import: no downloads (it ships copies of what it would fetch), and no settings from a `.env` file in
 # the current folder, which need not be the user's.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -40,19 +40,19 @@ QUIET = {
     "LITELLM_LOCAL_BLOG_POSTS": "True",
     "LITELLM_MODE": "PRODUCTION",
 }
-# Litellm uses the first for something else, and silently ignores the others.
+# litellm uses the first for something else, and silently ignores the others.
 NOT_HONOURED = frozenset({"metadata", "prompt_cache_key", "user", "logprobs", "top_logprobs"})
 NO_KEY = "no-key"
 NOT_REACHED = frozenset({"APIConnectionError", "Timeout", "MidStreamFallbackError"})
-GOODBYE = 2.0  # seconds for an abandoned stream to close
+CLOSE_SECONDS = 2.0  # for an abandoned stream to close
 T = TypeVar("T")
 
-# What it puts before a server's words: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
+# The prefix that it adds to a server's message: "litellm.RateLimitError: RateLimitError: OpenAIException - …"
 _titles = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception|Timeout)(?:: | - ))*")
 
 
 class BackgroundLoop:
-    """An event loop on a thread of its own, for a library that would block the caller's.
+    """An event loop on its own thread, for a library that would block the caller's.
 
     The thread starts with the first coroutine and ends with the process.
     """
@@ -63,9 +63,9 @@ class BackgroundLoop:
         self._lock = threading.Lock()
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine there and return its result; cancelling the caller cancels it too."""
+        """Run a coroutine there and return its result. Cancelling the caller cancels it."""
 
-        async def run() -> T:  # made on that loop: a coroutine that never starts would warn
+        async def run() -> T:  # created on that loop: a coroutine that never starts would log a warning
             return await make()
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._started()))
@@ -74,7 +74,7 @@ class BackgroundLoop:
         with self._lock:  # callers may be on several threads
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon, so that a hanging library does not keep the process alive.
+                # A daemon thread, so that a hanging library does not keep the process alive.
                 threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
             return self._loop
 
@@ -83,11 +83,11 @@ LOOP = BackgroundLoop("everloop-litellm")  # one for all providers: litellm's st
 
 
 class LiteLLMProvider(LLMProvider):
-    """A model behind any API that litellm speaks, by a name such as `groq/llama-3.3-70b-versatile`.
+    """A model behind any API that litellm supports, by a name such as `groq/llama-3.3-70b-versatile`.
 
     Without `model`, each call must name one. Without `api_key`, litellm takes the key that the environment has for the
-    model's API; never with a `base_url`, whose server it need not belong to. It runs on an event loop of its own, since
-    it would block the caller's.
+    model's API, but never with a `base_url`, whose server may be somebody else's. litellm runs on its own event loop,
+    since it would block the caller's.
     """
 
     options = OPTIONS - NOT_HONOURED
@@ -112,7 +112,7 @@ class LiteLLMProvider(LLMProvider):
         self._answer_limit = answer_limit
         settings = {"temperature": temperature, "max_tokens": max_tokens, "base_url": base_url or None}
         settings["api_key"] = api_key or (NO_KEY if base_url else None)
-        # Retries and time-outs are the caller's.
+        # Retries and timeouts are up to the caller.
         settings |= {"num_retries": 0, "max_retries": 0, "timeout": timeouts.total}
         self._settings = {name: value for name, value in settings.items() if value is not None} | dict(extra or {})
 
@@ -146,7 +146,7 @@ class LiteLLMProvider(LLMProvider):
                 due, late = clock() + between, f"stopped in the middle of the answer: nothing came for {between:g} s"
         finally:
             with suppress(ProviderError):
-                await self._run(lambda: _close(pieces), GOODBYE)
+                await self._run(lambda: _close(pieces), CLOSE_SECONDS)
         if not (answer.finish_reason or answer.over()):
             raise ProviderError(
                 f"the stream of {model or self.default_model} ended in the middle of the answer", retryable=True
@@ -162,10 +162,10 @@ class LiteLLMProvider(LLMProvider):
         *,
         stream: bool,
     ) -> Callable[[], Coroutine[Any, Any, Any]]:
-        """The litellm call for a request, to be made on its own loop."""
+        """Return the litellm call for a request, to be run on litellm's loop."""
         if not (model or self.default_model):
             raise ProviderError(
-                'no model is set: LiteLLMProvider(model="groq/llama-3.3-70b-versatile"), or name one a call'
+                'no model is set: LiteLLMProvider(model="groq/llama-3.3-70b-versatile"), or name one in each call'
             )
         chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
         request = {"model": model or self.default_model, "messages": list(messages), **self._settings, **chosen}
@@ -175,7 +175,7 @@ class LiteLLMProvider(LLMProvider):
             request |= {"stream": True, "stream_options": {"include_usage": True}}
 
         async def ask() -> Any:
-            # A copy, since litellm changes its arguments.
+            # A copy, since litellm modifies its arguments.
             return await import_module("litellm").acompletion(**copy.deepcopy(request))
 
         return ask
@@ -183,7 +183,7 @@ class LiteLLMProvider(LLMProvider):
     async def _run(
         self, make: Callable[[], Coroutine[Any, Any, Any]], seconds: float | None = None, late: str = ""
     ) -> Any:
-        """Run it on litellm's loop; every failure becomes a ProviderError in one line."""
+        """Run a call on litellm's loop; every failure becomes a ProviderError in one line."""
         try:
             async with asyncio.timeout(seconds):
                 return await LOOP.run(make)
@@ -195,7 +195,7 @@ class LiteLLMProvider(LLMProvider):
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> ProviderError:
-        """Litellm's errors have the shape of OpenAI's; anything else is a fault of litellm."""
+        """Convert an error. litellm's own have the attributes of OpenAI's; anything else is a bug in litellm."""
         text = without_key(one_line(_titles.sub("", str(error))) or type(error).__name__, self._secret)
         if type(error).__name__ in NOT_REACHED and "No module named" not in text:
             return ProviderError(f"the connection of {self.default_model} failed: {text}", retryable=True)
@@ -213,7 +213,7 @@ class LiteLLMProvider(LLMProvider):
 
 
 async def _load() -> None:
-    """Import litellm, which takes seconds, on its own thread and without output."""
+    """Import litellm on its own thread, since that takes seconds, and without its output."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -231,7 +231,7 @@ async def _whole(ask: Callable[[], Coroutine[Any, Any, Any]]) -> bytes:
 
 
 async def _next(pieces: Any) -> bytes | None:
-    """The next chunk, or None at the end."""
+    """Return the next chunk, or None at the end."""
     try:
         return _json(await anext(pieces))
     except StopAsyncIteration:
@@ -244,5 +244,5 @@ async def _close(pieces: Any) -> None:
 
 
 def _json(answer: Any) -> bytes:
-    """A chunk or a whole answer as the JSON that every other server sends."""
+    """Convert a chunk or a whole answer to the JSON that every other server sends."""
     return encode(answer.model_dump(exclude_none=True))

@@ -1,4 +1,4 @@
-"""Finds an Ollama on this machine, and the model to use."""
+"""Find an Ollama server on this machine, and the model to use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from .endpoints import ENDPOINTS
 from .http import Origin, origin_of
 
-SECONDS = 5.0  # for a busy machine; where no Ollama runs, the connection is refused at once
+SECONDS = 5.0  # for a busy machine; if no Ollama runs, the connection is refused at once
 LARGEST = 1 << 20  # bytes of a list of models
 NO_CHAT = ("embed", "bert", "rerank", "bge-", "minilm")
 
 
 async def find_ollama(timeout: float = SECONDS, base_url: str = ENDPOINTS["ollama"].base_url) -> str | None:
-    """The newest local chat model of the Ollama at a base URL; None if there is none, or no answer in time."""
+    """Return the newest local chat model of the Ollama at a base URL; None if there is none, or no answer in time."""
     try:
         async with asyncio.timeout(timeout):
             return latest(msgspec.json.decode(await _listed(origin_of(base_url))))
@@ -25,7 +25,7 @@ async def find_ollama(timeout: float = SECONDS, base_url: str = ENDPOINTS["ollam
 
 
 async def _listed(origin: Origin) -> bytes:
-    """Its list of models. HTTP/1.0, so that the body ends with the connection."""
+    """Return its list of models. Uses HTTP/1.0, so that the body ends with the connection."""
     reader, writer = await asyncio.open_connection(origin.host, origin.port)
     try:
         writer.write(f"GET /api/tags HTTP/1.0\r\nHost: {origin.authority}\r\n\r\n".encode())
@@ -42,7 +42,7 @@ async def _listed(origin: Origin) -> bytes:
 
 
 def latest(listed: Any) -> str | None:
-    """The newest model of Ollama's list that can chat and runs on this machine."""
+    """Return the newest model in Ollama's list that can chat and runs on this machine."""
     models = listed.get("models") if isinstance(listed, dict) else None
     fit = [model for model in models or () if isinstance(model, dict) and _fits(model)]
     return max(fit, key=lambda model: str(model.get("modified_at") or ""))["name"] if fit else None

@@ -1,6 +1,6 @@
-"""OpenAI's chat completions: any endpoint that speaks them, by base URL, and how requests and answers are read.
+"""OpenAI's chat completions, for any compatible endpoint: encode requests, and read answers, whole or streamed.
 
-An answer is read whole or streamed, from the many servers that depart from OpenAI's shape.
+The reader accepts the many deviations of servers from OpenAI's format.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .http import Endpoint, Timeouts, endpoint_of, feed_whole
 
 __all__ = ["OpenAIProvider", "Timeouts"]
 
-FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # a retry gives the same
+FINAL_ERRORS = frozenset({400, 401, 403, 404, 413, 422})  # a retry would get the same
 MAX_CALLS = 512
-SPARE_BYTES = 1 << 20  # what an answer may hold beside its text
+SPARE_BYTES = 1 << 20  # of an answer, in addition to its text
 END_CHAT = b"}"
 END_STREAM = b',"stream":true}'
 END_COUNTED = b',"stream":true,"stream_options":{"include_usage":true}}'
@@ -44,8 +44,8 @@ NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 class OpenAIProvider(LLMProvider):
     """A model behind an OpenAI-compatible endpoint.
 
-    `extra` are further fields of every request (temperature, …); an answer is kept up to `answer_limit` characters.
-    `quirks` are how the server departs from OpenAI's API, by default what is known of the one at this base URL.
+    `extra` has further fields for every request (temperature, …); an answer is kept up to `answer_limit` characters.
+    `quirks` describe how the server differs from OpenAI's API, by default what is known about the one at this base URL.
     """
 
     options = OPTIONS
@@ -116,7 +116,7 @@ class OpenAIProvider(LLMProvider):
         options: Options,
         end: bytes,
     ) -> list[bytes]:
-        """The request, in parts that are encoded already: a round never touches the history again."""
+        """Return the request in parts that are already encoded: a round does not encode the history again."""
         return self._parts(messages, tools, model or self.default_model, options, self.extra, end)
 
     def request_body(
@@ -142,14 +142,14 @@ class OpenAIProvider(LLMProvider):
         return parts
 
     def _fields(self, options: Options, tools: Tools) -> dict[str, Any]:
-        """The options under the names that this server has for them."""
+        """Return the options under this server's names for them."""
         chosen: dict[str, Any] = option_keywords(self, options).get("options", {})
-        if not tools and chosen.get("tool_choice") in (None, "auto", "none"):  # servers refuse these without tools
+        if not tools and chosen.get("tool_choice") in (None, "auto", "none"):  # servers reject these without tools
             chosen = {name: value for name, value in chosen.items() if name not in NEED_TOOLS}
         return {self._quirks.names.get(name, name): value for name, value in chosen.items()}
 
     def _encoded_tools(self, tools: Sequence[dict[str, Any]]) -> bytes:
-        """The tools' JSON, cached for the same list object: a registry makes a new list when its tools change."""
+        """Return the tools as JSON, cached by list object: a registry makes a new list when its tools change."""
         known = self._tools.get(id(tools))
         if known is not None and known[0] is tools and known[1] == len(tools):
             return known[2]
@@ -165,7 +165,7 @@ def _history(messages: Sequence[dict[str, Any]]) -> list[bytes]:
         try:
             return messages.json_parts()
         except (UnicodeEncodeError, TypeError, OverflowError):
-            pass  # something in it only encodes with replacements
+            pass  # part of it can only be encoded with replacements
     return [encode(messages)]
 
 
@@ -184,7 +184,7 @@ class CallDelta(msgspec.Struct, gc=False):
 
 
 class MessageDelta(msgspec.Struct, gc=False):
-    """The message of a choice, streamed or whole: both have these fields."""
+    """The message of a choice, streamed or whole; both have these fields."""
 
     content: Any = None
     reasoning_content: Any = None
@@ -203,7 +203,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """A streamed chunk or a whole completion; fields we do not read are skipped, all may be null."""
+    """A streamed chunk or a whole completion. Fields that are not listed are skipped, and every field may be null."""
 
     choices: list[Choice | None] | None = None
     usage: Any = None
@@ -224,12 +224,12 @@ class PartialCall:
         self.id = ""
         self.name = ""
         self.parts: list[str] = []
-        self._scanned = self._depth = 0  # how many parts were scanned, and how many brackets they leave open
+        self._scanned = self._depth = 0  # number of scanned parts, and of brackets that they leave open
         self._opened = self._quoted = self._escaped = False
-        self._over = False  # all brackets are closed and it is not an object: nothing that follows makes it one
+        self._over = False  # all brackets are closed, but it is not an object and cannot become one
 
     def complete(self) -> bool:
-        """Whether the arguments are complete. This may be asked for every part, so each part is scanned once."""
+        """Return whether the arguments are complete. Called for every part, so each part is scanned only once."""
         for part in self.parts[self._scanned :]:
             self._scan(part)
         self._scanned = len(self.parts)
@@ -255,9 +255,9 @@ class PartialCall:
 
 
 class Answer:
-    """A model's answer as it grows: `feed` takes a server's JSON, `response` gives the whole.
+    """A model's answer as it arrives: `feed` takes a server's JSON, `response` returns the whole.
 
-    At most `limit` characters of text, of reasoning and of arguments are kept; beyond that the answer is `over` and
+    At most `limit` characters each of text, reasoning and arguments are kept; beyond that, the answer is `over` and
     says so in its last line. `where` names the server in errors.
     """
 
@@ -272,11 +272,11 @@ class Answer:
         self._calls: list[PartialCall] = []
         self._logprobs: list[dict[str, Any]] = []
         self._full = False
-        self._sizes = [0, 0, 0]  # text, thoughts, arguments
+        self._sizes = [0, 0, 0]  # of text, reasoning and arguments
         self._half = ""  # the first half of a surrogate pair that was split over two chunks
 
     def feed(self, payload: bytes) -> Delta | None:
-        """Add one chunk or one whole completion; return what it adds to the shown text."""
+        """Add one chunk or one whole completion, and return what it adds to the visible text."""
         if payload == b"[DONE]":
             self.ended = True
             return None
@@ -305,15 +305,15 @@ class Answer:
         return delta
 
     def over(self) -> bool:
-        """Whether nothing more is added: the answer is complete, or the limit is reached."""
+        """Return whether nothing more is added: the answer is complete, or the limit is reached."""
         return self.ended or self._full
 
     def size(self) -> int:
-        """A number that grows with every chunk that has content."""
+        """Return a number that grows with every chunk that has content."""
         return sum(self._sizes) + len(self._calls) + bool(self.finish_reason)
 
     def response(self) -> LLMResponse:
-        """The whole answer, after the last chunk."""
+        """Return the whole answer, after the last chunk."""
         if self._half:
             self._text.append("\ufffd")
         cut = self.finish_reason == "length"
@@ -321,7 +321,7 @@ class Answer:
         seen: set[str] = set()
         calls = []
         for i, partial in enumerate(self._calls):
-            # Results are matched by id, so two calls must not share one: the engine gives the second a new id.
+            # Results are matched by id, so two calls must not share one: the engine assigns the second a new id.
             id = "" if partial.id in seen else partial.id
             seen.add(id)
             calls.append(read_call(id, partial.name, "".join(partial.parts), cut=cut and i == last))
@@ -385,7 +385,7 @@ class Answer:
             arguments = ""
         elif isinstance(arguments, str):
             arguments = clean(arguments)
-        else:  # an object where OpenAI's API has a string of JSON
+        else:  # an object where OpenAI's API has a JSON string
             arguments = clean(json.dumps(arguments, ensure_ascii=False))
         partial = None if whole else self._begun(piece.index, id, name, bool(arguments))
         if partial is None:
@@ -399,10 +399,10 @@ class Answer:
             partial.parts.append(arguments if self._fits(2, len(arguments)) else self._fitting(2, arguments))
 
     def _begun(self, index: Any, id: str, name: str, more: bool) -> PartialCall | None:
-        """The call that a delta continues, or None when it begins one.
+        """Return the call that a delta continues, or None if it begins a new one.
 
-        Index and id decide where they are present: a new id begins a new call. Without an id, so does another name, or
-        a name with arguments after a complete call.
+        Index and id decide if they are present: a new id begins a new call. Without an id, a different name begins one,
+        and so does a name with arguments after a complete call.
         """
         calls = self._calls if index is None else [call for call in self._calls if call.index == index]
         if not calls:
@@ -425,11 +425,11 @@ class Answer:
         return False
 
     def _fitting(self, kind: int, text: str) -> str:
-        """The part of a text, counted already, that the limit allows."""
+        """Return the part of an already counted text that the limit allows."""
         return text[: max(len(text) - (self._sizes[kind] - self._limit), 0)]
 
     def _cut(self, text: str) -> str:
-        """End the answer with a line that says where it was cut; return what is left to show."""
+        """End the answer with a line that says where it was cut, and return what is left to show."""
         what = ("answer", "model's reasoning", "model's tool call")[
             next(kind for kind in range(3) if self._sizes[kind] > self._limit)
         ]
@@ -440,7 +440,7 @@ class Answer:
         return text + notice
 
     def _mend(self, text: str) -> str:
-        """Join surrogate pairs that were split over two chunks; replace a lone surrogate."""
+        """Join surrogate pairs that were split across two chunks, and replace lone surrogates."""
         text = self._half + text
         self._half = ""
         if text and "\ud800" <= text[-1] <= "\udbff":
@@ -449,7 +449,7 @@ class Answer:
 
 
 def parse_arguments(raw: str) -> Any:
-    """The arguments that a JSON text holds, or the error that says why it cannot be decoded."""
+    """Return the arguments in a JSON text, or the error that says why it cannot be decoded."""
     try:
         return _decode_arguments(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -464,7 +464,7 @@ def parse_arguments(raw: str) -> Any:
 
 
 def read_call(id: str, name: str, raw: str, *, cut: bool) -> ToolCallRequest:
-    """A call whose arguments are an object, or whose `error` says why they are not."""
+    """Return a call whose arguments are an object, or whose `error` says why they are not."""
     if not raw.strip() and not cut:
         return ToolCallRequest(id, name)
     value = parse_arguments(raw)
@@ -485,7 +485,7 @@ class TokenLogprob(TopLogprob):
 
 
 def read_logprobs(value: Any) -> list[dict[str, Any]]:
-    """The tokens of a choice's `logprobs`; what is not in OpenAI's shape is left out."""
+    """Return the tokens of a choice's `logprobs`; entries that are not in OpenAI's format are left out."""
     try:
         tokens = msgspec.convert(value.get("content") or [], list[TokenLogprob])
     except (msgspec.ValidationError, AttributeError):
@@ -496,7 +496,7 @@ def read_logprobs(value: Any) -> list[dict[str, Any]]:
 
 
 def read_usage(usage: Any) -> dict[str, int]:
-    """The integers of a usage object; those of nested details are moved to the top level."""
+    """Return the integers of a usage object; those of nested details are moved to the top level."""
     if not isinstance(usage, dict):
         return {}
     numbers = {}
@@ -509,7 +509,7 @@ def read_usage(usage: Any) -> dict[str, int]:
 
 
 def stream_error(where: str, error: Any) -> ProviderError:
-    """An error that a server reported inside a 200 response."""
+    """Return the error that a server reported inside a 200 response."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else None
     return ProviderError(
@@ -518,7 +518,7 @@ def stream_error(where: str, error: Any) -> ProviderError:
 
 
 def text_of(content: Any) -> str:
-    """The text of a content field that is not a plain string: null, or a list of parts."""
+    """Return the text of a content field that is not a plain string: null, or a list of parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -527,13 +527,13 @@ def text_of(content: Any) -> str:
 
 
 def thoughts_of(content: Any) -> str:
-    """The reasoning among the parts of a content field."""
+    """Return the reasoning among the parts of a content field."""
     parts = content if isinstance(content, list) else ()
     return "".join(text_of(part.get("thinking")) for part in parts if isinstance(part, dict))
 
 
 def encode(value: Any) -> bytes:
-    """Encode any value as JSON bytes, including lone surrogates and unknown types."""
+    """Encode any value as JSON bytes, even lone surrogates and unknown types."""
     try:
         return encode_json(value)
     except (UnicodeEncodeError, TypeError, OverflowError):

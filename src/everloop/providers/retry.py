@@ -1,4 +1,4 @@
-"""Retries with back-off and fallback models, without showing the same output twice."""
+"""Retries with backoff and fallback models that never show the same output twice."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .base import Delta, LLMProvider, LLMResponse, Messages, Options, ProviderEr
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
-SHOWN_ERROR = 300  # characters of an attempt's error
-MOST_FAILURES = 20  # that are kept of one call, the latest
+MAX_ERROR_LENGTH = 300  # characters
+MAX_FAILURES = 20  # per call; only the latest are kept
 
 
 class Resilient(LLMProvider):
     """Asks each (provider, model) in turn until one answers.
 
-    A retryable failure is retried up to `retries` times with exponential back-off. If a server asks for a wait longer
-    than `longest_wait` seconds, the next provider is asked instead. A model that the caller names replaces the first
-    one's. Request options are those that all providers of the list honour.
+    A retryable failure is retried up to `retries` times with exponential backoff. If a server asks to wait longer than
+    `longest_wait` seconds, the next provider is asked instead. A model that the caller names replaces that of the first
+    provider. The supported request options are those that all providers support.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Resilient(LLMProvider):
         raise self._all_failed(failed, last) from last
 
     async def forward(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the first provider only: what other models make, such as embeddings, does not fit to its."""
+        """Ask only the first provider: the embeddings of other models, for example, do not match its own."""
         for attempt in range(self._retries + 1):
             try:
                 return await self._providers[0][0].forward(endpoint, body)
@@ -156,7 +156,7 @@ class Resilient(LLMProvider):
         return (asked if asked and not place else own) or provider.get_default_model()
 
     def _retry_delay(self, error: Failure, attempt: int) -> float | None:
-        """Seconds until the next attempt, or None if there is none."""
+        """Return the seconds until the next attempt, or None if there is none."""
         asked = 0.0
         if isinstance(error, ProviderError):
             if not error.retryable:
@@ -168,7 +168,7 @@ class Resilient(LLMProvider):
         return max(delay, asked)
 
     def _failure_text(self, place: int, asked: str | None, error: Failure, attempt: int) -> str:
-        """Why a provider of the list was given up, in one line."""
+        """Return why a provider was given up, in one line."""
         text = str(error) or type(error).__name__
         if attempt:
             text += f" (tried {attempt + 1} times)"
@@ -191,7 +191,7 @@ class Resilient(LLMProvider):
 
 
 class Attempts:
-    """The attempts of one model call: when each of those that failed began, how long it took, and why it failed."""
+    """The failed attempts of one model call: when each began, how long it took, and why it failed."""
 
     def __init__(self) -> None:
         self._first = self._began = time.monotonic()
@@ -202,8 +202,8 @@ class Attempts:
 
     def fail(self, error: Failure) -> None:
         began, seconds = self._began - self._first, time.monotonic() - self._began
-        text = one_line(str(error) or type(error).__name__, SHOWN_ERROR)
-        self._failures = [*self._failures[-MOST_FAILURES:], FailedAttempt(text, round(began, 4), round(seconds, 4))]
+        text = one_line(str(error) or type(error).__name__, MAX_ERROR_LENGTH)
+        self._failures = [*self._failures[-MAX_FAILURES:], FailedAttempt(text, round(began, 4), round(seconds, 4))]
 
     def end(self, response: LLMResponse) -> LLMResponse:
         if self._failures:
@@ -212,10 +212,10 @@ class Attempts:
 
 
 class ShownAnswer:
-    """What has been shown of an answer that may have to be asked for again: its text and its reasoning.
+    """What has been shown of an answer that may have to be requested again: its text and its reasoning.
 
-    While an attempt repeats what was shown, nothing is shown; beyond it, only the new part. When it differs, one
-    `restart` comes first and then the attempt from its start. `said` is what the first attempt has shown.
+    As long as an attempt repeats what was shown, nothing is shown; after that, only the new part. If it differs, a
+    `restart` comes first, and then the attempt from its beginning. `said` is what the first attempt has shown.
     """
 
     def __init__(self, said: Iterable[Delta]) -> None:
@@ -226,8 +226,8 @@ class ShownAnswer:
             self.show(delta)
 
     def show(self, delta: Delta) -> tuple[Delta, ...]:
-        """What to show for this piece of the running attempt."""
-        if delta.restart:  # the provider begins again by itself, and says so
+        """Return what to show for this delta of the running attempt."""
+        if delta.restart:  # the provider itself starts over, and says so
             self._text, self._reasoning = TextCursor(), TextCursor()
         text, reasoning = self._text.feed(delta.text), self._reasoning.feed(delta.reasoning)
         if text is None or reasoning is None:
@@ -237,11 +237,11 @@ class ShownAnswer:
         return (Delta(text, reasoning),) if text or reasoning else ()
 
     def finish(self) -> tuple[Delta, ...]:
-        """The answer is whole: if it is shorter than what was shown, that was another one."""
+        """Return what to show once the answer is complete: a restart if it is shorter than what was shown."""
         return self._restart() if self._text.is_behind or self._reasoning.is_behind else ()
 
     def fail(self, reason: str) -> None:
-        """The running attempt has failed; the next one should repeat what was shown so far."""
+        """Record that the running attempt has failed; the next one should repeat what was shown so far."""
         self._reason = reason
         self._text.begin()
         self._reasoning.begin()
@@ -259,7 +259,7 @@ def _stream_of(
     model: str | None,
     keywords: Mapping[str, Any],
 ) -> AsyncIterator[Delta | LLMResponse]:
-    """A provider's stream; a provider without one answers with a single delta."""
+    """Return a provider's stream; a provider without one answers with a single delta."""
     stream: Callable[..., AsyncIterator[Delta | LLMResponse]] | None = getattr(provider, "stream", None)
     if stream is None:
         return _single_delta(provider.chat(messages, tools, model, **keywords))

@@ -1,4 +1,4 @@
-"""Speech to text, by any endpoint that has OpenAI's `/v1/audio/transcriptions`."""
+"""Speech to text through any endpoint with OpenAI's `/v1/audio/transcriptions`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..config import Config
 
 PATH = "/audio/transcriptions"
-LARGEST = 25_000_000  # bytes of a recording, as most endpoints have it
+LARGEST = 25_000_000  # bytes of a recording, the limit of most endpoints
 LARGEST_ANSWER = 4_000_000
 SECONDS = 60.0
 TRIES = 3
@@ -45,14 +45,14 @@ class Transcript(msgspec.Struct):
 
 
 def is_recording(name: str) -> bool:
-    """Whether a file holds sound, by its name. WebM mostly holds films, unless the name says otherwise."""
+    """Return whether a file is a recording, by its name. WebM usually contains video unless the name says otherwise."""
     base = os.path.basename(name).lower()
     ending = os.path.splitext(base)[1]
     return ending in TYPES and (ending != ".webm" or "audio" in base or "voice" in base)
 
 
 class Transcriber:
-    """Asks one model for the words of recordings."""
+    """Transcribes recordings with one model."""
 
     def __init__(self, base_url: str, api_key: str, model: str, seconds: float = SECONDS) -> None:
         self._model = model
@@ -63,7 +63,7 @@ class Transcriber:
         self._endpoint = Endpoint(endpoint_of(base_url, PATH), headers, Timeouts(total=seconds), api_key or None)
 
     async def transcribe(self, name: str, data: bytes) -> str:
-        """The words of a recording; "" if there are none. Raises ProviderError."""
+        """Return the words of a recording; "" if there are none. Raises ProviderError."""
         if len(data) > LARGEST:
             raise ProviderError(f"it is larger than {LARGEST // 1_000_000} MB")
         file = FormFile(name, TYPES.get(os.path.splitext(name)[1].lower(), "application/octet-stream"), data)
@@ -90,9 +90,9 @@ class Transcriber:
 
 
 def make_transcriber(config: Config, environment: Mapping[str, str] = os.environ) -> Transcriber | None:
-    """The transcriber that the settings describe; None where they name no model for it.
+    """Return the transcriber that the settings describe; None if they name no model for it.
 
-    The key of the model's provider is sent to its own address alone.
+    The key of the model's provider is sent only to that provider's own address.
     """
     if not config.transcription_model:
         return None
@@ -103,6 +103,6 @@ def make_transcriber(config: Config, environment: Mapping[str, str] = os.environ
         api_key = api_key or config.api_key
     if not base_url:
         raise ConfigError(
-            f"[transcription] provider {config.provider} has no transcriptions: set base_url to an endpoint that has"
+            f"[transcription] provider {config.provider} has no transcriptions: set base_url to an endpoint that does"
         )
     return Transcriber(base_url, api_key or key_for(base_url, environment), config.transcription_model)

@@ -101,7 +101,7 @@ class AgentLoop:
         owners: Owners | None = None,
         context: ContextBuilder | None = None,
     ) -> None:
-        _check_kinds(provider, config, context)
+        _check_kinds(provider, config, context, model)
         settings = config or Config()
         busy = _checked_busy(busy or settings.busy)
         if restrict_to_workspace is None:
@@ -111,7 +111,7 @@ class AgentLoop:
         self.provider = provider
         self.workspace = Path(workspace).absolute()  # the program may change its own folder
         self.model = model = model or settings.model or None
-        self.max_iterations = settings.max_iterations if max_iterations is None else max_iterations
+        self.max_iterations = settings.max_iterations if max_iterations is None else _checked_rounds(max_iterations)
         self.restrict_to_workspace = restrict_to_workspace
         self.owner = owner
         self.store = open_store(store, config, self.workspace)
@@ -634,7 +634,7 @@ async def agent_of(owners: Owners, owner: str) -> AgentLoop:
     )
 
 
-def _check_kinds(provider: object, config: object, context: object) -> None:
+def _check_kinds(provider: object, config: object, context: object, model: object) -> None:
     if isinstance(provider, type) or not all(callable(getattr(provider, name, None)) for name in PROVIDER_METHODS):
         given = f"the class {provider.__name__}" if isinstance(provider, type) else type(provider).__name__
         raise TypeError(f"provider must be an LLMProvider, such as a subclass with a method chat, not {given}")
@@ -642,6 +642,16 @@ def _check_kinds(provider: object, config: object, context: object) -> None:
         raise TypeError(f"config must be a Config, such as Config.load(), not {type(config).__name__}")
     if context is not None and not isinstance(context, ContextBuilder):
         raise TypeError(f"context must be a ContextBuilder or a subclass of it, not {type(context).__name__}")
+    if model is not None and not isinstance(model, str):
+        raise TypeError(f"model must be the name of a model, not {type(model).__name__}")
+
+
+def _checked_rounds(rounds: int) -> int:
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f"max_iterations must be a whole number, not {type(rounds).__name__}")
+    if rounds < 1:
+        raise ValueError(f"max_iterations must be at least 1, not {rounds}")
+    return rounds
 
 
 def _checked_busy(busy: Busy) -> Busy:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from .. import events
-from ..bus import INSIDE, InboundMessage
+from ..bus import InboundMessage, is_inside
 from ..commands import Answer
 from ..config import Config
 from ..log import UserSaid, text_of
@@ -91,11 +91,6 @@ async def sessions_of(store: Store, limit: int, offset: int = 0) -> list[tuple[S
     """Return the owner's sessions with their titles, most recent first, without internal ones."""
     infos = [info for info in await store.sessions(OWN, 3 * (offset + limit)) if not is_inside(info.key)]
     return [(info, await title_of(store, info)) for info in infos[offset : offset + limit]]
-
-
-def is_inside(key: str) -> bool:
-    """Return whether a session is internal to the system."""
-    return key.partition(":")[0] in INSIDE
 
 
 async def title_of(store: Store, info: SessionInfo) -> str:

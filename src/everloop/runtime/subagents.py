@@ -119,13 +119,17 @@ class SubagentManager:
         self._config = config
         self._reach = reach
         self._on_work = on_work
-        self.waits = False  # wait for every sub-agent: the process ends before a report could arrive
+        self.waits = False
         self._waiting: dict[tuple[str, str], list[asyncio.Event]] = {}
         self._one_by_one = asyncio.Lock()
         self._told_broken = False
         self._at_work: dict[tuple[str, str], SubagentTask] = {}  # by session: the tasks of those that run here
         self._programs: dict[str, Adapt] = {}  # by id: the runs of programs in this process
         self.catalogue = Catalogue(self._definitions)
+
+    def wait_for_all(self) -> None:
+        """Wait for every sub-agent from now on, because the process, or its client, is gone before a report arrives."""
+        self.waits = True
 
     async def start(
         self, task: str, agent: str, report: bool, tokens: int = 0, inputs: Mapping[str, Any] | None = None

@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import web
 
 from ..errors import ConfigError
+from ..runtime.owners import OWN
 from ..store.base import Store, Token
 from ..store.tokens import PREFIX, USE, hash_of
 from ..threads import in_thread
@@ -28,7 +29,6 @@ LINK_SECONDS = 600
 COOKIE_SECONDS = 30 * 24 * 3600
 PAGE_KEY = "X-Everloop-Page"
 KEY_FILE = "page.key"
-OWN = "me"
 
 
 @dataclass(slots=True, frozen=True)

@@ -41,7 +41,7 @@ READY_FRESH = 1.0  # seconds for which the result of a write probe is reused
 
 
 class Server:
-    """Serves OpenAI's API. `start` returns the URLs that it listens on.
+    """Serves the APIs and the web page.
 
     With a `placement`, it passes each request on to the server of the database that the request's owner is in. Those
     servers do not listen: for them, `prepare` is enough.
@@ -83,6 +83,7 @@ class Server:
         self._probed_at = 0.0
 
     async def start(self) -> Sequence[str]:
+        """Listen, and return the URLs."""
         config = self._config
         tokens = await self._owners.store.tokens()
         usable = any(token.revoked_at is None for token in tokens)
@@ -158,8 +159,8 @@ class Server:
     def refuse(self) -> None:
         """Refuse new requests, and end the feeds."""
         if self._guard is not None:
-            self._guard.closing = True
-        self._turns.stopping = True
+            self._guard.close()
+        self._turns.stop()
         self._page.stop()
 
     def _app(self) -> web.Application:
@@ -180,11 +181,11 @@ class Server:
         app.router.add_get("/api/ps", ollama.ps)
         app.router.add_get("/api/version", ollama.version)
         app.router.add_post("/api/show", ollama.show)
-        further = ModelEndpoints(self._turns)
-        app.router.add_post("/v1/completions", further.completions)
-        app.router.add_post("/v1/embeddings", further.embeddings)
-        app.router.add_post("/api/embed", further.ollama_embed)
-        app.router.add_post("/api/embeddings", further.ollama_embedding)
+        forwarded = ModelEndpoints(self._turns)
+        app.router.add_post("/v1/completions", forwarded.completions)
+        app.router.add_post("/v1/embeddings", forwarded.embeddings)
+        app.router.add_post("/api/embed", forwarded.ollama_embed)
+        app.router.add_post("/api/embeddings", forwarded.ollama_embedding)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._model)
         app.router.add_get("/healthz", self._healthz)
@@ -212,7 +213,7 @@ class Server:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """Return whether a request would succeed now: the store accepts writes, and the server is not shutting down."""
-        if self._turns.stopping:
+        if self._turns.is_stopping:
             raise unavailable("the server is shutting down")
         now = asyncio.get_running_loop().time()
         if self._probe is None or (self._probe.done() and now - self._probed_at > READY_FRESH):

@@ -25,7 +25,7 @@ from ..runtime.tool_calls import HOW_TO_ANSWER
 from ..store.base import SessionInfo, Store
 from ..text_cursor import Position
 from .errors import bad_request
-from .sse import LAST_EVENT_ID, Place
+from .sse import LAST_EVENT_ID, WritePosition
 
 RETRY = b"retry: 1000\n\n"
 PING = b": ping\n\n"
@@ -140,8 +140,8 @@ class Feed:
 
     def __init__(self, start: Resume) -> None:
         self._start = start
-        self._place = Place()
-        self._place.resume(start.position)
+        self._written = WritePosition()
+        self._written.resume(start.position)
         self._mark = start.mark
 
     def opening(self) -> bytes:
@@ -152,28 +152,28 @@ class Feed:
         for update in _joined(updates):
             match update:
                 case Logged():
-                    self._place.seq, self._mark = update.seq, mark_of(update)
-                    self._place.restart()
+                    self._written.advance(update.seq)
+                    self._mark = mark_of(update)
                     yield _event("entry", entry_of(update), self._id())
                 case SessionState(turn, parked, waiting):
                     texts = [{"id": id, "text": text} for id, text in waiting]
                     yield _event("state", {"turn": turn, "parked": parked, "waiting": texts})
                 case Streamed(seq, events.Text(text)):
-                    self._place.add(seq, text)
+                    self._written.add(seq, text)
                     yield _event("text", {"after": seq, "text": text}, self._id())
                 case Streamed(seq, events.Restarted()):
-                    self._place.restart()
+                    self._written.restart()
                     yield _event("restart", {"after": seq}, self._id())
                 case Streamed(seq, event):
                     if (told := _told(event)) is not None:
                         yield _event(told[0], {"after": seq, **told[1]})
 
     def _id(self) -> str:
-        place = self._place
-        if not place.seq:
-            return "0" if not place.chars else f"0-00000000.{place.chars}.{place.sum:08x}"
-        at = f"{place.seq}-{self._mark or 0:08x}"
-        return f"{at}.{place.chars}.{place.sum:08x}" if place.chars else at
+        written = self._written
+        if not written.seq:
+            return "0" if not written.chars else f"0-00000000.{written.chars}.{written.sum:08x}"
+        at = f"{written.seq}-{self._mark or 0:08x}"
+        return f"{at}.{written.chars}.{written.sum:08x}" if written.chars else at
 
 
 def _told(event: events.Event) -> tuple[str, dict[str, Any]] | None:
@@ -216,7 +216,9 @@ def entry_of(one: Logged) -> dict[str, Any]:
     match entry:
         case UserSaid():
             return facts | {
-                "text": words_of(entry.with_note()),
+                "text": words_of(entry.content),
+                "job": entry.job,
+                "note": entry.note,
                 "images": 0 if isinstance(entry.content, str) else sum(map(_is_picture, entry.content)),
                 "sender": entry.sender,
                 "inside": entry.inside,

@@ -15,6 +15,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from ..errors import OwnerMoved, StoreError
+from ..runtime.owners import OWN
 from ..store.base import Store, Token
 from ..store.tokens import NOTED_EVERY, PREFIX, RIGHTS, USE, hash_of
 from . import errors
@@ -107,7 +108,7 @@ class Guard:
         access: Access | None = None,
         on_response: Callable[[str, int], None] | None = None,
     ) -> None:
-        self.closing = False  # refuse new requests, let running ones finish
+        self._is_closing = False
         self._on_response = on_response
         self._store = store
         self._access = access  # for the web page's visitors
@@ -124,6 +125,10 @@ class Guard:
         self._scrapers: dict[str, Token] = {}  # tokens that have read the metrics, by hash
         self._tokens_exist: bool | None = None  # True is final: a revoked token has existed, too
         self._checking: asyncio.Future[bool] | None = None
+
+    def close(self) -> None:
+        """Refuse new requests, and let running ones finish."""
+        self._is_closing = True
 
     @property
     def running(self) -> int:
@@ -191,7 +196,7 @@ class Guard:
         response = web.json_response(
             errors.body_for(request.rel_url.raw_path, error), status=error.status, headers=error.headers
         )
-        if close or error.status in (408, 413) or self.closing or request.method == "CONNECT":
+        if close or error.status in (408, 413) or self._is_closing or request.method == "CONNECT":
             # The rest of a body, or data for a tunnel, must not be parsed as the next request.
             response.force_close()
         return self._add_headers(request, response)
@@ -206,7 +211,7 @@ class Guard:
             return self._add_headers(request, _preflight(request))
         if request.rel_url.raw_path in OPEN and request.method in ("GET", "HEAD"):
             return await handler(request)
-        if self.closing:
+        if self._is_closing:
             raise errors.unavailable("the server is shutting down; try again soon")
         self._check_body(request)
         if is_public(request):
@@ -215,7 +220,7 @@ class Guard:
         if (visitor := await self._visitor(request)) is not None:
             request[VISITOR] = visitor
         token = visitor.token if visitor is not None else await self._token(request)
-        request[TOKEN], request[OWNER] = token, token.owner if token is not None else "me"
+        request[TOKEN], request[OWNER] = token, token.owner if token is not None else OWN
         with self._slot("" if token is None else token.id):
             return await handler(request)
 
@@ -267,9 +272,7 @@ class Guard:
 
     async def _token(self, request: web.Request) -> Token | None:
         """Return the request's token, read from the store every time so that revoking one takes effect at once."""
-        sent = request.headers.get("Authorization")
-        if sent is None and (key := request.headers.get("X-Api-Key")) is not None:  # as Anthropic's clients send it
-            sent = f"Bearer {key}"
+        sent = credential_of(request)
         try:
             if sent is None:
                 if await self._is_local_person(request):
@@ -277,7 +280,7 @@ class Guard:
                 raise errors.unauthorized(
                     "a token is required: Authorization: Bearer …; `everloop token add NAME` creates one", "no_api_key"
                 )
-            found = BEARER.fullmatch(sent.strip())
+            found = BEARER.fullmatch(sent)
             token = await self._look_up(request, hash_of(found[1])) if found is not None else None
             if token is None:
                 # OpenAI's clients do not start without a key: before the first token exists, any placeholder will do.
@@ -427,6 +430,14 @@ def is_public(request: web.Request) -> bool:
     """Return whether a request needs no token: the page's files, and its login."""
     path = request.rel_url.raw_path
     return is_file(path) if request.method in ("GET", "HEAD") else request.method == "POST" and path == LOGIN
+
+
+def credential_of(request: web.Request) -> str | None:
+    """Return what the request has in its Authorization header, or as an Anthropic client sends it."""
+    sent, key = request.headers.get("Authorization"), request.headers.get("X-Api-Key")
+    if sent is None and key is not None:
+        sent = f"Bearer {key}"
+    return sent.strip() if sent is not None else None
 
 
 def is_proxied(headers: Iterable[str]) -> bool:

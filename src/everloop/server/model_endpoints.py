@@ -23,8 +23,7 @@ from .errors import ApiError, bad_gateway, model_failure, not_found
 from .guard import OWNER, SPOKEN, without_content_type
 from .ollama import LATEST
 from .requests import MAX_INT, Penalty, cleaned, parse_body
-from .responses import DONE, Usage
-from .responses import one_line as on_one_line
+from .responses import DONE, Usage, escape_line_ends
 from .turns import Turns, json_response
 
 MISSING = frozenset({404, 405, 501})  # statuses of a server that lacks the endpoint
@@ -192,7 +191,7 @@ class ModelEndpoints:
         data = encode_json(_converted(answer, TextCompletion, "text completions"))
         if not streamed:
             return json_response(data)
-        return web.Response(body=b"data: " + on_one_line(data) + b"\n\n" + DONE, content_type="text/event-stream")
+        return web.Response(body=b"data: " + escape_line_ends(data) + b"\n\n" + DONE, content_type="text/event-stream")
 
     async def _ask(self, request: web.Request, endpoint: str, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         """Return the response of the model's server; an ApiError if there is none."""

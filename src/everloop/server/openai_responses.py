@@ -23,6 +23,7 @@ from ..messages import encode_json
 from ..providers.openai import encode
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
+from ..runtime.owners import OWN
 from ..store.base import Incoming, Store
 from ..text import clean, one_line
 from .errors import ApiError, bad_request, failure_of, not_found
@@ -66,7 +67,7 @@ from .requests import (
     unknown_keys,
 )
 from .responses import custom_input, event_comment, json_string, named_event
-from .turns import CHANNEL, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
+from .turns import CHANNEL, IDEMPOTENCY_KEY, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
@@ -220,21 +221,21 @@ _decoder = msgspec.json.Decoder(ResponsesBody)
 
 
 @dataclass(slots=True)
-class Read:
+class ParsedBody:
     """A parsed body, and its parameters without effect."""
 
     body: ResponsesBody
     ignored: list[str] = field(default_factory=list)
 
 
-def read_body(body: bytes) -> Read:
+def read_body(body: bytes) -> ParsedBody:
     asked = parse_body(body, _decoder)
     for name in ("conversation", "prompt"):
         if getattr(asked, name) is not None:
             raise bad_request(f"{name}: not supported; use previous_response_id", name, "unsupported_parameter")
     if asked.background and asked.store is False:
         raise bad_request("background: only allowed for a stored response", "background")
-    return Read(asked, [name for name in unknown_keys(body, ResponsesBody) if name not in QUIET])
+    return ParsedBody(asked, [name for name in unknown_keys(body, ResponsesBody) if name not in QUIET])
 
 
 def items_of(body: ResponsesBody) -> list[Item]:
@@ -289,7 +290,7 @@ class Stored:
 
 
 def to_chat(
-    read: Read,
+    parsed: ParsedBody,
     items: Sequence[Item],
     referenced: Mapping[str, Stored],
     previous: Stored | None,
@@ -298,7 +299,7 @@ def to_chat(
     messages_limit: int,
 ) -> ChatRequest:
     """Convert a body to a chat request."""
-    body = read.body
+    body = parsed.body
     messages: list[AnyMessage] = []
     places: list[str] = []
 
@@ -325,7 +326,7 @@ def to_chat(
             add(message, place)
     tools, left_out = _tools(body)
     chat = ChatBody(messages, model=body.model, tools=tools or None, tool_choice=_choice(body, tools))
-    ignored = [*read.ignored, *left_out, *_set_options(chat, body)]
+    ignored = [*parsed.ignored, *left_out, *_set_options(chat, body)]
     return chat_request(
         chat,
         honours=honours,
@@ -482,15 +483,15 @@ class ResponsesHandler:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Handle `POST /v1/responses`."""
-        read = await self._turns.read(request, read_body)
-        agent, body, items = await self._turns.agent(request), read.body, items_of(read.body)
+        parsed = await self._turns.read(request, read_body)
+        agent, body, items = await self._turns.agent(request), parsed.body, items_of(parsed.body)
         owner = request[OWNER]
         previous = await self._previous(agent, owner, body.previous_response_id)
         referenced = await self._referenced(agent, owner, items)
-        if "Idempotency-Key" in request.headers and body.store is not False:
-            read.ignored.append("Idempotency-Key")
+        if IDEMPOTENCY_KEY in request.headers and body.store is not False:
+            parsed.ignored.append(IDEMPOTENCY_KEY)
         chat = to_chat(
-            read,
+            parsed,
             items,
             referenced,
             previous,
@@ -518,12 +519,29 @@ class ResponsesHandler:
             raise bad_request("starting_after: must be the sequence_number of an event", "starting_after")
         agent, stored = await self._stored(request)
         if streamed == "false":
-            return json_response(encode_json(_shown_again(stored, request[OWNER] == "me")))
+            return json_response(encode_json(_shown_again(stored, request[OWNER] == OWN)))
         kept = stored.request or Request()
-        chat = ChatRequest([], model=kept.model, tools=[*kept.tools], options=kept.options, stream=True,
-                           metadata=kept.metadata, names=stored.facts.names, system=kept.system)  # fmt: skip
-        asked = Asked(agent, stored.row.message, chat, agent.model_for(kept.model), stored.id, _created(stored),
-                      Known(repeated=True), commands=False, background=True)  # fmt: skip
+        chat = ChatRequest(
+            [],
+            system=kept.system,
+            model=kept.model,
+            tools=[*kept.tools],
+            options=kept.options,
+            stream=True,
+            metadata=kept.metadata,
+            names=stored.facts.names,
+        )
+        asked = Asked(
+            agent,
+            stored.row.message,
+            chat,
+            agent.model_for(kept.model),
+            stored.id,
+            _created(stored),
+            Known(repeated=True),
+            commands=False,
+            background=True,
+        )
         return await self._turns.respond(
             request, asked, lambda made: ResponseWire(made, stored.facts, True, int(after))
         )
@@ -544,7 +562,7 @@ class ResponsesHandler:
             raise bad_request("only a response that was made with background can be cancelled")
         await agent.requests.cancel(request[OWNER], stored.id)
         _, stored = await self._stored(request)
-        shown = _shown_again(stored, request[OWNER] == "me")
+        shown = _shown_again(stored, request[OWNER] == OWN)
         if shown.status in ("queued", "in_progress"):
             shown.status = "cancelled"  # it has been asked to stop, and will do so in a moment
         return json_response(encode_json(shown))

@@ -21,9 +21,8 @@ from ..text import clean
 from ..text_cursor import Position
 from ..tools.base import ToolError
 from ..tools.files.texts import BINARY_HEAD, form_of, is_binary
-from .errors import conflict, forbidden, not_found
-from .guard import OWNER
-from .page_routes import Nothing, json_response, key_of, operation, own_key_of, read_body
+from .errors import conflict, forbidden
+from .page_routes import Nothing, json_response, operation, own_session_in, read_body, session_in
 
 log = logging.getLogger(__name__)
 SHOWN = 100_000  # bytes per version of a file
@@ -116,7 +115,7 @@ class ChangesApi:
         ChangeList,
     )
     async def changes(self, request: web.Request) -> web.Response:
-        agent, _, changes = await self._of(request, key_of(request))
+        agent, changes = await self._of(await session_in(self._store, request))
         found = await changes.latest() if changes is not None else None
         return json_response(ChangeList([await _shown(agent, *one) for one in found or []]))
 
@@ -125,7 +124,8 @@ class ChangesApi:
     )
     async def undo(self, request: web.Request) -> web.Response:
         await read_body(request, Nothing)
-        agent, info, changes = await self._of(request, own_key_of(request))
+        info = await own_session_in(self._store, request)
+        agent, changes = await self._of(info)
         if info.open_turn is not None:
             raise conflict("the session is running or waits for you: stop it first", code="running")
         found = await changes.latest() if changes is not None else None
@@ -137,15 +137,11 @@ class ChangesApi:
         restored, kept = await changes.undo()
         return json_response(Undone([clean(path) for path in restored], [clean(why) for why in kept]))
 
-    async def _of(self, request: web.Request, key: str) -> tuple[AgentLoop, SessionInfo, FileChanges | None]:
-        owner = request[OWNER]
-        info = await self._store.session(owner, key)
-        if info is None:
-            raise not_found("there is no such session", code="session_not_found")
-        if info.open_turn is None and (task := self._following.get((owner, key))) is not None:
+    async def _of(self, info: SessionInfo) -> tuple[AgentLoop, FileChanges | None]:
+        if info.open_turn is None and (task := self._following.get((info.owner, info.key))) is not None:
             await asyncio.wait({task}, timeout=NOTED)  # the end of the turn is being recorded
-        agent = await self._owners.agent(owner)
-        return agent, info, self._make(agent.workspace, key) if self._make is not None else None
+        agent = await self._owners.agent(info.owner)
+        return agent, self._make(agent.workspace, info.key) if self._make is not None else None
 
 
 async def _refusal(agent: AgentLoop, tool: str, path: str, **arguments: str) -> str | None:

@@ -6,14 +6,13 @@ import msgspec
 from aiohttp import web
 
 from ..config import ChannelConfig
-from ..errors import EverloopError, StoreError
 from ..runtime.owners import Owners
 from ..store.peers import SENDING
 from ..store.tokens import ADMIN
 from ..text import clean
-from .errors import bad_request, forbidden, not_found
+from .errors import forbidden, not_found
 from .guard import OWNER, TOKEN
-from .page_routes import json_response, operation, read_body
+from .page_routes import json_response, operation, read_body, refusals
 
 DEAD = 100  # undelivered messages shown per channel
 SHOWN = 500  # characters per message
@@ -93,13 +92,8 @@ class ChannelsApi:
         body = await read_body(request, PairBody)
         if body.admin and not _is_operator(request):
             raise forbidden("only an operator may let people pair others", "missing_right")
-        try:
-            said = await confirm_anywhere(self._store, self._of(request), body.code, body.admin)
-        except StoreError:
-            raise
-        except EverloopError as error:
-            raise bad_request(str(error)) from None
-        return json_response(Paired(said))
+        with refusals():
+            return json_response(Paired(await confirm_anywhere(self._store, self._of(request), body.code, body.admin)))
 
     @operation("POST", "/api/channels/{name}/resend", "resend", "Send undelivered messages again.", Resent, ResendBody)
     async def resend(self, request: web.Request) -> web.Response:

@@ -10,15 +10,14 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from ..errors import EverloopError, StoreError
 from ..log import Compacted, Logged, ModelAnswered
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo, Token
 from ..store.tokens import ADMIN, checked_agent, checked_name, checked_owner, checked_rights, hash_of, new_token
-from .errors import bad_request, not_found
+from .errors import not_found
 from .feed import read_number
 from .guard import OWNER
-from .page_routes import Nothing, Parameter, json_response, operation, read_body
+from .page_routes import Nothing, Parameter, json_response, operation, read_body, refusals
 from .page_timeline import cost_by
 
 DAYS = 30
@@ -238,14 +237,10 @@ class OperationApi:
     async def add_token(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenBody)
         token = new_token()
-        try:
+        with refusals():
             rights = checked_rights(body.rights)
             name, owner, agent = checked_name(body.name), checked_owner(body.owner), checked_agent(body.agent)
             made = await self._store.add_token(name, owner, hash_of(token), rights, agent)
-        except StoreError:
-            raise
-        except EverloopError as error:
-            raise bad_request(str(error)) from None
         return json_response(NewToken(token, _token(made)))
 
     @operation("POST", "/api/tokens/{id}/revoke", "revoke_token", "Revoke a token.", TokenRevoked, Nothing, right=ADMIN)

@@ -6,12 +6,11 @@ import msgspec
 from aiohttp import web
 
 from ..config import ChannelConfig
-from ..errors import EverloopError, StoreError
 from ..runtime.notices import PUSH
 from ..runtime.owners import Owners
 from .errors import bad_request, conflict
 from .guard import OWNER, TOKEN
-from .page_routes import json_response, operation, read_body
+from .page_routes import json_response, operation, read_body, refusals
 
 LONGEST_ID = 100
 
@@ -60,12 +59,8 @@ class PushApi:
 
         body, config, token = await read_body(request, SubscriptionBody), self._needed(), request[TOKEN]
         fetcher = fetcher_of(Options(config.name, config.options))
-        try:
+        with refusals():
             made = checked(request[OWNER], body.endpoint, body.p256dh, body.auth, token.id if token else "", fetcher)
-        except StoreError:
-            raise
-        except EverloopError as error:
-            raise bad_request(str(error)) from None
         await Subscriptions(self._store, config.name).add(made)
         return json_response(await self._state(request))
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from ..bus import INSIDE
-from ..errors import StoreError
+from ..bus import is_inside
+from ..errors import EverloopError, StoreError
 from ..messages import encode_json
 from ..providers.openai import encode
+from ..store.base import SessionInfo, Store
 from ..store.tokens import USE
-from .errors import bad_request, unauthorized, unavailable
-from .guard import TOKEN, VISITOR, needs
+from .errors import ApiError, bad_request, not_found, unauthorized, unavailable
+from .guard import OWNER, TOKEN, VISITOR, needs
 
 log = logging.getLogger(__name__)
 B = TypeVar("B", bound=msgspec.Struct)
@@ -154,12 +156,37 @@ def key_of(request: web.Request) -> str:
     return key
 
 
+async def session_in(store: Store, request: web.Request) -> SessionInfo:
+    """Return the visitor's session whose key is in the path."""
+    info = await store.session(request[OWNER], key_of(request))
+    if info is None:
+        raise not_found("there is no such session", code="session_not_found")
+    return info
+
+
+async def own_session_in(store: Store, request: web.Request) -> SessionInfo:
+    """Return the visitor's session whose key is in the path, if a person may write to it."""
+    own_key_of(request)
+    return await session_in(store, request)
+
+
 def own_key_of(request: web.Request) -> str:
     """Return the key of a session that a person may write to."""
     key = key_of(request)
-    if key.partition(":")[0] in INSIDE:
+    if is_inside(key):
         raise bad_request(f"{key.partition(':')[0]}: is reserved for internal sessions", "key")
     return key
+
+
+@contextmanager
+def refusals(refusal: Callable[[str], ApiError] = bad_request) -> Iterator[None]:
+    """Raise an error that the visitor caused as this refusal. Errors of the store pass through."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except EverloopError as error:
+        raise refusal(str(error)) from None
 
 
 def who(request: web.Request) -> str:

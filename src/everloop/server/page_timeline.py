@@ -36,7 +36,7 @@ from ..threads import in_thread
 from .errors import bad_request, not_found
 from .feed import read_number
 from .guard import OWNER
-from .page_routes import Parameter, json_response, key_of, operation
+from .page_routes import Parameter, json_response, operation, session_in
 
 Kind = Literal["said", "model", "tool", "question", "compacted", "retry", "takeover", "end"]
 TURNS = 50
@@ -445,13 +445,13 @@ class TimelineApi:
         Parameter("limit", "How many turns.", "integer"),
     )
     async def turns(self, request: web.Request) -> web.Response:
-        info = await self._session(request)
+        info = await session_in(self._store, request)
         found = await self._store.turns(info.owner, session=info.id, limit=read_number(request, "limit", TURNS, TURNS))
         return json_response(TurnList([await self._item(turn) for turn in found]))
 
     @operation("GET", "/api/sessions/{key}/turns/{turn}", "timeline", "The steps of a turn in time.", TurnTimeline)
     async def timeline(self, request: web.Request) -> web.Response:
-        info, wanted = await self._session(request), request.match_info["turn"]
+        info, wanted = await session_in(self._store, request), request.match_info["turn"]
         found = await self._store.turns(info.owner, session=info.id, prefix=wanted, limit=1)
         if not found or found[0].id != wanted:
             raise not_found("there is no such turn", code="turn_not_found")
@@ -463,7 +463,7 @@ class TimelineApi:
         "GET", "/api/sessions/{key}/requests/{seq}", "request", "The request that an answer came from.", SentRequest
     )
     async def request(self, request: web.Request) -> web.Response:
-        info, seq = await self._session(request), request.match_info["seq"]
+        info, seq = await session_in(self._store, request), request.match_info["seq"]
         if not seq.isascii() or not seq.isdecimal() or len(seq) > 15:
             raise bad_request("the position must be a number", "seq")
         sent = await request_at(await self._owners.agent(info.owner), info, int(seq))
@@ -476,9 +476,3 @@ class TimelineApi:
         entry = first[0].entry if first else None
         title = one_line(text_of(entry.content), WORDS) if isinstance(entry, UserSaid) else ""
         return TurnItem(turn.id, turn.key, turn.started_at, turn.ended_at, turn.reason, title)
-
-    async def _session(self, request: web.Request) -> SessionInfo:
-        info = await self._store.session(request[OWNER], key_of(request))
-        if info is None:
-            raise not_found("there is no such session", code="session_not_found")
-        return info

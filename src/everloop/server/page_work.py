@@ -11,7 +11,6 @@ from aiohttp import web
 from ..bus import EXECUTOR
 from ..cron.jobs import Job
 from ..cron.schedules import At, next_after
-from ..errors import EverloopError, StoreError
 from ..log import TurnEnded, UserSaid
 from ..runtime.owners import Owners
 from ..store.base import SessionInfo
@@ -19,7 +18,8 @@ from ..text import clean
 from ..threads import in_thread
 from .errors import conflict, not_found
 from .guard import OWNER
-from .page_routes import json_response, operation, read_body
+from .page_routes import json_response, operation, read_body, refusals
+from .page_sessions import State
 
 NEXT_RUNS = 3
 LOOKED_THROUGH = 20  # turns of a job's session that are searched for its last one
@@ -27,7 +27,6 @@ SHOWN = 500  # characters of a result
 SESSIONS = 300  # the latest sessions, which are searched for sub-agents
 SUB = "sub:"
 RUN = f"{EXECUTOR}:"
-State = Literal["running", "waiting", "failed", "idle"]
 
 
 class JobResult(msgspec.Struct):
@@ -100,12 +99,8 @@ class WorkApi:
         body, owner, id = await read_body(request, JobBody), request[OWNER], request.match_info["id"]
         service = (await self._owners.agent(owner)).cron_service
         acts = {"pause": service.pause, "resume": service.resume, "run": service.run, "remove": service.remove}
-        try:
+        with refusals(conflict):
             done = await acts[body.action](id, owner)
-        except StoreError:
-            raise
-        except EverloopError as error:
-            raise conflict(str(error)) from None
         if not done:
             raise not_found("there is no such job", code="job_not_found")
         self._owners.changed()

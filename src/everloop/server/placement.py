@@ -17,12 +17,13 @@ from aiohttp import web
 
 from ..config.sources import DSN
 from ..errors import StoreError
+from ..runtime.owners import OWN
 from ..store.base import Token
 from ..store.postgres.directory import Directory, Place
 from ..store.tokens import PREFIX, hash_of
 from . import errors
-from .access import OWN, cookie_name
-from .guard import BEARER, MOVED, REQUEST_ID, Guard, Handler, new_request_id
+from .access import cookie_name
+from .guard import BEARER, MOVED, REQUEST_ID, Guard, Handler, credential_of, new_request_id
 
 log = logging.getLogger("everloop.server")
 HOLD_SECONDS = 10.0  # how long a request waits for its owner's move to finish
@@ -221,11 +222,9 @@ def _moving(owner: str) -> errors.ApiError:
 
 def _subject(request: web.Request) -> str | None:
     """Return the hash of a request's token, or the person of this machine, as claimed; nothing is verified."""
-    sent = request.headers.get("Authorization")
-    if sent is None and (key := request.headers.get("X-Api-Key")) is not None:
-        sent = f"Bearer {key}"
+    sent = credential_of(request)
     if sent is not None:
-        found = BEARER.fullmatch(sent.strip())
+        found = BEARER.fullmatch(sent)
         return hash_of(found[1]) if found is not None and found[1].startswith(PREFIX) else None
     about = request.cookies.get(cookie_name(request), "").rpartition(".")[0]
     return about.split(".")[-1] or None

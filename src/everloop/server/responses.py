@@ -251,7 +251,7 @@ class Chunks:
     def __init__(self, id: str, created: int, model: str, include_usage: bool = False, index: int = 0) -> None:
         self.include_usage = include_usage
         facts = {"id": clean(id), "object": "chat.completion.chunk", "created": created, "model": clean(model)}
-        self._head = b"data: " + one_line(encode_json(facts)[:-1]) + b',"choices":['
+        self._head = b"data: " + escape_line_ends(encode_json(facts)[:-1]) + b',"choices":['
         # As in OpenAI's API: with include_usage, all chunks but the last have null.
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._delta = self._head + b'{"index":%d,"delta":{' % index
@@ -279,14 +279,14 @@ class Chunks:
             text = custom_input(call) if kind == "custom" else _arguments(call)
             then = {"index": index, kind: {value: text}}
             for part in (first, then):
-                encoded += self._delta, b'"tool_calls":[', one_line(encode_json(part)), b"]", self._rest
+                encoded += self._delta, b'"tool_calls":[', escape_line_ends(encode_json(part)), b"]", self._rest
         return b"".join(encoded)
 
     def logprobs(self, tokens: Sequence[Mapping[str, Any]]) -> bytes:
         """Return the log probabilities of the whole answer, in one chunk after it."""
         if not tokens:
             return b""
-        written = one_line(encode_json(logprobs_of(tokens)))
+        written = escape_line_ends(encode_json(logprobs_of(tokens)))
         return self._delta + b'},"logprobs":' + written + b',"finish_reason":null}' + self._end
 
     def finish(self, reason: str) -> bytes:
@@ -310,7 +310,7 @@ class Chunks:
 
     def error(self, error: ApiError) -> bytes:
         """Return an error after the response has started, when it is too late for a status."""
-        return b"data: " + one_line(encode(error.body())) + b"\n\n"
+        return b"data: " + escape_line_ends(encode(error.body())) + b"\n\n"
 
 
 def model(id: str, created: int = 0, owned_by: str = "everloop") -> bytes:
@@ -341,12 +341,12 @@ def json_string(text: str) -> bytes:
         data = encode_json(text)
     except UnicodeEncodeError:
         data = encode_json(clean(text))
-    return data if text.isascii() else one_line(data)
+    return data if text.isascii() else escape_line_ends(data)
 
 
 def named_event(name: str, data: bytes) -> bytes:
     """Return a server-sent event for APIs with named events."""
-    return b"event: " + name.encode() + b"\ndata: " + one_line(data) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + escape_line_ends(data) + b"\n\n"
 
 
 def event_comment(text: str) -> bytes:
@@ -354,7 +354,8 @@ def event_comment(text: str) -> bytes:
     return b": " + " ".join(clean(text).splitlines()).encode() + b"\n\n"
 
 
-def one_line(data: bytes) -> bytes:
+def escape_line_ends(data: bytes) -> bytes:
+    """Return JSON without the line terminators that some clients split on."""
     for mark, escaped in _LINE_ENDS:
         if mark in data:
             data = data.replace(mark, escaped)

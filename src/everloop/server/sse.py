@@ -21,8 +21,8 @@ LAST_EVENT_ID = "Last-Event-ID"
 _POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9a-f]{8}))?", re.ASCII)
 
 
-class Place:
-    """The current position of a stream being written."""
+class WritePosition:
+    """How far a stream has been written."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -30,15 +30,19 @@ class Place:
         self.sum = 0
 
     def resume(self, position: Position) -> None:
-        """Resume at a client's position."""
+        """Continue from a client's position."""
         self.seq, self.chars, self.sum = position.seq, position.chars, position.sum or 0
 
     def add(self, seq: int, text: str) -> None:
         if seq != self.seq:
-            self.restart()
-            self.seq = seq
+            self.advance(seq)
         self.chars += len(text)
         self.sum = checksum(text, self.sum)
+
+    def advance(self, seq: int) -> None:
+        """Move to the round that began after this log entry, of which no text is written yet."""
+        self.seq = seq
+        self.restart()
 
     def restart(self) -> None:
         """Start the round's text over."""
@@ -113,7 +117,7 @@ class AnswerStream:
         self._gap = False  # there was text before the tools that ran
         self._again = False  # the client has text of another turn
         self._over = False
-        self._place = Place() if resumable else None
+        self._written = WritePosition() if resumable else None
         self._known = position  # the client has everything up to here
         self._cursor = TextCursor(position)  # positioned in the round of that position
 
@@ -124,8 +128,8 @@ class AnswerStream:
         match event:
             case events.Text(text):
                 gap, self._gap, self.said = self._gap, False, True
-                if self._place is not None:
-                    self._place.add(seq, text)
+                if self._written is not None:
+                    self._written.add(seq, text)
                 if self._known is not None:
                     gap, text = gap and not self._known.chars, self._unseen(self._known, seq, text)
                 if text:
@@ -180,13 +184,13 @@ class AnswerStream:
             waiting, self._waiting = self._waiting, []
             written: list[bytes] = []
             # In a resumable stream, adjacent texts are joined, which needs fewer positions.
-            for kind, text, id in waiting if self._place is None else _joined(waiting):
+            for kind, text, id in waiting if self._written is None else _joined(waiting):
                 if kind == "text":
                     written.append(self._chunks.text(text, id))
                 elif kind == "reasoning":
                     written.append(self._chunks.reasoning(text))
                 else:
-                    written.append(self._chunks.comment(text, alone=self._place is None))
+                    written.append(self._chunks.comment(text, alone=self._written is None))
             if any(written):
                 if write is None:
                     write = await begin()
@@ -215,8 +219,8 @@ class AnswerStream:
             self._put("text", f"{RESTARTED}{whole}")
 
     def _restart(self, seq: int) -> None:
-        if self._place is not None:
-            self._place.restart()
+        if self._written is not None:
+            self._written.restart()
         self._cursor.begin()
         if self.said and (self._known is None or seq > self._known.seq):
             self._put("text", RESTARTED)
@@ -238,7 +242,7 @@ class AnswerStream:
 
     def _id(self) -> bytes:
         """Return the `id` line of a text that is queued now."""
-        return self._place.line() if self._place is not None else b""
+        return self._written.line() if self._written is not None else b""
 
     def _wake(self) -> None:
         if len(self._waiting) > MANY:

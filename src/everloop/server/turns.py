@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 from msgspec import structs
 
-from ..bus import INSIDE, InboundMessage
+from ..bus import InboundMessage, is_inside, repeatable_id
 from ..commands import kind_of
 from ..config import Agent
 from ..errors import StoreError
@@ -40,7 +40,7 @@ from .sse import LAST_EVENT_ID, AnswerStream, Begin, Encoder, Write, position_of
 log = logging.getLogger(__name__)
 CHANNEL = "api"
 SESSION = "X-Session"
-KEY = "Idempotency-Key"
+IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_LENGTH = 200
 LARGE = 100_000  # bytes of a body above which it is parsed in a thread
 RATE, RATE_SECONDS = "requests", 60.0
@@ -48,12 +48,22 @@ RATE, RATE_SECONDS = "requests", 60.0
 FINISH_REASONS = frozenset({"length", "content_filter"})
 
 
-class Known(NamedTuple):
-    """What is known about a repeatable request."""
+@dataclass(slots=True, frozen=True)
+class Known:
+    """What is known about a request that its client can repeat."""
 
-    id: str | None = None  # id of its message; None if the request cannot be repeated
+    key: str = ""  # what all its attempts have in common; "" if the request cannot be repeated
+    attempt: int = 1  # a request whose turn ended without an answer is run again
     repeated: bool = False  # an earlier request has or gets the answer: no model call is made for this one
     stopped: bool = False  # the client resumed a stopped turn; a new one starts
+
+    @property
+    def is_repeatable(self) -> bool:
+        return bool(self.key)
+
+    def id_of(self, attempt: int) -> str:
+        """Return the id of an attempt's message."""
+        return f"{self.key}:{attempt}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -167,7 +177,16 @@ class Turns:
         self._ping_seconds = ping_seconds
         self.messages_limit = messages_limit
         self.honours = honours(owners.provider)
-        self.stopping = False  # the server is shutting down: unfinished turns stay open on disk
+        self._is_stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether the server is shutting down: unfinished turns stay open on disk."""
+        return self._is_stopping
+
+    def stop(self) -> None:
+        """Keep the turns of requests that end from now on, because the server is shutting down."""
+        self._is_stopping = True
 
     async def answer(self, request: web.Request, read: Read, wire: MakeWire, prefix: str) -> web.StreamResponse:
         """Answer a request whose body `read` parses. The answer's id starts with the prefix."""
@@ -180,7 +199,7 @@ class Turns:
             await self._count(asked)
         writer = wire(asked)
         if asked.chat.stream:
-            return await self._stream(request, asked, writer)
+            return await self._stream(request, [asked], [writer])
         return json_response(writer.whole(await self._run(asked)), asked.chat)
 
     async def run_all(self, asked: Sequence[Asked]) -> list[Outcome]:
@@ -220,9 +239,9 @@ class Turns:
         has_history = session is not None and not (thread is not None and thread.begins)
         said, parts, before = said_in(chat.messages, kept=has_history)
         known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
-        if position is not None and not (known.id and chat.stream):
+        if position is not None and not (known.is_repeatable and chat.stream):
             raise bad_request(
-                f"{LAST_EVENT_ID}: only allowed for a stream that is repeated with its {KEY}", LAST_EVENT_ID
+                f"{LAST_EVENT_ID}: only allowed for a stream that is repeated with its {IDEMPOTENCY_KEY}", LAST_EVENT_ID
             )
         token, model = request[TOKEN], model_of(chat.model)
         chosen = agent_of(chat, request.headers, token.agent if token is not None else "", self._agent)
@@ -232,7 +251,7 @@ class Turns:
             session or id,
             text_of(said),
             untrusted=any(one["role"] == "tool" for one in chat.messages),
-            id=known.id or id,
+            id=known.id_of(known.attempt) if known.is_repeatable else id,
             owner=request[OWNER],
             session=session or f"{CHANNEL}:{id}",
             reply=False,
@@ -280,50 +299,25 @@ class Turns:
         self, agent: AgentLoop, request: web.Request, session: str | None, said: str, position: Position | None
     ) -> Known:
         """Find the earlier request with the same key. One that ended without an answer is run again."""
-        key, owner = checked_key(request.headers, KEY), request[OWNER]
+        key, owner = checked_key(request.headers, IDEMPOTENCY_KEY), request[OWNER]
         if key is None or session is None:
             return Known()
-        about = f"{CHANNEL}:{len(session)}:{session}:{key}"  # the length is included because both may contain colons
-        number, place = 1, ""
-        while (earlier := await agent.requests.earlier(owner, id := f"{about}:{number}")) is not None:
+        known, resumed = Known(repeatable_id(CHANNEL, session, key)), 0
+        while (earlier := await agent.requests.earlier(owner, id := known.id_of(known.attempt))) is not None:
             if earlier.said != said:  # otherwise the client would get the answer to a different message
-                raise bad_request(f"{KEY}: was used for another message in this session", KEY, "idempotency_key_reused")
+                raise bad_request(
+                    f"{IDEMPOTENCY_KEY}: was used for another message in this session",
+                    IDEMPOTENCY_KEY,
+                    "idempotency_key_reused",
+                )
             if position is not None and await agent.requests.holds(owner, id, position.seq, position.least):
-                place = id
+                resumed = known.attempt
             if not earlier.unanswered:
                 break
-            number += 1
-        if position is not None and not place:
+            known = replace(known, attempt=known.attempt + 1)
+        if position is not None and not resumed:
             raise bad_request(f"{LAST_EVENT_ID}: the answer to this request has no such position", LAST_EVENT_ID)
-        return Known(id, earlier is not None, bool(place) and place != id)
-
-    async def _stream(self, request: web.Request, asked: Asked, wire: Wire) -> web.StreamResponse:
-        """Stream an answer.
-
-        Nothing is sent until there is something to say, so that an error can still have its own status.
-        """
-        stream = AnswerStream(wire, self._ping_seconds, asked.known.id is not None, asked.position)
-        if asked.known.stopped:
-            stream.begin_again()
-        run = asyncio.ensure_future(self._run(asked, stream))
-        run.add_done_callback(stream.end)
-        headers = {"Content-Type": wire.content_type, "X-Accel-Buffering": "no", **_warning(asked.chat)}
-        response = web.StreamResponse(headers=headers)
-        try:
-            start = await stream.write_to(_beginning(response, request), wire.start())
-            last = start + _last(wire, stream, run.result())
-        except ApiError as error:
-            if not response.prepared:
-                raise
-            last = wire.error(error)
-        finally:
-            run.cancel()
-        if not response.prepared:
-            await response.prepare(request)
-        if last:
-            await response.write(last)
-        await response.write_eof()
-        return response
+        return replace(known, repeated=earlier is not None, stopped=0 < resumed < known.attempt)
 
     async def stream_all(
         self,
@@ -332,12 +326,22 @@ class Turns:
         wires: Sequence[Wire],
         end: Callable[[Sequence[Outcome]], bytes],
     ) -> web.StreamResponse:
-        """Stream the answers of several concurrent turns as they arrive. One that fails stops the others.
-
-        As with a single answer, nothing is sent until there is something to say.
-        """
+        """Stream the answers of several concurrent turns as they arrive. One that fails stops the others."""
         for one in asked:
             await self._count(one)
+        return await self._stream(request, asked, wires, end)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        asked: Sequence[Asked],
+        wires: Sequence[Wire],
+        end: Callable[[Sequence[Outcome]], bytes] = lambda outcomes: b"",
+    ) -> web.StreamResponse:
+        """Stream answers, and then what `end` returns for their outcomes.
+
+        Nothing is sent until there is something to say, so that an error can still have its own status.
+        """
         headers = {"Content-Type": wires[0].content_type, "X-Accel-Buffering": "no", **_warning(asked[0].chat)}
         response = web.StreamResponse(headers=headers)
         begin = _beginning(response, request)
@@ -352,20 +356,23 @@ class Turns:
             for run in runs:
                 run.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
-        await response.write(last)
+        if last:
+            await response.write(last)
         await response.write_eof()
         return response
 
     async def _write(self, asked: Asked, wire: Wire, begin: Begin) -> Outcome:
-        """Run one of several turns and write its answer from start to end."""
-        stream = AnswerStream(wire, self._ping_seconds)
+        """Run a turn and write its answer from start to end."""
+        stream = AnswerStream(wire, self._ping_seconds, asked.known.is_repeatable, asked.position)
+        if asked.known.stopped:
+            stream.begin_again()
         run = asyncio.ensure_future(self._run(asked, stream))
         run.add_done_callback(stream.end)
         try:
             start = await stream.write_to(begin, wire.start())
-            last = start + _last(wire, stream, run.result())
-            await (await begin())(last)
-            return run.result()
+            outcome = run.result()
+            await (await begin())(start + _last(wire, stream, outcome))
+            return outcome
         finally:
             run.cancel()
 
@@ -375,18 +382,20 @@ class Turns:
         Cancellation means that the client disconnected.
         """
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
+        known, attempt = asked.known, asked.known.attempt
         try:
             outcome = await asked.agent.requests.run(message, show, asked.commands, asked.answers)
             # the earlier client was just disconnecting, while this one is connected
-            while outcome.left and asked.known.id:
+            while outcome.left and known.is_repeatable:
                 await self._count(asked)
-                message = replace(message, id=_next(message.id or ""))
+                attempt += 1
+                message = replace(message, id=known.id_of(attempt))
                 if stream is not None:
                     stream.begin_again()
                 outcome = await asked.agent.requests.run(message, show)
         except asyncio.CancelledError:
-            if not self.stopping and not asked.background:
-                asked.agent.requests.withdraw(message, known=asked.known.id is not None)
+            if not self._is_stopping and not asked.background:
+                asked.agent.requests.withdraw(message, known=known.is_repeatable)
             raise
         except ApiError:
             raise
@@ -415,7 +424,7 @@ def checked_key(headers: Mapping[str, str], header: str) -> str | None:
 def session_of(headers: Mapping[str, str]) -> str | None:
     """Return the session that the request continues; None for a request that brings its whole history."""
     key = checked_key(headers, SESSION)
-    if key is not None and key.partition(":")[0] in INSIDE:
+    if key is not None and is_inside(key):
         raise bad_request(f"{SESSION}: {key.partition(':')[0]}: is reserved for internal sessions", SESSION)
     return key
 
@@ -425,10 +434,11 @@ def said_in(messages: Sequence[Message], kept: bool) -> tuple[Content, list[dict
 
     A stored session has the history: only the last message of the request counts, and results of the client's tools.
     """
-    behind = [message for message in messages if message["role"] != "system"] if kept else messages  # without reminders
-    last = behind[-1]
+    without_reminders = [message for message in messages if message["role"] != "system"]
+    conversation = without_reminders if kept else messages
+    last = conversation[-1]
     said: Content = last["content"] if last["role"] == "user" else ""
-    before = list(behind[:-1] if last["role"] == "user" else behind)
+    before = list(conversation[:-1] if last["role"] == "user" else conversation)
     if kept:
         before = _results(before)
     return said, said if isinstance(said, list) else None, before
@@ -481,11 +491,6 @@ def _renamed(outcome: Outcome, names: Mapping[str, str]) -> Outcome:
     return Outcome(outcome.text, entries)
 
 
-def _next(id: str) -> str:
-    about, _, number = id.rpartition(":")
-    return f"{about}:{int(number) + 1}"
-
-
 def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
     """Return the end of a stream: text that was not streamed, then the API's last bytes."""
     said = b"" if stream.said and outcome.reason in ("answer", "handed") else stream.unsaid(outcome.text)
@@ -493,7 +498,7 @@ def _last(wire: Wire, stream: AnswerStream, outcome: Outcome) -> bytes:
 
 
 def _beginning(response: web.StreamResponse, request: web.Request) -> Begin:
-    """Return a function that starts the response, for one answer or for several that are written concurrently."""
+    """Return a function that starts the response once, even if several answers are written concurrently."""
     starting = asyncio.Lock()
 
     async def begin() -> Write:

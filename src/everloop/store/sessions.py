@@ -7,8 +7,11 @@ from typing import Any
 
 from ..log import Cleared, Entry, Noted, messages_of
 from ..messages import Message
+from ..text import clean
 from .base import Store
 from .location import store_at, store_path
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Session:
@@ -29,6 +32,9 @@ class Session:
         return list(messages_of(entries))
 
     def add_message(self, role: str, content: Any, **extra: Any) -> None:
+        if role not in ROLES:
+            raise ValueError(f"the role of a message must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, not {role!r}")
+        content = clean(content) if isinstance(content, str) else content
         self._unsaved.append(Noted({"role": role, "content": content, **extra}))
 
     def get_history(self, max_messages: int | None = None) -> list[Message]:
@@ -60,6 +66,9 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
 
     def get_or_create(self, key: str) -> Session:
+        if not key or not isinstance(key, str):
+            raise ValueError(f"the key of a session must be a text such as cli:direct, not {key!r}")
+        key = clean(key)
         if key not in self._sessions:
             self._sessions[key] = Session(key, self._store, self._owner)
         return self._sessions[key]

@@ -41,7 +41,7 @@ class ToolError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """A tool's result, where it is more than a text."""
+    """The result of a tool if it is more than a text."""
 
     text: str
     untrusted: bool = False  # the text comes from outside: it is data, never instructions
@@ -63,7 +63,7 @@ class Plan:
     url: str | None = None  # the address that is fetched
     unconfined: bool = False  # a command outside of any sandbox
     failure: Exception | None = None  # why no plan could be made; then nothing else here is known
-    steers: str = ""  # what it changes that later sessions are steered by, such as "the memory"
+    steers: str = ""  # what it changes that steers later sessions, such as "the memory"
 
 
 class Tool:

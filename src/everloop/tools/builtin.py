@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -67,6 +67,8 @@ def shell_settings(config: Config, exec_config: Any = None) -> ShellSettings:
         if unknown := sorted(set(exec_config) - known):
             raise ValueError(f"exec_config: unknown {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
         return replace(settings, **exec_config)
+    if isinstance(exec_config, str | int | float | Sequence):
+        raise TypeError(f"exec_config must be a mapping of settings of commands, not {type(exec_config).__name__}")
     given = {name: getattr(exec_config, name) for name in known if hasattr(exec_config, name)}
     return replace(settings, **given)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..cron.jobs import Job
     from ..cron.service import CronService
 
-SHORTEST_EVERY = 60  # seconds; each firing starts a turn, which costs tokens
+SHORTEST_EVERY = 60  # seconds: each firing starts a turn, which costs tokens
 SHOWN_OF_A_MESSAGE = 200  # characters in the list of jobs
 
 PARAMETERS = {

@@ -28,7 +28,7 @@ MEMORY_FOLDER = "memory"
 MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
 MAX_BYTES = 1024 * 1024
 MAX_COUNT = 20
-OWN_WORDS = 50  # most results that may come from the running turn itself
+OWN_WORDS = 50  # maximum results from the running turn itself
 LOCK_SECONDS = 10.0
 
 _BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")

@@ -111,7 +111,7 @@ class MessageTool(Tool):
 
 
 def _checked(path: str) -> str:
-    """The real path of a file that the call may read."""
+    """Return the real path of a file that the call may read."""
     with explained(path), reach().open(path) as opened:
         check_kind(os.fstat(opened.descriptor), path)
         return opened.real
@@ -122,14 +122,16 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class OutgoingFiles:
-    """A folder beside the workspace, with a folder for each file. All of it blocks: call it in a thread."""
+    """A folder next to the workspace, with a subfolder for each file. All methods block: call them in a thread."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "outgoing"
 
     def keep(self, key: str, name: str, data: bytes) -> str:
-        """Copy a file durably and return the path of the copy. A call that is run again has the same key, and keeps
-        the copy that it made first."""
+        """Copy a file durably, and return the path of the copy.
+
+        A call that is run again has the same key, and keeps the copy that it made first.
+        """
         name = re.sub(r"[/\\\x00-\x1f\x7f]+", "-", clean(name)).strip()[-100:]
         folder = self._folder / hashlib.sha256(key.encode()).hexdigest()[:32]
         place = folder / (name if name.strip(".") else "file")
@@ -146,7 +148,7 @@ class OutgoingFiles:
         return os.path.abspath(place)
 
     def read(self, path: str, most: int) -> bytes:
-        """The content of a copy: at most one byte more than `most`. Raises OSError for anything else."""
+        """Return the content of a copy: at most one byte more than `most`. Raises OSError for anything else."""
         place = Path(path)
         if place.parent.parent != Path(os.path.abspath(self._folder)) or place.parent.name == "..":
             raise FileNotFoundError(path)
@@ -161,7 +163,7 @@ class OutgoingFiles:
                 shutil.rmtree(place.parent, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what is too old to be sent."""
+        """Delete the copies that are too old to be sent."""
         with suppress(FileNotFoundError):
             for folder in list(self._folder.iterdir()):
                 with suppress(OSError):

@@ -39,7 +39,7 @@ MAX_SESSION_BYTES = 64 * 1024 * 1024  # per session
 MAX_SESSIONS = 200  # with saved texts; the least recently used are deleted first
 ADVICE = "Find the cause of the error, then try again with other arguments or in another way."
 _MAX_MESSAGE = 4_000
-_MAX_REPORT = 100_000  # characters of an object that is looked at for a failure
+_MAX_REPORT = 100_000  # characters of an object that is examined for a failure
 _MARK = "[untrusted data from "
 
 
@@ -49,7 +49,7 @@ class ToolResult:
 
     content: str
     status: Literal["ok", "error"] = "ok"
-    untrusted: bool = False  # it holds what came from outside, or from files of unknown origin
+    untrusted: bool = False  # it contains text from outside, or from files of unknown origin
     images: tuple[str, ...] = ()
     own_files: bool = False  # it is untrusted only because of files of unknown origin
 
@@ -70,7 +70,7 @@ class DirectCalls(Protocol):
     """Decides about the calls that code makes with `ToolRegistry.execute`, which no turn's review sees."""
 
     async def admit(self, call: Call, registry: ToolRegistry, outer: CallContext | None) -> CallContext:
-        """Return the context that the call runs in; raises what keeps it from running.
+        """Return the context in which the call runs; raises an error if it may not run.
 
         `outer` is the context of the tool call that makes it, if one does.
         """
@@ -201,7 +201,7 @@ class ToolRegistry:
 
     @property
     def described_outside(self) -> bool:
-        """Whether a model that is offered these tools reads text from outside."""
+        """Return whether a model that is offered these tools reads text from outside."""
         if self._described_outside is None:
             self._described_outside = any(registered.tool.described_outside for registered in self._tools.values())
         return self._described_outside
@@ -230,7 +230,7 @@ class ToolRegistry:
         have to be asked for is refused. A registry without an agent knows none of these: paths are relative to the
         current folder. Inside a tool call, the new call belongs to the same session and turn.
         """
-        given: Any = {} if arguments is None else arguments
+        name, given = str(name), cast(Any, {} if arguments is None else arguments)
         if not isinstance(given, dict | str):
             return _failure(f"{name} was not run: its arguments must be an object, not {type(given).__name__}").content
         outer = current.get(None)
@@ -244,8 +244,10 @@ class ToolRegistry:
         return (await self.run(call, context)).content
 
     async def admit(self, call: Call) -> CallContext:
-        """Return the context that a direct call of an agent's tool may run in; a `ToolError` if the policy does not
-        allow it, or the tool is not there."""
+        """Return the context in which a direct call of an agent's tool may run.
+
+        Raises a ToolError if the policy does not allow the call, or there is no such tool.
+        """
         if self._direct is None or call.name not in self._tools:
             raise ToolError(self._no_such_tool(call.name))
         return await self._direct.admit(call, self, None)
@@ -296,7 +298,7 @@ class ToolRegistry:
             return failure_of(name, error)
 
     async def _result(self, result: Any, tool: Tool, context: CallContext) -> ToolResult:
-        """A tool's result as the model gets it: within its budget, and marked when it came from outside."""
+        """Return a tool's result as the model gets it: within its budget, and marked if it came from outside."""
         output = result if isinstance(result, Output) else _output(result, tool)
         text = output.text if output.text.isascii() else clean(output.text)
         if len(text) > self.result_limit:
@@ -383,7 +385,7 @@ def _failure(message: str, limit: int = _MAX_MESSAGE, advice: str = ADVICE) -> T
 
 
 async def _explained(error: ToolError, name: str, context: CallContext) -> ToolResult:
-    """A failure in the tool's own words, marked where they quote something from outside."""
+    """Return the result of a failure in the tool's own words, marked if they quote text from outside."""
     advice = error.advice or ADVICE
     if error.untrusted:
         return replace(_failure(marked(str(error), name), advice=advice), untrusted=True)
@@ -419,10 +421,11 @@ async def _kept(text: str, name: str, context: CallContext) -> str:
 
 
 def _output(result: Any, tool: Tool) -> Output:
-    """A result as text, and whether it says of itself that the call failed.
+    """Return a result as text, and whether it reports that the call failed.
 
-    Only an object can say so: one that a tool returns, or the JSON of one from a tool that is not built in. The text of
-    a built-in tool is content (a file, a page, the output of a command): JSON in it says nothing about the call.
+    Only an object can report that: one that a tool returns, or the JSON of one from a tool that is not built in. The
+    text of a built-in tool is content (a file, a page, the output of a command), so JSON in it says nothing about the
+    call.
     """
     text = as_text(result)
     if isinstance(result, str) and (not text.lstrip().startswith("{") or _is_builtin(tool)):
@@ -433,7 +436,7 @@ def _output(result: Any, tool: Tool) -> Output:
 
 
 def _object(text: str) -> Any:
-    """The object that a text is the JSON of; None if it is something else."""
+    """Return the object whose JSON a text is; None if it is something else."""
     text = text.strip()
     if not text.startswith("{") or not text.endswith("}") or len(text) > _MAX_REPORT:
         return None
@@ -444,15 +447,15 @@ def _object(text: str) -> Any:
 
 
 def _is_builtin(tool: Tool) -> bool:
-    """Whether a tool is part of this package."""
+    """Return whether a tool is part of this package."""
     code = getattr(tool, "function", type(tool))
     return str(getattr(code, "__module__", "")).startswith(f"{__name__.partition('.')[0]}.")
 
 
 def reports_failure(result: object) -> bool:
-    """Whether an object says of itself that something failed, by one of the usual keys.
+    """Return whether an object reports a failure by one of the usual keys.
 
-    `success` or `ok` decides if it is a boolean, then `status`; an `error` counts only where nothing else is given.
+    `success` or `ok` decides if it is a boolean, then `status`; an `error` counts only if neither is given.
     """
     if not isinstance(result, Mapping):
         return False

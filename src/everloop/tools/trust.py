@@ -1,7 +1,7 @@
-"""Which results are untrusted: text from outside, and files that the agent did not itself write in a clean session.
+"""Decide which results are untrusted: text from outside, and files that the agent did not write in a clean session.
 
-Files are known by the SHA-256 of their whole content, so a copy or a move changes nothing. A content that was never
-marked is unknown, and an unknown content is untrusted.
+Files are identified by the SHA-256 of their whole content, so copying or moving them changes nothing. Content that was
+never marked is unknown, and unknown content is untrusted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MAX_NAME_FOREIGN = 8  # characters beyond ASCII: in some scripts a dozen of the
 _WORD = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{2,}")
 _ENDING = re.compile(r"(?<=.)\.[A-Za-z0-9]{1,5}\Z")
 
-_MAX_WALKED = 20_000  # files and folders of a workspace that are looked at after a command
+_MAX_WALKED = 20_000  # files and folders of a workspace that are examined after a command
 _MAX_CHANGED = 5_000
 _MAX_HASHED = 64 * 1024 * 1024  # bytes
 _CLOCK_SLACK = 1_000_000_000  # nanoseconds: file systems stamp changes with a coarse clock
 
 
 class Mark(NamedTuple):
-    """A file content that the agent writes."""
+    """File content that the agent writes."""
 
     digest: str
     tainted: bool  # untrusted text had been read before
@@ -44,20 +44,20 @@ class Marks(Protocol):
     """Remembers the file contents that the agent wrote."""
 
     async def add(self, owner: str, marks: Sequence[Mark]) -> None:
-        """Record contents. One that was once written in a clean session stays clean."""
+        """Record contents. Content that was once written in a clean session stays clean."""
         ...
 
     async def tainted(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
-        """Whether each of these contents is tainted; those that the agent never wrote are left out."""
+        """Return whether each of these contents is tainted; those that the agent never wrote are left out."""
         ...
 
     async def tainted_paths(self, owner: str) -> list[str]:
-        """Where tainted contents were written."""
+        """Return the paths to which tainted contents were written."""
         ...
 
 
 async def trust_of(contents: Sequence[str], context: CallContext) -> Trust:
-    """How far file contents can be trusted, by the setting `taint`: as far as the worst of them."""
+    """Return how far file contents can be trusted under the setting `taint`: as far as the least trusted of them."""
     wanted = {content for content in contents if content != EMPTY}
     if not wanted or context.taint is False:
         return "clean"
@@ -69,8 +69,10 @@ async def trust_of(contents: Sequence[str], context: CallContext) -> Trust:
 
 
 async def mark_written(digest: str, path: str, context: CallContext, old: str = EMPTY) -> None:
-    """Record a content before it is written. It is clean if the session is, and the `old` content that it was made
-    from. With `taint = "outside"` only tainted contents are recorded: files that were not looked at prove nothing."""
+    """Record content before it is written. It is clean if the session and the `old` content it is based on are clean.
+
+    With `taint = "outside"`, only tainted contents are recorded: unknown files prove nothing.
+    """
     if context.taint is False or context.marks is None:
         return
     trust: Trust = "tainted" if context.tainted else await trust_of((old,), context)
@@ -79,7 +81,7 @@ async def mark_written(digest: str, path: str, context: CallContext, old: str = 
 
 
 async def may_hold_tainted(context: CallContext) -> list[str]:
-    """Paths in the workspace where tainted contents were written; they may be gone by now."""
+    """Return the paths in the workspace to which tainted contents were written; they may no longer exist."""
     if context.marks is None:
         return []
     root = str(context.real_workspace or context.workspace)
@@ -88,12 +90,12 @@ async def may_hold_tainted(context: CallContext) -> list[str]:
 
 
 def any_exists(paths: Iterable[str]) -> bool:
-    """Whether one of these files is there. Call it in a thread."""
+    """Return whether one of these files exists. Call it in a thread."""
     return any(map(os.path.lexists, paths))
 
 
 def digest_of(descriptor: int, most: int) -> str:
-    """The SHA-256 of an open file's whole content; UNKNOWN for one that is longer. Call it in a thread."""
+    """Return the SHA-256 of an open file's whole content; UNKNOWN if the file is too long. Call it in a thread."""
     digest, place = hashlib.sha256(), 0
     while chunk := os.pread(descriptor, 1 << 20, place):
         place += len(chunk)
@@ -104,8 +106,11 @@ def digest_of(descriptor: int, most: int) -> str:
 
 
 def is_telling(path: str) -> bool:
-    """Whether a path could carry instructions: one of its names is longer than 32 characters, has more than three words
-    besides its ending, or has spaces or other characters that names of source files have not."""
+    """Return whether a path could carry instructions.
+
+    One of its names is longer than 32 characters, has more than three words besides its extension, or has spaces or
+    other characters that names of source files do not have.
+    """
     return any(_tells(name) for name in path.split("/") if name)
 
 
@@ -118,12 +123,12 @@ def _tells(name: str) -> bool:
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
-    """The `contents` of a result that shows these names."""
+    """Return the `contents` of a result that shows these names."""
     return (UNKNOWN,) if any(map(is_telling, names)) else ()
 
 
 def changed_files(folder: str, since: int) -> list[Mark]:
-    """Tainted marks for the files below that changed since a moment in nanoseconds, as far as the limits go.
+    """Return tainted marks for the files below that changed since a time in nanoseconds, up to the limits.
 
     Call it in a thread.
     """
@@ -148,7 +153,7 @@ def changed_files(folder: str, since: int) -> list[Mark]:
 
 
 def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The files below a folder that no link leads to, `.git` left out."""
+    """Yield the files below a folder that can be reached without links, except for `.git`."""
     folders, walked = [folder], 0
     while folders:
         try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from everloop.providers.anthropic.answer import MessageAnswer
 from everloop.providers.base import LLMResponse, ProviderError
-from everloop.providers.http import EventReader, Patience, Timeouts
+from everloop.providers.http import EventReader, StreamTimer, Timeouts
 
 from .streams import begin, end, event, piece, sse, text
 
@@ -34,7 +34,7 @@ GOOD = sse(
 
 def read(blocks: list[bytes]) -> LLMResponse:
     """Return what the reader makes of a stream that arrives in these blocks."""
-    answer, events = MessageAnswer(1000, "somewhere", {}), EventReader(100_000, Patience(Timeouts(), 0.0))
+    answer, events = MessageAnswer(1000, "somewhere", {}), EventReader(100_000, StreamTimer(Timeouts(), 0.0))
     for block in filter(None, blocks):
         for payload in events.read(deque([block]), 0.0):
             if not answer.over():
@@ -123,7 +123,7 @@ def test_any_text_arrives_as_it_was_sent(size, words):
 
 
 @pytest.mark.parametrize("field", ["index", "delta", "content_block", "message", "usage"])
-def test_a_missing_field_is_no_error(field):
+def test_a_missing_field_is_not_an_error(field):
     def without(line: bytes) -> bytes:
         if not line.startswith(b"data: "):
             return line

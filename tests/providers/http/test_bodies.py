@@ -121,7 +121,7 @@ REFUSED = b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\n\r\nlarge"
         (b"HTTP/1.1 413 Too Large\r\nContent-Length: 900\r\n\r\n", True),
     ],
 )
-async def test_a_server_that_refuses_a_large_request_before_reading_it_is_heard(monkeypatch, reply, hangs_up):
+async def test_a_refusal_sent_before_the_request_was_read_is_reported(monkeypatch, reply, hangs_up):
     monkeypatch.setattr(http, "ERROR_SECONDS", 0.2)
 
     async def early(peer: Peer) -> None:
@@ -138,7 +138,7 @@ async def test_a_server_that_refuses_a_large_request_before_reading_it_is_heard(
     assert not caught.value.retryable
 
 
-async def test_a_server_that_stops_reading_our_request_is_given_up():
+async def test_a_server_that_stops_reading_the_request_is_abandoned():
     async def deaf(peer: Peer) -> None:
         await peer.head()
         await asyncio.sleep(60)
@@ -166,7 +166,7 @@ async def test_a_server_that_stops_reading_our_request_is_given_up():
     ],
     ids=["headers", "one header", "reason", "interim", "trailers", "one trailer", "extension"],
 )
-async def test_endless_headers_are_given_up_soon(start, rest):
+async def test_endless_headers_are_abandoned_soon(start, rest):
     sent = 0
 
     async def flood(peer: Peer) -> None:

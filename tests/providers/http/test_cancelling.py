@@ -37,7 +37,7 @@ def stuck() -> Iterator[int]:
     yield from stuck_listener()
 
 
-async def test_a_connection_that_is_never_established_is_given_up_and_can_be_cancelled(stuck):
+async def test_connecting_times_out_and_can_be_cancelled(stuck):
     async with client(f"http://127.0.0.1:{stuck}", timeouts=Timeouts(connect=0.1)) as provider:
         assert "no connection within 0.1 s" in str(await failure(provider))
     async with client(f"http://127.0.0.1:{stuck}") as provider:

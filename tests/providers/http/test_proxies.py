@@ -111,10 +111,10 @@ async def test_a_plain_server_is_requested_with_the_full_url_through_a_proxy(mon
     assert f"Authorization: Basic {base64.b64encode(b'name:pass').decode()}" in lines
 
 
-async def test_a_proxy_that_is_no_url_is_a_clear_error_without_its_password(monkeypatch):
+async def test_a_proxy_that_is_not_a_url_is_a_clear_error_without_its_password(monkeypatch):
     monkeypatch.setenv("https_proxy", "http://user:password@host:99999")
     async with client("https://model.example") as provider:
         error = await failure(provider)
-    assert "the proxy for https://model.example (HTTPS_PROXY, …) is no URL" in str(error)
+    assert "the proxy for https://model.example (HTTPS_PROXY, …) is not a valid URL" in str(error)
     assert "password" not in str(error)
     assert not error.retryable

@@ -292,7 +292,7 @@ async def test_a_session_with_many_requests_does_not_keep_another_waiting():
         assert ended.index("one") <= 1
 
 
-async def test_two_sessions_are_answered_side_by_side():
+async def test_two_sessions_are_answered_concurrently():
     async with engine(slots=2) as made:
         one, two = Stream(made, {**LONG, "max_tokens": 60}, "one"), Stream(made, {**LONG, "max_tokens": 60}, "two")
         await asyncio.gather(one.task, two.task)

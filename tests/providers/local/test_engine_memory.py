@@ -191,7 +191,7 @@ def test_with_too_little_memory_the_error_names_the_need_and_a_window_that_fits(
     "data",
     [b"", b"GGUF", b"ELF!" + bytes(100), b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), b"GGUF" + bytes(40)],
 )
-def test_a_file_that_is_no_model_is_one_line(tmp_path, data):
+def test_a_file_that_is_not_a_model_is_a_one_line_error(tmp_path, data):
     path = tmp_path / "a.gguf"
     path.write_bytes(data)
     with pytest.raises(EverloopError) as caught:
@@ -208,12 +208,12 @@ def test_a_header_with_false_lengths_is_not_believed(tmp_path, length):
         read_head(path)
 
 
-def test_a_missing_file_is_one_line(tmp_path):
+def test_a_missing_file_is_a_one_line_error(tmp_path):
     with pytest.raises(EverloopError):
         read_head(tmp_path / "none.gguf")
 
 
-def test_a_header_with_nonsensical_numbers_is_no_crash(tmp_path):
+def test_a_header_with_nonsensical_numbers_is_an_error(tmp_path):
     for pairs in ("two", [2, 2]):
         odd = gguf(tmp_path / "a.gguf", **{**FACTS, "qwen2__attention__head_count_kv": pairs})
         assert needs(odd, 1_000, 2).total > 0

@@ -262,7 +262,7 @@ def _error_of(env: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-async def test_without_llama_cpp_the_error_is_the_one_thing_to_do(tmp_path):
+async def test_without_llama_cpp_the_error_says_what_to_do(tmp_path):
     error = _error_of(_without_llama(tmp_path))
     assert 'pip install "everloop[local]"' in error["error"]
     assert not error["retryable"]

@@ -22,7 +22,7 @@ def _found() -> None:
     weights(TINY)  # before there is an event loop to be blocked
 
 
-async def test_it_reports_loading_while_the_model_loads() -> None:
+async def test_the_provider_reports_that_the_model_is_loading() -> None:
     found = threading.Event()
 
     def slowly() -> Path:
@@ -42,7 +42,7 @@ async def test_it_reports_loading_while_the_model_loads() -> None:
     await provider.close()
 
 
-async def test_a_truncated_file_of_the_persons_own_is_one_line_with_advice(tmp_path: Path) -> None:
+async def test_a_users_truncated_file_is_a_one_line_error_with_advice(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     await asyncio.to_thread(lambda: cut.write_bytes(weights(TINY).read_bytes()[:20_000_000]))
     engine = Engine(Settings(cut, window=512, slots=1))
@@ -53,7 +53,7 @@ async def test_a_truncated_file_of_the_persons_own_is_one_line_with_advice(tmp_p
     assert "get it again" in str(caught.value)
 
 
-async def test_at_a_terminal_the_spinner_shows_it() -> None:
+async def test_the_spinner_of_a_terminal_shows_that_the_model_is_loading() -> None:
     async with terminal("chat", "--provider", "local", "--model", str(weights(TINY))) as screen:
         await screen.sees("/help shows")
         screen.type("hello\r")

@@ -117,7 +117,7 @@ async def test_a_model_other_than_the_loaded_one_is_refused():
         assert not caught.value.retryable
 
 
-async def test_pictures_are_left_out_and_their_text_is_read():
+async def test_pictures_are_omitted_and_the_text_is_kept():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     content = [picture, {"type": "text", "text": "Hello!"}]
     async with provider() as made:
@@ -163,7 +163,7 @@ class Shouting:
         return LLMResponse((whole.content or "").upper(), usage=whole.usage)
 
 
-async def test_a_shaping_decides_what_is_asked_and_shown_and_may_ask_again():
+async def test_a_shaping_decides_what_is_sent_and_shown_and_may_retry():
     shaping = Shouting()
     async with provider(shaping) as made:
         pieces = [piece async for piece in made.stream(HELLO)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everloop.cli.setup import ProgressBar
-from everloop.providers.local.catalogue import BETTER, CATALOGUE, DEFAULT, role
+from everloop.providers.local.catalogue import CATALOGUE, DEFAULT, LARGER, role
 from everloop.providers.local.progress import Progress
 from tests.support.commands import Done, environment, everloop, finished, start, terminal, until
 from tests.support.places import DOCS
@@ -70,7 +70,7 @@ async def test_the_list_has_every_model_with_its_size_and_licence_and_marks_the_
     lines = (await everloop("model", "list")).lines[1:]
     assert [line.split()[0] for line in lines] == list(CATALOGUE)
     assert all("Apache-2.0" in line and " MB " in line for line in lines)
-    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, BETTER]
+    assert [line.split()[0] for line in lines if "default" in line] == [DEFAULT, LARGER]
 
 
 def test_the_docs_page_lists_every_model_of_the_catalogue():
@@ -81,7 +81,7 @@ def test_the_docs_page_lists_every_model_of_the_catalogue():
         assert row in page, f"docs/local-model.md must have: {row}"
 
 
-async def test_a_list_or_a_path_needs_no_network(server):
+async def test_listing_models_and_showing_a_path_need_no_network(server):
     await model("list")
     await model("list", "--check")
     await model("path", "tiny")
@@ -103,7 +103,7 @@ async def test_a_check_reads_the_files_again_and_pulls_a_damaged_one_again(serve
     assert path.read_bytes() == BYTES
 
 
-async def test_a_part_is_listed_as_one_and_removed(server):
+async def test_a_partial_download_is_listed_as_such_and_removed(server):
     server.gives(HUB, Answer(BYTES, cut=200_000), Answer(status=404))
     failed = await model("pull", "tiny")
     assert (failed.status, failed.out) == (2, "")

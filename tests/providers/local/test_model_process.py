@@ -105,14 +105,14 @@ async def test_a_request_that_cannot_be_sent_is_forgotten_and_the_child_does_not
 
 
 async def test_a_child_that_ends_by_itself_is_not_killed_and_its_end_is_reported_truly(monkeypatch):
-    monkeypatch.setattr(process_module, "GOODBYE", 20.0)
+    monkeypatch.setattr(process_module, "EXIT_SECONDS", 20.0)
     async with child_that("import os, time; os.close(1); time.sleep(0.3); os._exit(7)") as child:
         with pytest.raises(ProviderError, match="status 7"):
             await asyncio.wait_for(child.begin({"prompt": "hello"}, None).ended, 30)
 
 
 async def test_a_child_that_falls_silent_and_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(process_module, "GOODBYE", 0.2)
+    monkeypatch.setattr(process_module, "EXIT_SECONDS", 0.2)
     async with child_that("import os, time; os.close(1); time.sleep(600)") as child:
         with pytest.raises(ProviderError, match="signal 9"):
             await asyncio.wait_for(child.begin({"prompt": "hello"}, None).ended, 30)
@@ -120,7 +120,7 @@ async def test_a_child_that_falls_silent_and_does_not_end_is_killed(monkeypatch)
 
 async def test_a_child_that_hangs_while_loading_is_ended_and_the_request_fails(monkeypatch):
     begun = start_instead(SILENT, monkeypatch)
-    monkeypatch.setattr(process_module, "LOADED", 0.2)
+    monkeypatch.setattr(process_module, "LOAD_SECONDS", 0.2)
     with pytest.raises(ProviderError, match="not loaded") as caught:
         await asyncio.wait_for(ModelProcess.start(LOADING), 20)
     assert caught.value.retryable

@@ -39,11 +39,11 @@ def test_a_file_is_read_before_it_is_changed_and_changed_once_it_was_read(reques
 
 
 @pytest.mark.parametrize("request_", ["what should I fix according to pond.ini?", "which depth is set in pond.ini?"])
-def test_a_question_about_a_file_never_ends_in_a_forced_change(request_: str) -> None:
+def test_a_question_about_a_file_never_forces_a_change(request_: str) -> None:
     assert may_be_words(asked(request_, *made("read_file", numbered("depth = 3"), path="pond.ini")))
 
 
-def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_request() -> None:
+def test_a_phrase_in_several_places_is_replaced_everywhere_by_words_of_the_request() -> None:
     line = call_line(asked("change every pike to eel in fish.csv"), "edit_file")
     assert '"\\"pike\\""' in line
     assert '\\"replace_all\\": " "true"' in line
@@ -59,7 +59,7 @@ def test_what_stands_in_several_places_is_replaced_in_all_by_words_of_the_reques
     assert '"\\"eel\\""' not in call_line(after, "edit_file").partition("new_text")[0]
 
 
-def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> None:
+def test_after_a_failed_edit_and_a_read_another_edit_follows() -> None:
     error = '{"status":"error","message":"old_text does not stand in pond.ini."}'
     wrong = assistant_message(None, [("c0", "edit_file", {"path": "pond.ini", "old_text": "a", "new_text": "b"})])
     look = made("read_file", numbered("depth = 3"), path="pond.ini")
@@ -68,7 +68,7 @@ def test_an_edit_that_did_not_fit_and_a_look_are_followed_by_another_edit() -> N
     assert "edit_file" in offered(request)
 
 
-def test_a_line_keeps_its_indent_its_key_and_its_comma() -> None:
+def test_a_replaced_line_keeps_its_indent_key_and_comma() -> None:
     result = numbered('{\n  "depth": 3,\n  "fish": 9\n}')
     line = call_line(
         asked("set the depth to 4 in pond.json", *made("read_file", result, path="pond.json")), "edit_file"
@@ -76,20 +76,20 @@ def test_a_line_keeps_its_indent_its_key_and_its_comma() -> None:
     assert r'"\"  \\\"depth\\\": " rest ",\""' in line
 
 
-def test_what_an_edit_replaces_may_stand_far_down_in_a_long_file() -> None:
+def test_an_edit_can_replace_a_line_far_down_in_a_long_file() -> None:
     result = numbered("\n".join(f"key{number} = {number}" for number in range(900)))
     line = call_line(asked("set key733 to 5 in pond.ini", *made("read_file", result, path="pond.ini")), "edit_file")
     assert '\\"key733 = 733\\"' in line
 
 
-def test_what_grep_has_found_can_be_edited() -> None:
+def test_a_line_found_by_grep_can_be_edited() -> None:
     found = made("grep", "pond/deep.ini:3:depth = 60", pattern="depth")
     line = call_line(asked("find out where the depth is set and change it to 80", *found), "edit_file")
     assert '\\"depth = 60\\"' in line
     assert '\\"pond/deep.ini\\"' in line
 
 
-def test_a_new_file_is_called_as_it_was_named() -> None:
+def test_a_new_file_gets_the_name_in_the_request() -> None:
     assert '", \\"path\\": " ("\\"a.txt\\"")' in call_line(asked("create a.txt containing abc"), "write_file")
     inside = call_line(asked("make a folder nets with a file one.md in it, text: red"), "write_file")
     assert '"\\"nets/one.md\\""' in inside
@@ -98,7 +98,7 @@ def test_a_new_file_is_called_as_it_was_named() -> None:
     assert "fish.csv" not in line
 
 
-def test_a_word_of_the_request_is_no_place_to_search_and_a_file_that_is_named_is() -> None:
+def test_only_named_files_are_places_to_search_and_not_any_word() -> None:
     assert "Petra" not in call_line(asked("where do I mention Petra?"), "grep")
     only = call_line(asked("is Petra in crew.txt?"), "grep")
     assert only.count('\\"pattern\\"') == only.count('\\"path\\"') == 1
@@ -106,37 +106,37 @@ def test_a_word_of_the_request_is_no_place_to_search_and_a_file_that_is_named_is
     assert '"\\"nets\\""' in call_line(asked("search for Petra in the nets folder"), "grep")
 
 
-def test_a_file_is_no_folder_to_list_and_names_of_files_are_no_regular_expressions() -> None:
+def test_files_are_not_listed_as_folders_and_their_names_are_not_patterns() -> None:
     assert "moss.txt" not in call_line(asked("is there a moss.txt here?"), "list_dir")
     assert "glob" in call_line(asked("find all python files"), "find_files")
     assert "$" in next(line for line in asked("ls")["grammar"].splitlines() if line.startswith("glob"))
 
 
-def test_what_is_counted_in_a_file_is_counted_by_a_command() -> None:
+def test_lines_of_a_file_are_counted_by_a_command() -> None:
     assert not offered(asked("how many names are in crew.txt?")) & {"list_dir", "grep", "write_file"}
     assert "exec" in offered(asked("how many names are in crew.txt?"))
 
 
 @pytest.mark.parametrize("request_", ["how many moons has Mars?", "I am tired today", "any idea what I could cook?"])
-def test_where_nothing_was_said_of_work_nothing_can_be_done(request_: str) -> None:
+def test_a_request_without_a_task_allows_no_changes(request_: str) -> None:
     request = asked(request_)
     assert may_be_words(request)
     assert not offered(request) & {"exec", "write_file", "edit_file", "cron", "remember"}
 
 
-def test_a_number_that_stands_in_no_file_is_answered_with_words() -> None:
+def test_a_calculation_is_answered_in_words() -> None:
     assert not may_be_call(asked("how many planets are in the solar system?"))
     assert not may_be_call(asked("Wie viele Tage hat ein Jahr?"))
     for text in ("how many files are in nets?", "how many things are in nets?", "how many nets do I have here?"):
         assert may_be_call(asked(text))
 
 
-def test_what_was_told_some_time_ago_is_looked_for_in_the_past_alone() -> None:
+def test_something_told_earlier_is_searched_only_in_the_past() -> None:
     assert offered(asked("what was the name of my landlord again? I told you last week")) == {"memory_search"}
     assert "read_file" in offered(asked("show me again what is in moss.txt"))
 
 
-def test_a_question_about_the_person_is_answered_from_what_was_just_said_or_is_remembered() -> None:
+def test_a_question_about_the_person_is_answered_from_the_conversation_or_the_memory() -> None:
     earlier = [user_message("remember that my cat is called Miso"), assistant_message("I will remember that.")]
     request = shaped(said(*earlier, user_message("what is my cat called?")))
     assert is_talk(request)
@@ -174,9 +174,7 @@ def test_an_english_request_has_no_examples_in_other_languages_and_a_german_one_
         ("把 herd.txt 里的 Elbe改成Oder", "Elbe", ('"\\"" (', '"Oder"')),
     ],
 )
-def test_of_a_line_only_the_words_that_are_replaced_are_left_to_choose(
-    request_: str, line: str, parts: tuple[str, str]
-) -> None:
+def test_only_the_replaced_words_of_a_line_are_free(request_: str, line: str, parts: tuple[str, str]) -> None:
     look = made("read_file", numbered(f"other\n{line}\nlast"), path="herd.txt")
     rule = call_line(asked(request_, *look), "edit_file")
     assert all(part in rule for part in parts)
@@ -184,7 +182,7 @@ def test_of_a_line_only_the_words_that_are_replaced_are_left_to_choose(
     assert "other" not in rule
 
 
-def test_a_line_whose_old_words_were_not_named_is_written_anew() -> None:
+def test_a_line_whose_old_words_were_not_named_is_rewritten() -> None:
     look = made("read_file", numbered("<title>Home</title>\nlast"), path="page.html")
     assert "rest" in call_line(asked("make the title of page.html Welcome", *look), "edit_file")
     look = made("read_file", numbered("<p>\n  title page\n</p>"), path="page.html")
@@ -210,18 +208,18 @@ def test_lines_that_begin_alike_can_all_be_edited() -> None:
         ("every day at 12 am remind me to sleep", '"0" " " "0" " " field " " field " " field'),
     ],
 )
-def test_a_day_of_the_week_and_a_time_of_day_that_are_named_are_those_that_are_set(request_: str, fields: str) -> None:
+def test_a_named_weekday_and_time_are_the_ones_that_are_set(request_: str, fields: str) -> None:
     assert fields in call_line(asked(request_), "cron")
 
 
 @pytest.mark.parametrize(
     "request_", ["every 2 hours remind me to swim", "remind me daily at 9:00 and at 17:30 to swim"]
 )
-def test_where_no_one_time_is_named_any_can_be_set(request_: str) -> None:
+def test_without_exactly_one_named_time_any_can_be_set(request_: str) -> None:
     assert '"cron\\": " filled' in call_line(asked(request_), "cron")
 
 
-def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:
+def test_adding_to_a_file_never_replaces_it() -> None:
     for text in (
         "add Hazel to herd.txt",
         "write Hazel under the others in herd.txt",
@@ -231,7 +229,7 @@ def test_what_is_added_to_a_file_never_takes_the_place_of_the_file() -> None:
         assert "exec" in offered(asked(text))
 
 
-def test_what_was_looked_into_needs_no_list_of_the_folder() -> None:
+def test_after_a_file_was_read_the_folder_is_not_listed() -> None:
     look = made("read_file", numbered("green"), path="moss.txt")
     assert "list_dir" not in offered(asked("cat moss.txt", *look))
 
@@ -245,11 +243,11 @@ def test_what_was_looked_into_needs_no_list_of_the_folder() -> None:
         ("create .env containing A=1", ".env"),
     ],
 )
-def test_names_have_letters_of_their_language_and_more_than_one_ending(request_: str, path: str) -> None:
+def test_names_may_have_letters_of_any_language_and_several_extensions(request_: str, path: str) -> None:
     assert f'", \\"path\\": " ("\\"{path}\\"")' in call_line(asked(request_), "write_file")
 
 
-def test_a_name_that_cannot_be_told_from_its_neighbours_is_left_to_the_model() -> None:
+def test_a_name_without_clear_boundaries_is_left_to_the_model() -> None:
     assert '\\"path\\": " filled' in call_line(asked("创建文件笔记.txt,内容是 hello"), "write_file")
 
 
@@ -266,7 +264,7 @@ def test_a_name_that_cannot_be_told_from_its_neighbours_is_left_to_the_model() -
         ("x" * 50_000, "x"),
     ],
 )
-def test_nothing_that_is_said_or_read_takes_long_to_be_shaped(request_: str, result: str) -> None:
+def test_any_text_is_shaped_quickly(request_: str, result: str) -> None:
     began = time.process_time()
     asked(request_, *made("read_file", result, path="a.txt"))
     assert time.process_time() - began < 2
@@ -280,12 +278,12 @@ def test_a_reminder_has_a_time_that_the_scheduler_can_read() -> None:
     assert "filled" not in at.partition("tomorrow")[0]
 
 
-def test_a_reminder_that_could_not_be_set_is_tried_again_and_not_confirmed() -> None:
+def test_a_reminder_that_failed_is_retried_and_not_confirmed() -> None:
     add = made("cron", '{"status": "error", "message": "no time"}', action="add", message="mum", at="soon")
     assert not may_be_words(shaped(said(user_message("remind me in a minute to call mum"), *add)))
 
 
-def test_what_comes_every_day_at_a_time_cannot_be_set_for_once() -> None:
+def test_a_daily_reminder_cannot_be_set_as_a_single_one() -> None:
     line = call_line(asked("remind me every day at 7:30 to take my pills"), "cron")
     assert '\\"cron\\": ' in line
     assert '\\"at\\": ' not in line

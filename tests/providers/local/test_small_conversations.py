@@ -15,8 +15,8 @@ from everloop.providers.base import LLMResponse
 from everloop.providers.local.small.answers import leaked_text, uses_unknown_file
 from everloop.providers.local.small.conversation import Turn
 from everloop.providers.local.small.examples import EXAMPLES
-from everloop.providers.local.small.language import Request, paths_in
-from everloop.tools.narrow import NARROW, command_of, narrowed
+from everloop.providers.local.small.language import Request, paths_in, words
+from everloop.tools.simple_tools import SIMPLE_TOOLS, simplify_call, to_command
 
 from .test_small import SHAPING, answered, asked, is_talk, made, may_be_words, offered, read, said, shaped
 
@@ -54,8 +54,8 @@ def retried(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "_step": replace(request["_step"], retried=True)}
 
 
-def narrow_tools(request: dict[str, Any]) -> set[str]:
-    return {name for name in NARROW if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
+def simple_tools(request: dict[str, Any]) -> set[str]:
+    return {name for name in SIMPLE_TOOLS if f' ::= "\\"{name}\\""' in request.get("grammar", "")}
 
 
 # ---------------------------------------------------------------------------------------------- what is meant
@@ -64,9 +64,9 @@ def narrow_tools(request: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize(
     "request_", ["add a hook to the list", "put a hook on it too", "and a hook", "Füge Haken hinzu"]
 )
-def test_what_is_added_goes_to_the_file_that_was_touched_last_and_to_no_other(request_: str) -> None:
+def test_an_addition_goes_to_the_file_touched_last_and_to_no_other(request_: str) -> None:
     request = then(LIST, request_)
-    assert narrow_tools(request) == {"append"}
+    assert simple_tools(request) == {"append"}
     assert offered(request) == set()
     assert not may_be_words(request)
     assert '"path\\": " ("\\"net.md\\"")' in request["grammar"]
@@ -82,13 +82,11 @@ def test_what_is_added_goes_to_the_file_that_was_touched_last_and_to_no_other(re
         ("sorry, I meant wire", "net.md"),
     ],
 )
-def test_a_file_that_is_asked_about_or_corrected_is_read_first_without_asking_the_model(
-    request_: str, path: str
-) -> None:
+def test_a_file_in_question_is_read_first_without_asking_the_model(request_: str, path: str) -> None:
     assert sure_call(then(LIST, request_)) == ("read_file", {"path": path})
 
 
-def test_a_correction_without_any_name_changes_the_line_that_was_changed_last() -> None:
+def test_a_correction_without_a_name_changes_the_line_changed_last() -> None:
     edit = {"path": "net.md", "old_text": "lead", "new_text": "tin"}
     history = [*LIST, *turn("make lead tin", "edit_file", "Edited net.md in line 2.", **edit)]
     look = made("read_file", "     1\tcork\n     2\ttin", path="net.md")
@@ -106,7 +104,7 @@ def test_a_correction_without_any_name_changes_the_line_that_was_changed_last() 
         ("what does the fish table say?", "fish.csv"),
     ],
 )
-def test_a_file_can_be_described(request_: str, path: str) -> None:
+def test_a_file_can_be_referred_to_by_a_description(request_: str, path: str) -> None:
     assert sure_call(then(TWO, request_)) == ("read_file", {"path": path})
 
 
@@ -119,34 +117,34 @@ def test_a_file_can_be_described(request_: str, path: str) -> None:
         ("delete it", "delete", "lake_new.txt"),
     ],
 )
-def test_only_the_tool_and_the_file_that_are_meant_can_be_chosen(request_: str, tool: str, path: str) -> None:
+def test_only_the_intended_tool_and_file_can_be_chosen(request_: str, tool: str, path: str) -> None:
     request = then(TWO, request_)
-    assert narrow_tools(request) == {tool}
+    assert simple_tools(request) == {tool}
     assert f'"path\\": " ("\\"{path}\\"")' in request["grammar"]
 
 
-def test_the_copy_and_the_original_are_known_apart() -> None:
+def test_the_copy_and_the_original_are_distinguished() -> None:
     history = [*TWO, *turn("copy it to pond.txt", "exec", "(no output)", command="cp lake_new.txt pond.txt")]
     assert '("\\"pond.txt\\"")' in then(history, "delete the copy")["grammar"]
     assert '("\\"lake_new.txt\\"")' in then(history, "delete the original")["grammar"]
 
 
-def test_a_line_is_removed_and_not_the_file_where_what_is_named_stands_in_it() -> None:
-    assert narrow_tools(then(LIST, "we have lead, remove it")) == {"remove_line"}
+def test_a_named_line_is_removed_and_not_its_file() -> None:
+    assert simple_tools(then(LIST, "we have lead, remove it")) == {"remove_line"}
     gone = then([*LIST[:-1], assistant_message("x")], "delete the file")
-    assert narrow_tools(gone) == {"delete"}
+    assert simple_tools(gone) == {"delete"}
     unread = turn("how many lines has crew.txt?", "exec", "4", command="wc -l < crew.txt")
     assert sure_call(then(unread, "remove Boris")) == ("read_file", {"path": "crew.txt"})
 
 
-def test_where_another_file_may_be_meant_the_folder_is_looked_at_first() -> None:
+def test_if_another_file_may_be_meant_the_folder_is_listed_first() -> None:
     assert sure_call(then(LIST, "add a hook to the wishes")) == ("list_dir", {"path": "."})
     listed = made("list_dir", "net.md  9 B\nwishes.txt  3 B", path=".")
     assert '("\\"wishes.txt\\"")' in then(LIST, "add a hook to the wishes", *listed)["grammar"]
     assert sure_call(asked("delete the draft")) == ("list_dir", {"path": "."})
 
 
-def test_a_script_that_was_just_written_is_run_and_what_it_printed_is_said() -> None:
+def test_a_script_that_was_just_written_is_run_and_its_output_reported() -> None:
     history = turn(
         "create hi.py that prints ahoy", "write_file", "Created hi.py.", path="hi.py", content="print('ahoy')"
     )
@@ -155,7 +153,7 @@ def test_a_script_that_was_just_written_is_run_and_what_it_printed_is_said() -> 
     assert ran["certain"].content == "It printed: ahoy"
 
 
-def test_what_was_just_said_is_saved_word_for_word_and_of_code_only_the_code() -> None:
+def test_the_last_answer_is_saved_verbatim_and_only_the_code_of_it_for_code() -> None:
     poem = [user_message("a poem please"), assistant_message("The pond is still,\nthe reed is tall.")]
     name, arguments = sure_call(then(poem, "save it to pond.txt"))
     assert (name, arguments["content"]) == ("write_file", "The pond is still,\nthe reed is tall.\n")
@@ -181,25 +179,45 @@ def test_code_for_a_file_is_written_by_the_plain_model_and_saved_with_its_line_b
     assert step.tool_calls == []
 
 
-def test_what_is_to_be_written_is_not_the_last_answer_where_that_is_not_meant() -> None:
+def test_the_last_answer_is_not_saved_unless_it_is_meant() -> None:
     talk = [user_message("I am tired"), assistant_message("Sleep well.")]
     request = then(talk, "please write into diary.txt that I am tired")
     assert "certain" not in request
 
 
 @pytest.mark.parametrize("request_", ["delete the eel", "I do not need the eel, delete it"])
-def test_nothing_is_deleted_or_moved_by_a_guess_at_what_is_meant(request_: str) -> None:
+def test_nothing_is_deleted_or_moved_based_on_a_guess(request_: str) -> None:
     listed = made("list_dir", "lake_old.txt  3 B\nfish.csv  9 B", path=".")
-    assert narrow_tools(asked(request_, *listed)) == set()
+    assert simple_tools(asked(request_, *listed)) == set()
 
 
 @pytest.mark.parametrize("request_", ["which files do I have?", "what files are here?", "list the files please", "ls"])
-def test_the_folder_is_listed_where_its_files_are_asked_for(request_: str) -> None:
+def test_the_folder_is_listed_if_the_request_asks_for_its_files(request_: str) -> None:
     request = asked(request_)
     assert request_ == "ls" or sure_call(request) == ("list_dir", {"path": "."})
 
 
-def test_the_files_that_are_there_are_told_the_one_touched_last_first() -> None:
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "Which files are in my workspace?",
+        "What is in my workspace?",
+        "what's in the workspace",
+        "show me the workspace",
+        "What is in this workspace?",
+    ],
+)
+@pytest.mark.parametrize("before", [[], TWO])
+def test_the_workspace_is_the_folder_also_after_a_file_was_touched(before: list[dict[str, Any]], request_: str) -> None:
+    assert sure_call(then(before, request_)) == ("list_dir", {"path": "."})
+
+
+@pytest.mark.parametrize("request_", ["where is my workspace?", "can you leave the workspace?", "what is a workspace?"])
+def test_a_question_about_the_workspace_itself_lists_nothing(request_: str) -> None:
+    assert "certain" not in asked(request_)
+
+
+def test_the_known_files_are_listed_with_the_one_touched_last_first() -> None:
     shown = json.dumps(then(TWO, "find pike in my files")["messages"])
     assert "Files here: lake_new.txt, lake_old.txt, fish.csv" in shown
 
@@ -232,6 +250,11 @@ def test_talk_goes_to_the_plain_model_without_tools_grammar_and_examples(history
     assert leaked_text([json.dumps(request["messages"])], [request_, "cork lead twine net.md"]) == ""
 
 
+def test_the_prompt_of_talk_asks_for_stories_and_poems_which_a_model_for_code_refuses_otherwise() -> None:
+    system = asked("write a long story about a dragon")["messages"][0]["content"]
+    assert {"stories", "poems", "ideas"} <= set(words(system))
+
+
 @pytest.mark.parametrize(
     "request_",
     ["that's not funny", "no, I'm fine", "but that is silly", "it is cold today", "and I love it", "oh well", "hm ok"],
@@ -241,26 +264,26 @@ def test_a_remark_between_tasks_never_touches_the_file_of_the_last_one(request_:
 
 
 @pytest.mark.parametrize("request_", ["what is a file system?", "what's a shell script", "was ist ein Ordner?"])
-def test_what_something_is_in_general_is_talk(request_: str) -> None:
+def test_a_general_question_is_talk(request_: str) -> None:
     assert is_talk(asked(request_))
 
 
 @pytest.mark.parametrize(
     "request_", ["no problem", "oh well", "not that I know", "I have no cork at home", "ok, no worries"]
 )
-def test_a_remark_that_says_no_corrects_nothing(request_: str) -> None:
+def test_a_remark_with_no_does_not_correct_a_file(request_: str) -> None:
     edit = {"path": "net.md", "old_text": "lead", "new_text": "tin"}
     history = [*LIST, *turn("make lead tin", "edit_file", "Edited net.md in line 2.", **edit)]
     assert is_talk(then(history, request_))
 
 
-def test_words_of_a_pasted_text_call_for_no_work() -> None:
+def test_pasted_text_does_not_ask_for_a_task() -> None:
     mail = "Dear tenant,\nwe need your papers.\n\nShow the folder to the janitor."
     assert is_talk(asked(f"what do they want from me?\n\n{mail}"))
     assert not is_talk(asked(f"remind me of this tomorrow\n\n{mail}"))
 
 
-def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
+def test_talk_about_a_file_has_its_current_text() -> None:
     history = [*LIST, *turn("add wire", "exec", "(no output)", command="echo wire >> net.md")]
     request = then(history, "who needs twine?")
     assert is_talk(request)
@@ -278,7 +301,7 @@ def test_what_a_file_says_now_is_known_to_talk_about_it() -> None:
         ("Lösche moos.txt", {"command": "rm moos.txt"}, "Ich habe moos.txt gelöscht."),
     ],
 )
-def test_what_was_done_is_said_by_a_fixed_sentence(request_: str, call: dict[str, str], answer: str) -> None:
+def test_a_completed_task_is_reported_by_a_fixed_sentence(request_: str, call: dict[str, str], answer: str) -> None:
     assert asked(request_, *made("exec", "(no output)", **call))["certain"].content == answer
 
 
@@ -286,16 +309,20 @@ def test_the_confirmation_of_a_reminder_states_the_time_that_was_set() -> None:
     call = {"action": "add", "message": "call mum", "at": "in 1 minute", "deliver": "text"}
     result = "Added job 1a: once, Monday, 2031-05-05 01:50 (UTC). It comes first on Monday, 2031-05-05 01:50 (UTC)."
     said_ = asked("remind me in 1 minute to call mum", *made("cron", result, **call))["certain"].content
-    assert said_ == "I will remind you: call mum (first on Monday, 2031-05-05 01:50 (UTC))."
+    assert said_ == "I will remind you on Monday, 2031-05-05 01:50 (UTC): call mum"
+    call = {"action": "add", "message": "Call mum.", "every": "1h", "deliver": "text"}
+    result = "Added job 1a: every hour. It comes first on Monday, 2031-05-05 01:50 (UTC)."
+    said_ = asked("remind me every hour to call mum", *made("cron", result, **call))["certain"].content
+    assert said_ == "I will remind you: Call mum (first on Monday, 2031-05-05 01:50 (UTC))."
 
 
-def test_every_example_of_a_reminder_is_delivered_as_its_text() -> None:
+def test_every_reminder_in_the_examples_is_delivered_as_text() -> None:
     steps = [step for one in EXAMPLES for step in one.steps if step.arguments.get("action") == "add"]
     assert len(steps) > 10
     assert all(step.arguments["deliver"] == "text" for step in steps)
 
 
-def test_a_call_that_failed_is_left_to_the_model() -> None:
+def test_a_failed_call_is_reported_by_the_model() -> None:
     assert "certain" not in asked("delete moss.txt", *made("exec", "rm: no\n[exit status 1]", command="rm moss.txt"))
 
 
@@ -322,7 +349,7 @@ def test_no_name_or_value_of_an_example_reaches_a_call() -> None:
     assert leaked > 150
 
 
-def test_what_was_asked_for_may_be_written_as_lines_of_a_list() -> None:
+def test_requested_items_may_be_written_as_list_items() -> None:
     request = asked("make a list in shopping.md with milk and eggs")
     call = {"tool": "write_file", "path": "shopping.md", "content": "- milk\n- eggs\n"}
     written = SHAPING.read(answered(json.dumps(call)), retried(request))
@@ -330,7 +357,7 @@ def test_what_was_asked_for_may_be_written_as_lines_of_a_list() -> None:
     assert written.tool_calls[0].arguments == {"path": "shopping.md", "content": "- milk\n- eggs\n"}
 
 
-def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
+def test_no_sentence_about_a_file_of_the_examples_reaches_the_user() -> None:
     request = asked("please do something with my files")
     for example in EXAMPLES:
         if example.steps and leaked_text([example.answer], request["_step"].known):
@@ -347,7 +374,7 @@ def test_no_sentence_about_an_examples_file_reaches_the_person() -> None:
         "The second line is: Danube",
     ],
 )
-def test_outputs_that_once_leaked_are_asked_for_again_without_examples(output: str) -> None:
+def test_a_leak_is_retried_without_examples(output: str) -> None:
     request = then(LIST, "find the pike in my files")
     step = SHAPING.read(answered(output), retried(request))
     assert isinstance(step, dict)
@@ -356,7 +383,7 @@ def test_outputs_that_once_leaked_are_asked_for_again_without_examples(output: s
     assert step["grammar"] == request["grammar"]
 
 
-def test_what_the_person_has_said_is_no_leak() -> None:
+def test_text_that_the_user_wrote_is_not_a_leak() -> None:
     request = asked("add Danube to rivers.txt")
     assert read('{"tool": "append", "path": "rivers.txt", "text": "Danube"}', request).tool_calls
 
@@ -369,7 +396,7 @@ def test_what_the_person_has_said_is_no_leak() -> None:
         ("run the clean-up", "rm -rf *"),
     ],
 )
-def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: str) -> None:
+def test_a_command_on_an_unknown_file_is_not_run(said: str, command: str) -> None:
     request = then(LIST, "run the tests of my project")
     request["_step"] = replace(request["_step"], turn=Turn(Request(said)))
     output = answered(json.dumps({"tool": "exec", "command": command}))
@@ -385,7 +412,7 @@ def test_a_command_on_a_file_that_nobody_named_is_not_run(said: str, command: st
     "answer",
     ["net.md:\ncork\nlead\ntwine", "I added twine to net.md.", "Ich erinnere dich: Netz flicken (zuerst am Montag)."],
 )
-def test_talk_that_claims_a_call_becomes_work(answer: str) -> None:
+def test_talk_that_claims_a_call_becomes_a_task(answer: str) -> None:
     request = then(LIST, "thanks a lot, you are great")
     assert request["_step"].tools
     step = SHAPING.read(answered(answer), request)
@@ -393,13 +420,13 @@ def test_talk_that_claims_a_call_becomes_work(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["You are welcome!", "pond.py:\n```python\n1\n```", "I added a joke for you."])
-def test_talk_that_claims_no_call_is_said(answer: str) -> None:
+def test_talk_that_claims_no_call_is_the_answer(answer: str) -> None:
     step = SHAPING.read(answered(answer), then(LIST, "thanks a lot, you are great"))
     assert isinstance(step, LLMResponse)
     assert step.content == answer
 
 
-def test_a_call_that_the_person_refused_is_not_reported_as_done() -> None:
+def test_a_call_that_the_user_refused_is_not_reported_as_done() -> None:
     request = "remember that the key is under the mat"
     text = "The key is under the mat."
     assert then([], request, *made("remember", "Remembered.", text=text))["certain"].content == "I will remember that."
@@ -408,16 +435,16 @@ def test_a_call_that_the_person_refused_is_not_reported_as_done() -> None:
     assert isinstance(SHAPING.read(answered("I have remembered that."), refused), dict), "the claim was believed"
 
 
-def test_a_time_zone_is_no_file() -> None:
+def test_a_time_zone_is_not_a_path() -> None:
     assert paths_in("first on Monday 09:00 (Etc/UTC), or Europe/Berlin; see notes/a.md") == ["notes/a.md"]
 
 
 @pytest.mark.parametrize("said", ["delete all logs", "move the log files to old", "rm *.log", "lösche alle Logs"])
-def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) -> None:
+def test_several_files_may_be_moved_or_removed_if_several_are_meant(said: str) -> None:
     assert not uses_unknown_file("exec", {"command": "rm *.log"}, Request(said), ["old.log", said])
 
 
-# ---------------------------------------------------------------------------------------------- narrow tools
+# ---------------------------------------------------------------------------------------------- simple tools
 
 
 @pytest.mark.parametrize(
@@ -432,12 +459,14 @@ def test_several_files_are_moved_or_removed_where_several_were_meant(said: str) 
         ("count_lines", {"path": "a.txt"}),
     ],
 )
-def test_a_narrow_call_becomes_a_command_and_is_shown_as_itself_again(name: str, arguments: dict[str, Any]) -> None:
-    assert narrowed("exec", {"command": command_of(name, arguments)}) == (name, arguments)
+def test_a_call_of_a_simple_tool_becomes_a_command_and_is_shown_as_that_call_again(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    assert simplify_call("exec", {"command": to_command(name, arguments)}) == (name, arguments)
 
 
 @pytest.mark.parametrize(
     "command", ["rm -rf x", "mv -f a b", "echo a", "cp a b c", "echo 'x", "rm a; rm b", "rm a && ls"]
 )
-def test_a_command_that_is_more_than_a_narrow_tool_stays_a_command(command: str) -> None:
-    assert narrowed("exec", {"command": command}) == ("exec", {"command": command})
+def test_a_command_that_no_simple_tool_stands_for_stays_a_command(command: str) -> None:
+    assert simplify_call("exec", {"command": command}) == ("exec", {"command": command})

@@ -34,7 +34,7 @@ async def model() -> AsyncIterator[LocalProvider]:
         await provider.close()
 
 
-async def test_a_model_that_knows_nothing_of_tools_makes_a_right_call_and_then_answers_from_its_result():
+async def test_a_tiny_model_makes_a_valid_call_and_answers_from_its_result():
     async with model() as provider:
         conversation: list[dict[str, Any]] = said(user_message('show me "odd" notes/pike.md'))
         pieces = [piece async for piece in provider.stream(conversation, TOOLS)]

@@ -22,7 +22,7 @@ SETTINGS = "[wifi]\nname = reed\nchannel = 6\n\n[door]\nlength = 4\n"
         "who wrote rename/create.txt?",
     ],
 )
-def test_a_question_leads_to_no_change_whatever_its_words_and_the_names_of_files_sound_like(request_: str) -> None:
+def test_a_question_leads_to_no_change_even_if_its_words_or_file_names_suggest_one(request_: str) -> None:
     assert "write_file" not in offered(asked(request_))
     after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
     assert may_be_words(after)
@@ -37,12 +37,12 @@ def test_a_question_leads_to_no_change_whatever_its_words_and_the_names_of_files
         "could you copy the channel of pond.ini to channel.txt?",
     ],
 )
-def test_a_question_that_an_order_follows_may_lead_to_a_change(request_: str) -> None:
+def test_a_question_followed_by_a_command_may_lead_to_a_change(request_: str) -> None:
     after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
     assert "write_file" in offered(after)
 
 
-def test_a_polite_order_behind_a_sentence_is_no_question() -> None:
+def test_a_polite_command_after_a_statement_is_not_a_question() -> None:
     request = "it is channel 9 and not 6, can you correct pond.ini?"
     after = asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini"))
     assert not may_be_words(after)
@@ -57,7 +57,7 @@ def test_a_polite_order_behind_a_sentence_is_no_question() -> None:
         "create sum.py; start it",
     ],
 )
-def test_what_is_to_be_run_once_it_was_written_is_run(request_: str) -> None:
+def test_a_script_that_was_requested_to_run_is_run_once_it_is_written(request_: str) -> None:
     after = asked(request_, *made("write_file", "Created sum.py.", path="sum.py", content="print(2 + 3)\n"))
     assert not may_be_words(after)
     assert offered(after) == {"exec"}
@@ -66,19 +66,19 @@ def test_what_is_to_be_run_once_it_was_written_is_run(request_: str) -> None:
 @pytest.mark.parametrize(
     "request_", ["write go.sh that starts and stops the pump", "start go.sh with the line pump on"]
 )
-def test_a_file_that_tells_of_running_is_not_run(request_: str) -> None:
+def test_a_script_that_mentions_running_is_not_run(request_: str) -> None:
     after = asked(request_, *made("write_file", "Created go.sh.", path="go.sh", content="pump on\n"))
     assert may_be_words(after)
 
 
-def test_a_setting_whose_key_is_named_is_the_line_that_is_changed() -> None:
+def test_a_setting_is_changed_in_the_line_with_its_key() -> None:
     request = "the wifi channel should be 11 in pond.ini"
     line = call_line(asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file")
     assert "channel = 6" in line
     assert "[wifi]" not in line
 
 
-def test_a_number_does_not_stand_in_a_longer_one() -> None:
+def test_a_number_does_not_match_inside_a_longer_one() -> None:
     request = "in heat.py use 273.15 instead of 273"
     text = "def kelvin(celsius):\n    return celsius + 273\n"
     line = call_line(asked(request, *made("read_file", numbered(text), path="heat.py")), "edit_file")
@@ -86,7 +86,7 @@ def test_a_number_does_not_stand_in_a_longer_one() -> None:
     assert '"use' not in line
 
 
-def test_a_new_file_may_go_where_a_word_for_inside_points_to() -> None:
+def test_a_new_file_may_go_into_a_folder_named_after_a_preposition() -> None:
     line = call_line(asked("in reeds make a file nest.txt that says: two eggs"), "write_file")
     assert "reeds/nest.txt" in line
     assert '\\"nest.txt' in line
@@ -96,7 +96,7 @@ def test_a_new_file_may_go_where_a_word_for_inside_points_to() -> None:
     "request_",
     ["ping me in 5 min about the tea", "nudge me every hour to stand up", "let me know at noon that lunch is ready"],
 )
-def test_whoever_wants_to_be_told_at_a_time_gets_a_job(request_: str) -> None:
+def test_a_request_to_be_notified_at_a_time_gets_a_job(request_: str) -> None:
     assert "cron" in offered(asked(request_))
 
 
@@ -108,21 +108,21 @@ def test_whoever_wants_to_be_told_at_a_time_gets_a_job(request_: str) -> None:
         "the restaurant that we agreed on last week, what was it called?",
     ],
 )
-def test_what_was_talked_about_is_looked_for_in_the_past(request_: str) -> None:
+def test_a_reference_to_an_earlier_conversation_searches_the_past(request_: str) -> None:
     assert offered(asked(request_)) == {"memory_search"}
     assert not may_be_words(asked(request_))
 
 
-def test_a_reminder_that_is_to_be_deleted_is_no_file() -> None:
+def test_a_request_to_delete_a_reminder_is_not_about_a_file() -> None:
     assert "cron" in offered(asked("delete the reminder about the boat"))
 
 
 @pytest.mark.parametrize("request_", ["what is a linked list", "write a haiku about spring", "I love this weather"])
-def test_what_needs_no_file_can_be_answered_with_words(request_: str) -> None:
+def test_a_request_that_needs_no_file_can_be_answered_in_words(request_: str) -> None:
     assert may_be_words(asked(request_))
 
 
-def test_an_overview_of_the_files_is_not_made_up() -> None:
+def test_an_overview_of_the_files_requires_listing_them() -> None:
     request = asked("Give me an overview of the files I have.")
     assert not may_be_words(request)
     assert "list_dir" in offered(request)
@@ -138,7 +138,7 @@ def test_an_overview_of_the_files_is_not_made_up() -> None:
         ("all words of see.md in one line", "tr < *.md > words.md"),
     ],
 )
-def test_a_command_whose_names_were_given_or_that_may_choose_one_is_made(request_: str, command: str) -> None:
+def test_a_command_with_known_or_freely_chosen_names_is_accepted(request_: str, command: str) -> None:
     assert read(f'{{"tool": "exec", "command": "{command}"}}', asked(request_)).tool_calls[0].name == "exec"
 
 
@@ -147,7 +147,7 @@ def test_a_german_request_without_german_nouns_has_german_examples() -> None:
     assert "Benenne" in shown
 
 
-def test_of_a_long_request_its_beginning_and_its_end_are_judged_and_all_of_it_is_shown() -> None:
+def test_a_long_request_is_classified_by_its_ends_and_shown_whole() -> None:
     pasted = "a page of somebody else's, which is not what was asked for. " * 2_000
     request = f"what is in pond.ini? {pasted} write it to lake.txt"
     shaped = asked(request)
@@ -168,10 +168,10 @@ def test_of_a_long_request_its_beginning_and_its_end_are_judged_and_all_of_it_is
         ("ls", None),
     ],
 )
-def test_the_time_behind_a_request_is_left_out_and_nothing_else(text: str, words: str | None) -> None:
+def test_only_the_time_after_a_request_is_removed(text: str, words: str | None) -> None:
     assert without_clock(text) == (text if words is None else words)
 
 
-def test_a_call_whose_path_is_no_text_is_no_crash() -> None:
+def test_a_call_whose_path_is_not_text_is_handled() -> None:
     after = asked("what is in pond.ini? write it to lake.txt", *made("read_file", "1\tname = reed", path=["pond.ini"]))
     assert "write_file" in offered(after)

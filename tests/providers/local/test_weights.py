@@ -18,7 +18,7 @@ import pytest
 from everloop.errors import EverloopError
 from everloop.providers.local import sources
 from everloop.providers.local.catalogue import CATALOGUE, DEFAULT, ModelCard
-from everloop.providers.local.progress import Progress, Watch
+from everloop.providers.local.progress import Progress, ProgressReporter
 from everloop.providers.local.weights import Sources, Weights
 from tests.support.places import CERTIFICATES
 
@@ -70,7 +70,7 @@ def test_a_model_is_pulled_once_and_then_found_without_the_network(tmp_path, ser
 def test_reports_grow_to_the_full_size(tmp_path, server):
     server.gives(HUB, Answer(BYTES, slow=0.1))
     seen: list[Progress] = []
-    shelf(tmp_path, server).pull("tiny", Watch(seen.append))
+    shelf(tmp_path, server).pull("tiny", ProgressReporter(seen.append))
     done = [now.done for now in seen if now.stage == "download"]
     assert len(done) >= 3
     assert done == sorted(done)
@@ -142,7 +142,7 @@ def test_a_weak_validator_does_not_count(tmp_path, server):
     assert server.requests[1][1]["If-Range"] is None
 
 
-def test_after_too_many_interruptions_the_server_is_given_up_and_the_part_kept(tmp_path, server):
+def test_after_too_many_interruptions_the_server_is_abandoned_and_the_partial_file_kept(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=1000))
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -167,7 +167,7 @@ def test_an_overloaded_server_is_asked_again(tmp_path, server):
     assert is_installed(shelf(tmp_path, server).pull("tiny"))
 
 
-def test_a_complete_part_needs_no_server(tmp_path, server):
+def test_a_complete_partial_file_needs_no_server(tmp_path, server):
     weights = shelf(tmp_path, server)
     weights.folder.mkdir()
     (weights.folder / f".{CARD.file}.part").write_bytes(BYTES)
@@ -176,7 +176,7 @@ def test_a_complete_part_needs_no_server(tmp_path, server):
 
 
 @pytest.mark.parametrize("part", [OTHER, OTHER[:300_000], BYTES + b"more"], ids=["wrong", "wrong start", "too long"])
-def test_a_part_of_another_file_is_discarded_and_all_of_it_pulled(tmp_path, server, part):
+def test_a_partial_file_of_another_model_is_discarded(tmp_path, server, part):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     weights.folder.mkdir()
@@ -228,14 +228,14 @@ def test_a_file_of_the_wrong_length_is_not_downloaded(tmp_path, server, answer):
 
 
 @pytest.mark.parametrize("said", ["bytes 100000-100009/10", f"bytes 7-{CARD.size - 1}/{CARD.size}", "nonsense"])
-def test_a_range_that_was_not_requested_is_refused_and_the_part_kept(tmp_path, server, said):
+def test_a_range_that_was_not_requested_is_refused_and_the_partial_file_kept(tmp_path, server, said):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     weights = shelf(tmp_path, server)
     refused(weights)
     assert weights.so_far("tiny") == 100_000
 
 
-def test_a_page_in_place_of_the_rest_does_not_cost_the_part(tmp_path, server):
+def test_an_html_page_instead_of_the_rest_leaves_the_partial_file_intact(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(b"<html>please log in</html>", kind="text/html"))
     weights = shelf(tmp_path, server)
     refused(weights)
@@ -264,7 +264,7 @@ def test_when_all_fail_one_line_names_each_source_and_why(tmp_path, server):
 
 
 def test_a_host_that_drops_packets_does_not_delay_the_next_source(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(sources, "REACH", 0.5)
+    monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.5)
     server.gives(HUB, Answer(BYTES))
     with socket.socket() as silent, contextlib.ExitStack() as clients:
         silent.bind(("127.0.0.1", 0))
@@ -283,11 +283,11 @@ def test_a_host_that_drops_packets_does_not_delay_the_next_source(tmp_path, serv
 @pytest.mark.parametrize(
     "mirror", ["file:///c4nary-pw", "ftp://me:c4nary-pw@127.0.0.1", "c4nary-pw", "http://[c4nary-pw"]
 )
-def test_a_mirror_that_is_no_web_address_is_an_error_that_does_not_show_it(tmp_path, mirror):
+def test_a_mirror_that_is_not_a_url_is_an_error_that_does_not_show_it(tmp_path, mirror):
     assert "c4nary-pw" not in refused(Weights(tmp_path / "models", Sources(mirror=mirror), {"tiny": CARD}))
 
 
-def test_a_link_in_place_of_the_part_is_not_written_through(tmp_path, server):
+def test_a_link_in_place_of_the_partial_file_is_not_written_through(tmp_path, server):
     server.gives(HUB, Answer(BYTES))
     weights = shelf(tmp_path, server)
     weights.folder.mkdir()
@@ -384,7 +384,7 @@ def test_a_file_of_another_size_is_not_read(tmp_path, server):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(BYTES + b"more")
     seen: list[Progress] = []
-    assert shelf(tmp_path, server, weights=mine).find("tiny", Watch(seen.append)) is None
+    assert shelf(tmp_path, server, weights=mine).find("tiny", ProgressReporter(seen.append)) is None
     assert seen == []
 
 
@@ -405,7 +405,7 @@ def test_a_damaged_record_counts_as_none(tmp_path, server):
     assert weights.find("tiny") == path
 
 
-def test_a_folder_that_cannot_be_created_is_one_line(tmp_path, server):
+def test_a_folder_that_cannot_be_created_is_a_one_line_error(tmp_path, server):
     (tmp_path / "models").write_text("a file")
     weights = shelf(tmp_path, server)
     with pytest.raises(EverloopError, match="EVERLOOP_MODELS"):

@@ -18,7 +18,7 @@ from .test_weights import server as server
 DIGITS = "9" * 5_000  # more digits than Python converts to a number
 
 
-def test_a_redirect_to_itself_is_one_line(tmp_path, server):
+def test_a_redirect_to_itself_is_a_one_line_error(tmp_path, server):
     server.gives(HUB, Answer(status=302, location=HUB))
     assert "302" in refused(shelf(tmp_path, server))
 
@@ -31,14 +31,14 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path, server, monkeypatch):
 
 
 @pytest.mark.parametrize("said", [f"bytes {DIGITS}-{DIGITS}/*", f"bytes 100000-{DIGITS}/{DIGITS}"])
-def test_a_range_that_is_no_number_is_refused_and_the_part_kept(tmp_path, server, said):
+def test_a_range_that_is_not_a_number_is_refused_and_the_partial_file_kept(tmp_path, server, said):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000
     assert shelved.so_far("tiny") == 100_000
 
 
-def test_a_length_that_is_no_number_is_refused_and_the_part_kept(tmp_path, server):
+def test_a_length_that_is_not_a_number_is_refused_and_the_partial_file_kept(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, length=10**4_200))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000

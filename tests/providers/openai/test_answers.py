@@ -37,16 +37,6 @@ async def test_a_chat_gives_the_tool_calls_and_sends_the_tools(server, provider)
     assert server.requests[0].model == "other-model"
 
 
-async def test_a_stream_shows_each_token_and_ends_with_the_whole_answer(server, provider):
-    server.reply("one two three", reasoning="think first")
-    shown, answer = await watch(provider)
-    assert [delta.reasoning for delta in shown if delta.reasoning] == ["think ", "first"]
-    assert [delta.text for delta in shown if delta.text] == ["one ", "two ", "three"]
-    assert (answer.content, answer.reasoning, answer.finish_reason) == ("one two three", "think first", "stop")
-    assert answer.usage["completion_tokens"] == 3
-    assert server.requests[0].body["stream_options"] == {"include_usage": True}
-
-
 async def test_a_stream_joins_the_pieces_of_parallel_calls(server, provider):
     server.calls(call("echo", text="first"), call("echo", text="second"))
     shown, answer = await watch(provider, tools=ECHO)
@@ -120,7 +110,7 @@ async def test_comments_events_and_an_unrequested_usage_chunk_are_ignored(server
     assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "cached_tokens": 2}
 
 
-async def test_an_end_is_an_end_with_done_or_a_finish_reason_or_no_last_line_end(server, provider):
+async def test_the_end_of_a_stream_is_recognised_with_done_a_finish_reason_or_a_missing_line_end(server, provider):
     server.raw(sse({"content": "a"}, END, done=False))
     server.raw(sse({"content": "b"}))
     server.raw(sse({"content": "c"}, END, done=False).rstrip())

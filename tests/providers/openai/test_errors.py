@@ -16,33 +16,6 @@ from everloop.providers.openai import OpenAIProvider
 from .streams import ASK, END, sse, watch
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize(
-    ("status", "retryable", "says"),
-    [
-        (400, False, "HTTP 400: too long"),
-        (401, False, "EVERLOOP_API_KEY"),
-        (403, False, "EVERLOOP_API_KEY"),
-        (404, False, "EVERLOOP_MODEL"),
-        (408, True, "HTTP 408"),
-        (409, True, "HTTP 409"),
-        (425, True, "HTTP 425"),
-        (429, True, "HTTP 429"),
-        (500, True, "HTTP 500: too long"),
-        (503, True, "HTTP 503"),
-    ],
-)
-async def test_a_refused_request_says_why_and_whether_to_retry(server, provider, streamed, status, retryable, says):
-    server.fail(status, "too\n long")
-    with pytest.raises(ProviderError) as error:
-        await (watch(provider) if streamed else provider.chat(ASK))
-    assert error.value.retryable is retryable
-    assert error.value.status == status
-    assert says in str(error.value)
-    assert "127.0.0.1:" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [

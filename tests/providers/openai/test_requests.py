@@ -56,6 +56,12 @@ async def test_a_conversation_is_sent_as_its_cached_bytes(server, provider):
     assert server.requests[1].body["tools"] == ECHO
 
 
+async def test_a_stream_requests_its_token_counts(server, provider):
+    server.reply("ok")
+    await watch(provider)
+    assert server.requests[0].body["stream_options"] == {"include_usage": True}
+
+
 async def test_tools_are_encoded_once_while_the_list_stays_the_same(server, provider):
     tools = list(ECHO)
     for _ in range(3):

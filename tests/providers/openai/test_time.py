@@ -61,7 +61,7 @@ async def test_a_sign_of_life_never_shortens_the_wait_for_the_first_token(server
     await provider.close()
 
 
-async def test_a_slow_but_steady_stream_is_not_given_up(server):
+async def test_a_slow_but_steady_stream_is_not_abandoned(server):
     provider = timed(server, first_token=1, token=1, total=1)
     server.reply("a b c d e f g h", token_delay=0.2)
     assert (await watch(provider))[1].content == "a b c d e f g h"
@@ -93,7 +93,7 @@ async def test_empty_chunks_do_not_keep_a_dead_answer_forever(server):
 
 @pytest.mark.parametrize("chatter", [EMPTY, COMMENT])
 async def test_a_finished_answer_is_not_delayed_by_what_follows_it(server, monkeypatch, chatter):
-    monkeypatch.setattr("everloop.providers.http.LAST_WORDS", 0.5)
+    monkeypatch.setattr("everloop.providers.http.LAST_EVENTS_SECONDS", 0.5)
     provider = timed(server, token=30)
     server.raw(sse({"content": "one"}, END, done=False) + chatter * 1000, piece=len(chatter), token_delay=0.01)
     assert (await watch(provider))[1].content == "one"
@@ -101,7 +101,7 @@ async def test_a_finished_answer_is_not_delayed_by_what_follows_it(server, monke
     await provider.close()
 
 
-async def test_a_connection_that_is_never_established_is_given_up():
+async def test_a_connection_that_is_never_established_times_out():
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

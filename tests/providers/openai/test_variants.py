@@ -184,7 +184,7 @@ REASONING: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("variant", REASONING)
-async def test_thoughts_are_reasoning_whichever_field_they_are_in(server, provider, variant, size):
+async def test_reasoning_is_read_from_every_field_that_servers_use(server, provider, variant, size):
     server.raw(sse(*REASONING[variant], *HELLO, END), piece=size)
     shown, answer = await watch(provider)
     assert "".join(delta.reasoning for delta in shown) == answer.reasoning == "hm so"

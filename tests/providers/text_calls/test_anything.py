@@ -88,7 +88,7 @@ def test_without_tools_no_text_is_a_call(text):
         max_leaves=12,
     )
 )
-def test_any_definition_of_a_tool_and_any_value_do_no_harm(value):
+def test_any_definition_of_a_tool_and_any_value_are_handled(value):
     for tools in ([value], [{"function": value}], [{"function": {"name": "read_file", "parameters": value}}]):
         read(CALL, tools)
     text = json.dumps(value)

@@ -25,7 +25,7 @@ async def test_an_endless_tool_list_is_abandoned(caplog):
     assert len(caplog.records) == 1
 
 
-async def test_evil_names_descriptions_and_schemas_do_no_harm(caplog):
+async def test_malicious_names_descriptions_and_schemas_are_made_harmless(caplog):
     async with connected(odd("evil")) as (group, tools):
         registry = ToolRegistry(tools.values())
         assert len(registry) == len(tools)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, and whatever else speaks it."""
+"""Anthropic's Messages API, and servers that are compatible with it."""
 
 from ..http import Timeouts
 from .provider import AnthropicProvider

@@ -1,4 +1,4 @@
-"""Reads an answer of Anthropic's Messages API, whole or as a stream of events."""
+"""Read an answer of Anthropic's Messages API, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FINAL = FINAL_ERRORS | {402}
 
 
 class Block(msgspec.Struct, gc=False):
-    """A content block, or a delta of one: both have these fields."""
+    """A content block or a delta of one; both have these fields."""
 
     type: Any = None
     text: Any = None
@@ -51,7 +51,7 @@ class Block(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """A streamed event or a whole message; fields we do not read are skipped, all may be null."""
+    """A streamed event or a whole message. Fields that are not listed are skipped, and every field may be null."""
 
     type: Any = None
     index: Any = None
@@ -70,8 +70,8 @@ _decode = msgspec.json.Decoder(Event).decode
 class MessageAnswer(Answer):
     """An answer that arrives as Anthropic's events.
 
-    `names` maps the tools' names that the request had to change back to the originals. The `secret` is removed from
-    every error that a server sends.
+    `names` maps the tool names that the request had to change to the original ones. The `secret` is removed from every
+    error that a server sends.
     """
 
     def __init__(self, limit: int, where: str, names: Mapping[str, str], secret: str | None = None) -> None:
@@ -79,11 +79,11 @@ class MessageAnswer(Answer):
         self._names = names
         self._secret = secret
         self._blocks: dict[int | None, str] = {}  # the type of each block
-        self._input: Any = None  # of the open call, from a server that sends it whole
+        self._input: Any = None  # of the open call, if the server sends it whole
         self._counts: dict[str, int] = {}
 
     def feed(self, payload: bytes) -> Delta | None:
-        """Add one event or one whole message; return what it adds to the shown text."""
+        """Add one event or one whole message, and return what it adds to the visible text."""
         odd = False
         try:
             event = _decode(payload)
@@ -140,7 +140,7 @@ class MessageAnswer(Answer):
         return self._take_block(block, _place(index), odd, None)
 
     def _take_block(self, block: Block, index: int | None, odd: bool, input: Any) -> Delta | None:
-        """Add a block, or the beginning of one; blocks of other types are ignored."""
+        """Add a block, or the beginning of one. Blocks of other types are ignored."""
         if block.type == "text":
             return self._take(MessageDelta(content=block.text), odd, whole=True)
         if block.type == "thinking":
@@ -167,7 +167,7 @@ class MessageAnswer(Answer):
         return self._take(MessageDelta(tool_calls=[call]), odd, whole=False)
 
     def _finish_call(self) -> None:
-        """Arguments that came with the start of a call count if no deltas of them followed."""
+        """End the open call. Arguments that came with its start count only if no deltas followed."""
         given, self._input = self._input, None
         if given and not self._full and self._calls:
             call = CallDelta(self._calls[-1].index, None, Function(None, given))
@@ -194,7 +194,7 @@ class MessageAnswer(Answer):
             self.usage["cache_write_tokens"] = written
 
     def _error(self, error: Any) -> ProviderError:
-        """An error that a server reported inside a 200 response."""
+        """Return the error that a server reported inside a 200 response."""
         kind = error.get("type") if isinstance(error, dict) else None
         status = STATUS.get(kind) if isinstance(kind, str) else None
         text = self._hidden(error_text(error))

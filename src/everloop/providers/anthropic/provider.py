@@ -13,7 +13,7 @@ from .answer import MessageAnswer
 from .request import HONOURED, NO_CHOICE, NO_TOOLS, Histories, encode_tools, fields_of, forces_a_call
 
 VERSION = "2023-06-01"
-SPARE_BYTES = 1 << 20  # of an answer beside its text
+SPARE_BYTES = 1 << 20  # of an answer, in addition to its text
 LEAST_THINKING = 1024
 ANSWER_TOKENS = 32_000  # the maximum that all models since Claude 3.7 have in common
 OLD_MODELS = {"claude-3-7": ANSWER_TOKENS, "claude-3-5": 8192, "claude-3": 4096}
@@ -23,9 +23,9 @@ RESERVED_FIELDS = frozenset({"model", "messages", "system", "tools", "stream"})
 class AnthropicProvider(LLMProvider):
     """A model behind Anthropic's Messages API.
 
-    `max_tokens` is the length of an answer, by default the model's maximum; `thinking` is how many of these tokens it
-    may think first, none if not set. `extra` are further fields of every request. A request with options that exclude
-    thinking (a temperature, a forced call, a short answer) is answered without it.
+    `max_tokens` limits the length of an answer, by default to the model's maximum; `thinking` is how many of these
+    tokens the model may spend on thinking, by default none. `extra` has further fields for every request. A request
+    whose options exclude thinking (a temperature, a forced call, a short answer) is answered without it.
     """
 
     options = HONOURED
@@ -82,13 +82,13 @@ class AnthropicProvider(LLMProvider):
 
     def _check_settings(self) -> None:
         if taken := RESERVED_FIELDS & self.extra.keys():
-            raise ConfigError(f"extra may not have {', '.join(sorted(taken))}: the provider writes that by itself")
+            raise ConfigError(f"extra may not have {', '.join(sorted(taken))}: the provider sets it itself")
         if self._max_tokens is not None and self._max_tokens < 1:
             raise ConfigError(f"max_tokens is {self._max_tokens}: an answer has at least 1")
         if self._thinking is None:
             return
         if "thinking" in self.extra:
-            raise ConfigError("thinking stands in extra too: give one of them")
+            raise ConfigError("thinking is also set in extra: set only one of them")
         if self._thinking < LEAST_THINKING:
             raise ConfigError(f"thinking is {self._thinking} tokens: the API takes {LEAST_THINKING} or more, or None")
         if self._max_tokens is not None and self._thinking >= self._max_tokens:
@@ -104,9 +104,9 @@ class AnthropicProvider(LLMProvider):
         stream: bool,
         extra: Mapping[str, Any] | None = None,
     ) -> tuple[list[bytes], MessageAnswer]:
-        """A request, in parts that are mostly encoded already, and the answer that it will fill.
+        """Return a request, in parts that are mostly encoded already, and the answer to fill.
 
-        The parts stand in the order in which the API caches them; what changes from round to round is last.
+        The parts are in the order in which the API caches them; what changes from round to round comes last.
         """
         model = model or self.default_model
         history = self._histories.encoded(messages)
@@ -128,7 +128,7 @@ class AnthropicProvider(LLMProvider):
         return parts, MessageAnswer(self._answer_limit, self._endpoint.where, names, self._secret)
 
     def _allows_thinking(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the API accepts these fields together with thinking."""
+        """Return whether the API accepts these fields together with thinking."""
         short = self._thinking is not None and fields["max_tokens"] <= self._thinking
         return not (short or {"temperature", "top_p"} & fields.keys() or forces_a_call(fields.get("tool_choice")))
 
@@ -140,7 +140,7 @@ class AnthropicProvider(LLMProvider):
         return most if self._thinking is None or self._thinking < most else self._thinking + most
 
     def _encoded_tools(self, tools: Sequence[dict[str, Any]]) -> tuple[bytes, dict[str, str]]:
-        """The tools' JSON, cached for the same list object: a registry makes a new list when its tools change."""
+        """Return the tools as JSON, cached by list object: a registry makes a new list when its tools change."""
         known = self._tools.get(id(tools))
         if known is not None and known[0] is tools and known[1] == len(tools):
             return known[2]

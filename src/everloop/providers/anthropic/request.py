@@ -1,4 +1,4 @@
-"""A conversation and request options in OpenAI's shapes as a request of Anthropic's Messages API.
+"""Convert a conversation and options in OpenAI's format to a request of Anthropic's Messages API.
 
 Each message is encoded once, and its bytes stay the same from round to round; only the cache markers move to the end.
 """
@@ -28,7 +28,7 @@ NO_TOOLS = (
 )
 NO_CHOICE = b',"tool_choice":{"type":"none"}'
 
-# Request options that have the same name in both APIs, and all that are honoured.
+# Request options that have the same name in both APIs, and all supported ones.
 SAME = ("temperature", "top_p", "max_tokens")
 HONOURED = frozenset({*SAME, "stop", "tool_choice", "parallel_tool_calls", "response_format", "user"})
 CHOICES = {"auto": "auto", "required": "any", "none": "none"}
@@ -51,14 +51,14 @@ class Encoded:
 
     @property
     def may_think(self) -> bool:
-        """Whether the model may think before it continues.
+        """Return whether the model may think before it continues.
 
-        After a call of its own the API wants its earlier signed thoughts, which are not kept.
+        After a tool call, the API requires the signed thoughts that preceded it, and those are not kept.
         """
         return bool(self._loose) and self._loose[-1][0] == "user" and not self._results
 
     def follow(self, messages: Sequence[Message]) -> bool:
-        """Encode new messages; False if the earlier ones are not those that were encoded before."""
+        """Encode new messages; return False if the earlier ones are not those encoded before."""
         count = len(self._taken)
         if messages[:count] != self._taken:  # mostly the same objects, so the comparison is cheap
             return False
@@ -71,7 +71,7 @@ class Encoded:
         return b"[" + b",".join([*self.system[:-1], marked(self.system[-1])]) + b"]"
 
     def parts(self) -> list[bytes]:
-        """The messages as a JSON array, in few parts, most of them unchanged since the last request."""
+        """Return the messages as a JSON array, in few parts, most of which have not changed since the last request."""
         parts = [b"[", *self._frozen]
         for role, blocks in self._loose or [("user", [OPENING])]:
             if len(parts) > 1:
@@ -95,7 +95,7 @@ class Encoded:
             self._put("user", user_blocks(content) or [EMPTY])
 
     def _assistant_blocks(self, message: Message) -> list[bytes]:
-        text = text_of(message.get("content")).rstrip()  # the API refuses trailing white space
+        text = text_of(message.get("content")).rstrip()  # the API rejects trailing white space
         blocks = [text_block(text)] if text else []
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
@@ -106,7 +106,7 @@ class Encoded:
         return blocks
 
     def _put(self, role: str, blocks: list[bytes], results: bool = False) -> None:
-        """Add to the last message if it has the same role, since roles must alternate; else add a message."""
+        """Add a message, or extend the last one if it has the same role, since roles must alternate."""
         if not blocks:
             return
         if self._loose and self._loose[-1][0] == role:
@@ -121,19 +121,19 @@ class Encoded:
             self._freeze()
 
     def _freeze(self) -> None:
-        """Freeze the first loose messages, up to the user's next one."""
+        """Freeze the first loose messages, up to the next one of the user."""
         count = next(at for at, (role, _) in enumerate(self._loose[1:], start=1) if role == "user")
         new = b",".join(_message(role, blocks) for role, blocks in self._loose[:count])
         self._frozen.append(b"," + new if self._frozen else new)
         del self._loose[:count]
-        # Each part is more than twice as long as the next: parts are few, and bytes are seldom copied.
+        # Each part is more than twice as long as the next, so there are few parts and bytes are seldom copied.
         while len(self._frozen) > 1 and len(self._frozen[-2]) < 2 * len(self._frozen[-1]):
             last = self._frozen.pop()
             self._frozen[-1] += last
 
 
 class Histories:
-    """The encoding of each conversation, for as long as the conversation lives."""
+    """The encodings of conversations, each kept for as long as its conversation exists."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[Conversation], Encoded]] = {}
@@ -157,7 +157,7 @@ def _encode_all(messages: Sequence[Message]) -> Encoded:
 
 
 def encode_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, str]]:
-    """The definitions of tools, and the original of each name that had to be changed."""
+    """Return the definitions of the tools, and the original of each name that had to be changed."""
     blocks, names = [], {}
     for tool in tools:
         function = tool.get("function") or tool
@@ -173,7 +173,7 @@ def encode_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, s
 
 
 def user_blocks(content: Any) -> list[bytes]:
-    """The blocks of a user message, without empty texts, which the API refuses."""
+    """Return the blocks of a user message without empty texts, which the API rejects."""
     if isinstance(content, str):
         return [text_block(content)] if content.strip() else []
     return [block for part in content or () if (block := _part_block(part))] if isinstance(content, list) else []
@@ -207,7 +207,7 @@ def _part_block(part: Any) -> bytes | None:
     if found is None or mime not in PICTURES:
         return text_block(f"[left out: a picture that is not one of {', '.join(PICTURES)}]")
     data = "".join(found[2].split())
-    if len(data) % 4 or "=" in data[:-2]:  # the API would refuse the whole conversation
+    if len(data) % 4 or "=" in data[:-2]:  # the API would reject the whole conversation
         return text_block("[left out: a picture that is broken]")
     return encode({"type": "image", "source": {"type": "base64", "media_type": mime, "data": data}})
 
@@ -217,12 +217,12 @@ def text_block(text: str) -> bytes:
 
 
 def marked(block: bytes) -> bytes:
-    """The block with a cache marker: everything up to it is cached."""
+    """Return the block with a cache marker; the API caches everything up to it."""
     return block[:-1] + MARKER
 
 
 def safe_name(name: Any) -> str:
-    """A name that the API accepts; stable, and different for different names."""
+    """Return a name that the API accepts: the same for the same name, different for different ones."""
     text = name if isinstance(name, str) else str(name)
     if _is_name(text):
         return text
@@ -241,7 +241,7 @@ def _message(role: str, blocks: Sequence[bytes]) -> bytes:
 
 
 def fields_of(provider: object, options: Mapping[str, Any] | None, has_tools: bool) -> dict[str, Any]:
-    """The request fields for some options; an option that the API cannot express is an error."""
+    """Return the request fields for these options; an option that the API cannot express is an error."""
     chosen: dict[str, Any] = option_keywords(provider, options).get("options", {})
     fields = {name: chosen[name] for name in SAME if name in chosen}
     if stop := chosen.get("stop"):
@@ -273,7 +273,7 @@ def _format(wanted: Any) -> dict[str, Any] | None:
 
 
 def _choice(wanted: Any, parallel: Any, has_tools: bool) -> dict[str, Any] | None:
-    """The tool choice; the API accepts one only in a request with tools."""
+    """Return the tool choice, which the API accepts only in a request with tools."""
     made: dict[str, Any] | None = None
     if isinstance(wanted, str) and wanted in CHOICES:
         made = {"type": CHOICES[wanted]}

@@ -1,1 +1,1 @@
-"""The model that runs in the process: its weights here, its engine beside them."""
+"""Models that run on this machine, in a child process: their files, the engine and the provider."""

@@ -1,12 +1,12 @@
-"""Builds a whole answer of llama.cpp from the chunks of its stream."""
+"""Build a whole answer from the chunks of llama.cpp's stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-class Growing:
-    """Takes chunks; `ended` returns the whole answer, or the error, in OpenAI's format."""
+class AnswerBuilder:
+    """Collects chunks; `ended` returns the whole answer or the error, in OpenAI's format."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -17,7 +17,7 @@ class Growing:
         self._error: Any = None
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Take a chunk, and return what is new in it to show: `content`, `reasoning_content` or `progress`."""
+        """Add a chunk, and return what it adds to the visible answer: `content`, `reasoning_content` or `progress`."""
         if "error" in chunk:
             self._error = chunk["error"]
             return {}
@@ -66,7 +66,7 @@ class Growing:
 
 
 def _usage(timings: dict[str, Any]) -> dict[str, Any]:
-    """The token counts, where the server's last chunk has none."""
+    """Return the token counts, for a server whose last chunk has none."""
     read, cached, wrote = (int(timings.get(name) or 0) for name in ("prompt_n", "cache_n", "predicted_n"))
     return {
         "prompt_tokens": read + cached,

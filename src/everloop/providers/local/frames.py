@@ -16,7 +16,7 @@ def pack(value: Any) -> bytes:
 
 
 def length(head: bytes) -> int:
-    """The number of bytes that follow."""
+    """Return the number of bytes that follow."""
     (size,) = HEAD.unpack(head)
     if size > LONGEST:
         raise ValueError("no frame is so long")

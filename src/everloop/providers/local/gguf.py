@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: the numbers that determine how much memory a model needs."""
+"""Read the header of a GGUF file: the numbers that determine how much memory a model needs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .progress import WeightsError
 
 _SIZES = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 20  # bytes of a string; a longer one is not of a model
+_LONGEST = 1 << 20  # bytes of a string; no model has longer ones
 _MOST_KEYS = 10_000
 _MOST_ITEMS = 4_096  # of an array that is kept, such as a number for each layer
 
 
 def read_head(path: Path) -> dict[str, Any]:
-    """The model's own facts by name, without its vocabulary; an error in one line if this is no GGUF file."""
+    """Return the model's metadata without its vocabulary; raises a one-line error if this is not a GGUF file."""
     try:
         with path.open("rb") as file:
             return _read(file)
@@ -35,7 +35,7 @@ def _read(file: BinaryIO) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for _ in range(keys):
         name = _text(file)
-        if name.startswith("tokenizer."):  # long, and everything needed here comes before it
+        if name.startswith("tokenizer."):  # the vocabulary is long, and everything needed here precedes it
             break
         found[name] = _value(file, *struct.unpack("<I", file.read(4)))
     return found

@@ -1,7 +1,7 @@
-"""llama.cpp, loaded in this process: asked through its Python module, and through a socket for what that lacks.
+"""llama.cpp, loaded into this process: used through its Python module, and through a socket for what that lacks.
 
-Only the child process imports this. Its HTTP server always listens somewhere: here on a Unix socket in a folder that
-only this user can enter, and only for who has the key that is made at each start. It opens no port.
+Only the child process imports this. llama.cpp always runs an HTTP server: here on a Unix socket in a folder that only
+this user can enter, with a key that is generated at each start. It opens no port.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 SOCKETS = "everloop-engine-"
 _SOCKET = "s.sock"  # in the working folder
-BATCH = 128  # tokens of a prompt per batch: a request can be stopped between two
-KEPT_MIB = 256  # of conversations that were evicted from their slot
+BATCH = 128  # tokens of a prompt per batch; a request can be stopped between two batches
+KEPT_MIB = 256  # for conversations that were evicted from their slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Llama:
     """One loaded model."""
 
     def __init__(self, loading: Loading) -> None:
-        # Spinning threads would take the cores that others need: measured, four times slower on a busy machine.
+        # Spinning threads would take the cores that others need: on a busy machine this was four times slower.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         xllamacpp: Any = import_module("xllamacpp")
         self.version = str(xllamacpp.__version__)
@@ -94,7 +94,7 @@ class Llama:
         return [int(slot["id"]) for slot in sorted(idle, key=lambda slot: int(slot.get("n_prompt_tokens") or 0))]
 
     def read_prompt(self, text: str, stopped: Callable[[], bool]) -> tuple[int, int] | None:
-        """Have the model read a text. Return the slot and the number of tokens read; None if it was stopped."""
+        """Make the model read a text. Return the slot and the number of tokens read; None if it was stopped."""
         body = {"prompt": text, "n_predict": 0, "cache_prompt": True, "stream": True, "return_progress": True}
         connection = self._ask("/completion", body)
         try:
@@ -149,7 +149,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def sweep(folder: Path) -> None:
-    """Remove the sockets that killed processes of this user left."""
+    """Remove the sockets that killed processes of this user left behind."""
     for path in folder.glob(f"{SOCKETS}*-*"):
         with suppress(OSError, ValueError):
             if path.stat(follow_symlinks=False).st_uid != os.getuid():

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .part import disk_error
+from .partial_file import disk_error
 
 
 @contextmanager
 def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a file. While another process has it, `busy` is called with its process id; it waits or raises.
+    """Hold the lock of a file. While another process holds it, call `busy` with its process id, which waits or raises.
 
     The kernel releases the lock when its holder dies.
     """

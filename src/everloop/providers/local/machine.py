@@ -12,7 +12,7 @@ _ROOT = Path("/")
 
 
 def cores(root: Path = _ROOT) -> int:
-    """Physical cores that may be used: two threads of one core compute no faster than one."""
+    """Return the number of usable physical cores: two threads of one core compute no faster than one."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     found = set()
     for cpu in allowed:
@@ -22,7 +22,7 @@ def cores(root: Path = _ROOT) -> int:
 
 
 def available_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that can be used before the kernel kills a process; None where that is not known."""
+    """Return the bytes that can be used before the kernel kills a process; None if unknown."""
     lines = _text(root / "proc/meminfo").splitlines()
     limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for folder in _groups(root, "memory"):
@@ -37,7 +37,7 @@ def available_memory(root: Path = _ROOT) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of the page cache, which the kernel drops when it needs memory."""
+    """Return the bytes of the page cache, which the kernel drops when it needs memory."""
     for line in _text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file") and value.isdecimal():
@@ -46,7 +46,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def _shares(root: Path) -> Iterator[float]:
-    """The CPU limits of the process's cgroups, in cores."""
+    """Yield the CPU limits of the process's cgroups, in cores."""
     for folder in _groups(root, "cpu"):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
         if not period:
@@ -56,7 +56,7 @@ def _shares(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the process's cgroups, up to the root of each hierarchy."""
+    """Yield the folders of the process's cgroups, up to the root of each hierarchy."""
     base = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

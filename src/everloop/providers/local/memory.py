@@ -1,4 +1,4 @@
-"""Checks whether a model fits into memory before it is loaded: otherwise the kernel would kill a process."""
+"""Check whether a model fits into memory before it is loaded: otherwise the kernel would kill a process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..base import ProviderError
 from .gguf import read_head
 from .machine import available_memory
 
-STATE_BYTES = 2  # of a number in a conversation's state: 16 bits
+STATE_BYTES = 2  # per number in a conversation's state (16 bits)
 RESERVE = 200 << 20  # for the compute buffers and the process itself
 LEAST_WINDOW = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The memory that a model needs in bytes: its file, the state of a token, and the number of tokens."""
+    """The memory that a model needs, in bytes: its file, the state of one token, and the number of tokens."""
 
     file: int
     token: int
@@ -29,7 +29,7 @@ class Needs:
 
 
 def needs(weights: Path, window: int, slots: int) -> Needs:
-    """The memory that a model needs for this many concurrent conversations of this length."""
+    """Return the memory that a model needs for this many concurrent conversations of this length."""
     return Needs(weights.stat().st_size, _token_bytes(read_head(weights)), window * slots)
 
 
@@ -48,13 +48,13 @@ def check_memory(weights: Path, window: int, slots: int, available: int | None =
 
 
 def _window_that_fits(needed: Needs, free: int, slots: int) -> int:
-    """The longest conversation that fits, in whole thousands of tokens; 0 if not even a short one does."""
+    """Return the longest conversation that fits, in whole thousands of tokens; 0 if not even a short one fits."""
     room = (free - needed.file - RESERVE) // max(1, needed.token * slots)
     return room // 1_024 * 1_024 if room >= LEAST_WINDOW else 0
 
 
 def _token_bytes(head: dict[str, Any]) -> int:
-    """Bytes of state for each token of a conversation: keys and values of every layer."""
+    """Return the bytes of state per token of a conversation: the keys and values of every layer."""
     kind = head.get("general.architecture", "")
 
     def number(name: str, default: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""The stable beginnings of prompts: read by the model once, then saved to disk for the next start."""
+"""The stable prefixes of prompts: the model reads each once; its state is saved to disk for the next start."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from typing import Any
 from .llama import Llama, LlamaError
 from .states import States
 
-SHORTEST = 1_000  # characters of a beginning that is worth a file
-WARM = 4  # beginnings that the model is assumed to still have in memory
+MIN_CHARACTERS = 1_000  # of a prefix that is worth a file
+MAX_WARM = 4  # prefixes that the model is assumed to still have in memory
 
 
 class Prefixes:
-    """Ensures that the model has read the stable beginning of a request, restored from disk where possible."""
+    """Ensures that the model has read the stable prefix of a request, restored from disk if possible."""
 
     def __init__(self, llama: Llama, states: States | None) -> None:
         self._llama = llama
         self._states = states
-        self._lock = threading.Lock()  # of two requests with one beginning, the second waits and finds it read
+        self._lock = threading.Lock()  # of two requests with the same prefix, the second waits until it is read
         self._warm: OrderedDict[str, None] = OrderedDict()
-        self._held: dict[int, str] = {}  # slot: the beginning that was last loaded into it
+        self._held: dict[int, str] = {}  # slot: the prefix last loaded into it
         self._texts: OrderedDict[bytes, str] = OrderedDict()
 
     def prepare(self, request: dict[str, Any], stable: int, alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
-        """What was done, for the answer's timings. `stable` is how many messages, or characters, do not change; `alone`
-        whether no other request is at work, whose slot this one cannot have."""
+        """Prepare a request, and return what was done for the answer's timings.
+
+        `stable` is the number of messages, or characters, in the prefix; `alone`: no other request occupies a slot.
+        """
         if self._states is None or stable <= 0:
             return {}
-        # If the template cannot say where the beginning ends, or the disk is full, the prompt is read like any other.
+        # If the template does not reveal where the prefix ends, or the disk is full, the prompt is read like any other.
         with suppress(LlamaError, OSError, ValueError, KeyError, TypeError):
             text = self._text(request, stable)
-            if len(text) < SHORTEST:
+            if len(text) < MIN_CHARACTERS:
                 return {}
             name = self._states.name(text)
             if alone and name in self._warm:
@@ -55,7 +57,7 @@ class Prefixes:
             done = self._read(states, name, text, stopped)
         if done:
             self._warm[name] = None
-            if len(self._warm) > WARM:
+            if len(self._warm) > MAX_WARM:
                 self._warm.popitem(last=False)
         return done
 
@@ -85,7 +87,7 @@ class Prefixes:
         return {"prefix_read": tokens}
 
     def _text(self, request: dict[str, Any], stable: int) -> str:
-        """The rendered beginning: the common prefix of two conversations that begin with it."""
+        """Return the rendered prefix: the common prefix of two conversations that differ after it."""
         if "messages" not in request:
             prompt = request.get("prompt")
             return prompt[:stable] if isinstance(prompt, str) else ""
@@ -95,7 +97,7 @@ class Prefixes:
             return known
         one, two = (self._llama.render([*messages, {"role": "user", "content": word}], tools) for word in ("a", "b"))
         text = self._texts[key] = _common(one, two)
-        if len(self._texts) > WARM:
+        if len(self._texts) > MAX_WARM:
             self._texts.popitem(last=False)
         return text
 

@@ -1,4 +1,4 @@
-"""The parent's side of the model process: sends requests, receives answers in pieces, and survives its death."""
+"""The parent's side of the model process: send requests, receive streamed answers, and survive its death."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .llama import Loading
 OnDelta = Callable[[dict[str, Any]], None]
 INSTALL = '`pip install "everloop[local]"`'
 MISSING = f"the local model needs llama.cpp, which is not installed: {INSTALL}"
-SILENCE = 300.0  # seconds of silence after which a busy child is considered hung
-LOADED = 1_800.0  # seconds to load a model: a large one on a slow disk takes minutes, without output
-GOODBYE = 2.0  # seconds for the child to end by itself
+SILENCE_SECONDS = 300.0  # without output, after which a busy child is considered hung
+LOAD_SECONDS = 1_800.0  # to load a model: a large one on a slow disk takes minutes, without output
+EXIT_SECONDS = 2.0  # for the child to exit by itself
 _TAIL = 4_096  # bytes of standard error that are kept
 _FINAL = frozenset({400, 401, 403, 404, 413, 501})
 # Environment variables for finding libraries and cores. No API keys: a model does not need them.
@@ -33,7 +33,7 @@ _PASSED_STARTS = ("OMP_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LC_")
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """One request in the child. `ended` is done when the child has finished working on it."""
+    """One request in the child. `ended` is done when the child has finished with it."""
 
     id: int
     ended: asyncio.Future[dict[str, Any]]
@@ -43,26 +43,26 @@ class Work:
 class ModelProcess:
     """A child that has loaded a model."""
 
-    def __init__(self, process: Process, silence: float = SILENCE) -> None:
+    def __init__(self, process: Process, silence: float = SILENCE_SECONDS) -> None:
         self._process = process
         self._silence = silence
         self._works: dict[int, Work] = {}
         self._ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[str] = self._loop.create_future()
-        self._watch: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._said = b""
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
         self.dead = False
 
     @classmethod
-    async def start(cls, loading: Loading, silence: float = SILENCE) -> ModelProcess:
+    async def start(cls, loading: Loading, silence: float = SILENCE_SECONDS) -> ModelProcess:
         """Start a child that loads the model. Raises an error that says why it could not."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", f"{__package__}.child", str(os.getpid()),
                 stdin=PIPE, stdout=PIPE, stderr=PIPE, env=_environment(),
-                start_new_session=True,  # an interrupt from the terminal is for the parent
+                start_new_session=True,  # an interrupt from the terminal is meant for the parent
             )  # fmt: skip
         except OSError as error:  # too many processes or files, or no memory: a retry may succeed
             why = f"the local model's process cannot be started ({error.strerror or error})"
@@ -70,11 +70,11 @@ class ModelProcess:
         child = cls(process, silence)
         try:
             child._send({"load": asdict(loading)})
-            async with asyncio.timeout(LOADED):
+            async with asyncio.timeout(LOAD_SECONDS):
                 await child._loaded
         except TimeoutError:
             await child.close(at_once=True)
-            why = f"the local model was not loaded after {LOADED:.0f} s, and its process was ended"
+            why = f"the local model was not loaded after {LOAD_SECONDS:.0f} s, and its process was ended"
             raise ProviderError(why, retryable=True) from None
         except BaseException:
             await child.close(at_once=True)
@@ -86,7 +86,7 @@ class ModelProcess:
         return self._process.pid
 
     def begin(self, request: dict[str, Any], on_delta: OnDelta | None) -> Work:
-        if self.dead:  # it died after it was handed out: the work would never end
+        if self.dead:  # it died after the caller obtained it: the request would never end
             raise ProviderError("the local model's process has just ended", retryable=True)
         work = Work(next(self._ids), self._loop.create_future(), on_delta)
         self._send({"id": work.id, "request": request})
@@ -95,7 +95,7 @@ class ModelProcess:
         return work
 
     def cancel(self, work: Work) -> None:
-        """Stop the work at its next token; it is over once `ended` is done."""
+        """Stop the request at its next token; it is over once `ended` is done."""
         work.on_delta = None
         self._send({"cancel": work.id})
 
@@ -112,9 +112,9 @@ class ModelProcess:
         self._lost("the local model was closed")
 
     async def _ended(self) -> None:
-        """Wait a short time for the child to end by itself."""
+        """Wait a short time for the child to exit by itself."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), GOODBYE)
+            await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
 
     def _send(self, frame: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -172,20 +172,20 @@ class ModelProcess:
             self._settle(work.ended, frame["answer"])
         else:
             self._fail(work.ended, _refusal(frame.get("error", "stopped")))
-        if not self._works and self._watch is not None:
-            self._watch.cancel()
+        if not self._works and self._silence_timer is not None:
+            self._silence_timer.cancel()
 
     def _heard(self) -> None:
-        """The child has sent something: restart its silence time-out."""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = self._loop.call_later(self._silence, self._kill)
+        """Restart the silence timeout, because the child has sent something."""
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_timer = self._loop.call_later(self._silence, self._kill)
 
     def _lost(self, why: str) -> None:
-        """The child has died: fail all of its requests."""
+        """Fail all requests, because the child has died."""
         self.dead = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         error = ProviderError(why, retryable=True)
         self._fail(self._loaded, error)
         for work in self._works.values():
@@ -220,7 +220,7 @@ def _environment() -> dict[str, str]:
 
 
 def _refusal(error: Any) -> ProviderError:
-    """The error that the model's server reported."""
+    """Return the error that the model's server reported."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else None
     return ProviderError(f"the local model: {error_text(error)}", retryable=status not in _FINAL, status=status)

@@ -1,4 +1,4 @@
-"""Progress reports of a pull, and how to stop it."""
+"""Report the progress of a pull, and stop it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Literal
 
 from ...errors import EverloopError
 
-_PAUSE = 0.1  # seconds between two reports: more would not be visible
+_PAUSE = 0.1  # seconds between two reports; more frequent ones would not be visible
 
 
 class WeightsError(EverloopError):
     """A model's file is not available; the message says why."""
 
 
-class Stopped(Exception):
+class PullStopped(Exception):
     """The pull was stopped; its partial file is kept for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a pull: how many bytes of the file are there, and where they come from."""
+    """The state of a pull: how many bytes of the file are present, and where they come from."""
 
     stage: Literal["wait", "check", "download"]
     done: int
     total: int
     source: str = ""
-    holder: str = ""  # the process that downloads, while this one waits for it
+    holder: str = ""  # the process that downloads, while this one waits
 
 
-class Watch:
-    """Forwards reports at a limited rate, and ends the work when it is told to stop."""
+class ProgressReporter:
+    """Forwards progress reports at a limited rate; after `stop`, its methods raise PullStopped."""
 
     def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
         self._progress = progress
@@ -55,8 +55,8 @@ class Watch:
 
     def check(self) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise PullStopped
 
     def pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Stopped
+            raise PullStopped

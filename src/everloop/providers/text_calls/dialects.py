@@ -1,6 +1,6 @@
-"""The dialects as data: which marks open and end calls, thoughts and answers, and which of them may begin where.
+"""The dialects as data: which marks begin and end calls, reasoning and answers, and where each of them may begin.
 
-A new family is one line of `FAMILIES`; `bodies` recognises what stands between its marks by its looks.
+To add a family, add a line to `FAMILIES`; `bodies` recognises what is between its marks by its content.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """A way to mark calls: what opens and what ends them."""
+    """A way to mark calls: what begins them, and what ends them."""
 
     opening: str
-    ends: str = ""  # a pattern; by default the tag's end
-    body: str = ""  # the end of the opening that is part of the body
-    argument: str = ""  # what stands between the name of an offered tool, which must follow, and its arguments
+    ends: str = ""  # a pattern; by default the closing tag
+    body: str = ""  # the end of the opening mark, if it is part of the body
+    argument: str = ""  # what separates the name of an offered tool, which must follow, from its arguments
     exact: bool = False  # its template puts no line breaks around values
 
 
@@ -67,26 +67,26 @@ FAMILIES = (
     Family(">>>", r"<\|eot_id\|>|<\|eom_id\|>|(?=>>>)", argument="{"),  # Functionary 3
     Family("Action:", r"\n\s*(?:Observation|Thought|Final Answer):", argument="Action Input:"),  # ReAct
 )
-SPECIAL = ("<|", "<｜", "]<")  # begin special tokens, which no model writes into prose
+SPECIAL = ("<|", "<｜", "]<")  # beginnings of special tokens, which no model writes in prose
 BY_OPENING = {family.opening: family for family in FAMILIES}
 OPENINGS = tuple(sorted(BY_OPENING, key=len, reverse=True))
 _TAG_ENDS = {one.opening: f"</{one.opening[1:]}" for one in FAMILIES if not one.ends}
 ENDS = {one.opening: re.compile(one.ends or _TAG_ENDS[one.opening]) for one in FAMILIES}
 
-# What may follow a mark around calls.
+# What may follow the mark around calls.
 INNER = (
     "{", "[", "```", *(one.body for one in FAMILIES if one.body), "<tool_call>", "<｜tool▁call▁begin｜>",
     "<|tool▁call▁begin|>", "<｜tool_call_begin｜>", "<|tool_call_begin|>", "<atem:invoke name=", "<|open|>call tool=",
     "]<]minimax[>[<invoke name=", "<|plugin|>",
 )  # fmt: skip
-# What may follow a name behind a mark.
+# What may follow a name after a mark.
 AFTER_NAME = (
     "<arg_key>", "<longcat_arg_key>", "<tool_sep>", "(", "[ARGS]", "[CALL_ID]", "{", "<｜tool▁sep｜>",
     "<|tool_call_argument_begin|>",
 )  # fmt: skip
-CLOSERS = ("</", "<|", "<｜")  # begin what may follow the name of a call without arguments
-# The tags between which models write what they think. Many models start inside a thought, since the prompt template
-# opened the tag for them.
+CLOSERS = ("</", "<|", "<｜")  # beginnings of what may follow the name of a call without arguments
+# The tags around a model's reasoning. Many models start inside it, since the prompt template has opened the tag for
+# them.
 THOUGHT_TAGS = {
     "<think>": "</think>", "<thinking>": "</thinking>", "<seed:think>": "</seed:think>", "<mm:think>": "</mm:think>",
     "<longcat_think>": "</longcat_think>", "[think]": "[/think]", "◁think▷": "◁/think▷",
@@ -95,13 +95,13 @@ THOUGHT_TAGS = {
 }  # fmt: skip
 THOUGHT_ENDS = {tag: re.compile(re.escape(end), re.IGNORECASE) for tag, end in THOUGHT_TAGS.items()}
 STRAY_ENDS = tuple(end for end in THOUGHT_TAGS.values() if end != "<channel|>")
-# What some models put around an answer. Words count only behind a thought: a user may have asked for such a tag.
+# The tags that some models put around an answer. Words count only after reasoning: a user may have asked for the tag.
 WRAPPERS = ("<answer>", "<response>", "</answer>", "</response>")
 WRAPPER_TOKENS = (
     "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|open|>response<|sep|>",
     "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>", "<|message_sep|>",
 )  # fmt: skip
-# Tokens without meaning between or after calls.
+# Tokens between or after calls that have no meaning.
 NOISES = (
     "</s>", "<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
     "<end_of_turn>", "<｜end▁of▁sentence｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "<|observation|>",
@@ -109,13 +109,13 @@ NOISES = (
     "</function>", "</answer>", "</response>", *WRAPPER_TOKENS, *_TAG_ENDS.values(),
 )  # fmt: skip
 NOISE = re.compile(rf"(?:[\s,;]|{'|'.join(map(re.escape, NOISES))})*")
-# Messages with a header, which names their channel or recipient: gpt-oss, Muse.
+# Messages with a header that names their channel or recipient: gpt-oss, Muse.
 HARMONY_BEGIN = ("<|start|>", "<|channel|>")
 HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>")
 HARMONY_TOKENS = (*HARMONY_BEGIN, *HARMONY_ENDS, "<|message|>", "<|constrain|>")
 HARMONY_END = re.compile("|".join(map(re.escape, HARMONY_ENDS)) + r"|(?=<\|start\|>|<\|channel\|>)")
 
-# Where something may begin that is more than text.
+# The places where something other than text may begin.
 KINDS = {
     **{one: "line_mark" if one[0].isalpha() else "mark" for one in OPENINGS},
     **dict.fromkeys(HARMONY_TOKENS, "harmony"),
@@ -124,13 +124,13 @@ KINDS = {
     **dict.fromkeys((*WRAPPERS, *WRAPPER_TOKENS), "wrapper"),
     "<tools>": "tools",
 }
-LINE_KINDS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # that count only where a line begins
-CALL_KINDS = frozenset({"tools", "line_mark", "mark", "list", "object"})  # that count only if tools were offered
-_QUOTES = "[`\"'\\\\]"  # a tag behind one of these is only mentioned
+LINE_KINDS = frozenset({"tools", "line_mark", "list", "object", "fence"})  # count only at the beginning of a line
+CALL_KINDS = frozenset({"tools", "line_mark", "mark", "list", "object"})  # count only if tools were offered
+_QUOTES = "[`\"'\\\\]"  # a tag after one of these is only mentioned
 
 
 def _tokens() -> Iterator[str]:
-    """Every alternative begins with a literal character, which keeps the search fast."""
+    """Yield the alternatives of `TOKENS`. Each begins with a literal character, which keeps the search fast."""
     for first in sorted({one[0] for one in KINDS}):
         tails = [
             f"(?i:{re.escape(one[1:])})" if KINDS[one] in ("thought", "stray") else re.escape(one[1:])
@@ -142,7 +142,7 @@ def _tokens() -> Iterator[str]:
 
 
 def _beginnings(literals: Iterable[str]) -> frozenset[str]:
-    """All that may become one of these when more text arrives."""
+    """Return all proper prefixes of these: more text may complete them."""
     return frozenset(one[:size] for one in literals for size in range(len(one)))
 
 

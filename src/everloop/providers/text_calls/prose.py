@@ -1,8 +1,8 @@
-"""What the prose around a JSON call says about it: that the model makes the call, or that it only shows one.
+"""Decide by the surrounding prose whether a model makes a JSON call, or only shows one.
 
-A call between marks (`<tool_call>`) needs none of this. A bare object does: "Let me look. {…}" is a call, and
-"a call looks like this: {…}" is not. The lists cover the languages that models answer in most; in any other, a call
-counts where nothing but white space stands before it on its line and nothing follows it.
+Calls between marks (`<tool_call>`) are unambiguous. Bare objects are not: "Let me look. {…}" is a call, "a call looks
+like this: {…}" is not. The lists cover the most common languages of answers. In any other language, a call counts if
+only white space precedes it on its line and nothing follows it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-WINDOW = 300  # characters of the prose before a call, and of the line behind it, that are looked at
+WINDOW = 300  # characters that are examined of the prose before a call, and of the line after it
 
 
 def _any(*patterns: str) -> re.Pattern[str]:
@@ -21,7 +21,7 @@ def _any(*patterns: str) -> re.Pattern[str]:
 _RUN = r"(?:\w+ )?(?:run|call|called|execute|executed|use|send|sent|invoke|invoked|make|made|issue)\b"
 _NOT = r"\b(?:not|don['’]t|didn['’]t|never|cannot|can['’]t|won['’]t)"
 
-# The text shows a call and does not make it.
+# The text shows a call without making it.
 _EXAMPLE = _any(
     r"\b(?:examples?|e\.g\.|for instance|samples?|schemas?|illustrat\w+|templates?|hypothetical\w*|placeholder)\b",
     r"\b(?:could|might|would(?! like to)|imagine|suppose|pretend|instead of|rather than|such as)\b",
@@ -31,7 +31,7 @@ _EXAMPLE = _any(
     r"\b(?:show|tell|give) you\b|\b(?:explain|demonstrat|describ)\w*",
     r"\byou (?:can|may|should|must|need|will|have|write|call|send|get|use)\b",
     r"\bone (?:can|would|writes|calls|sends|uses)\b|\blet me know\b|\bwhat you think\b",
-    # Advice to the user, and reports of what was done.
+    # Advice for the user, and reports of what was done.
     r"^\W*(?:please )?(?:try|run|paste|copy|put|add|send|use|save|insert|enter|type|write)\b",
     r"\b(?:recommend|suggest|advise)\w*|\bI(?:['’]ve| have(?! to))\b[^.]*:\W*$",
     r"\b(?:the|this|following) (?:json )?format\W*$",
@@ -43,7 +43,7 @@ _EXAMPLE = _any(
     r"\bexemplos?\b|\bpoderia\b|\bvoorbeeld\w*|\bzou\b|пример|例如|比如|示例|例子|例えば|예시|예를",
 )
 
-# The text speaks about calls. It counts only where nothing says that the model makes this one.
+# The text is about calls. This counts only if nothing says that the model makes this one.
 _ABOUT_CALLS = _any(
     r"\b(?:arguments?|parameters?|formats?|formatted|syntax|json|snippets?|payloads?|object|encoded|usage)\b",
     r"\b(?:sends?|sent|emits?|emitted|wrote|writes|written|logged|recorded|answered|returned|replied|responded)\b",
@@ -64,7 +64,7 @@ _ACTION = (
     r"|scan|search|start|take|tell|try|use|view|write)\b"
 )
 
-# The model announces what it does next.
+# The model announces its next step.
 _INTENT = _any(
     # "I found", "I suggest" and "I called" announce nothing.
     r"\bI(?:['’]ll| will| must| should| shall| can| have to| want to| need (?:to|the|more))\b",
@@ -78,7 +78,7 @@ _INTENT = _any(
     r"\bhere(?:['’]s| is) (?:the|my) (?:tool |function )?call\W*$",
     r"^\W*(?:one|just a|a) (?:moment|second)\b|^\W*(?:please )?(?:wait|hold on)\b",
     r"\b(?:on it|right away)\W*$|\bhere (?:goes|we go)\b",
-    # A sentence of its own, not "Sure, here is the JSON".
+    # A complete sentence, not "Sure, here is the JSON".
     r"^\W*(?:ok(?:ay)?|sure(?: thing)?|certainly|of course|alright|all right|got it|understood|absolutely|yes|gladly"
     r"|no problem|gerne|klar|natürlich|gut|verstanden|bien sûr|d['’]accord|claro|vale|certo|va bene)\W*$",
     r"^\W*(?:my |the )?(?:next )?(?:(?:tool|function)[ _-]?(?:calls?|use)|action|step \d+)\W*$",
@@ -92,7 +92,7 @@ _INTENT = _any(
     r"让我|我来|我将|我会|我先|我需要|首先|確認し|見てみ|調べ|読みます|확인|살펴",
 )
 
-# The line behind a call says that it was shown and not made.
+# The line after a call says that it was shown and not made.
 _SHOWN = _any(
     r"\b(?:this|that|it|which|here) (?:is|was|would be) (?:(?:just|only|merely|simply) )?"
     r"(?:how|what|an?|one|the (?:way|format|form|shape))\b",
@@ -117,11 +117,11 @@ _CALL_VERB = re.compile(r"\b(?:call|calling|use|using|run|running|execute|execut
 _ONLY_PUNCTUATION = re.compile(r"[\s.!…。]*\Z")
 
 
-@lru_cache(maxsize=8)  # asked again for the same place while more text arrives
+@lru_cache(maxsize=8)  # called again for the same place as more text arrives
 def lead_of(before: str) -> Literal["intent", "example", "neutral"]:
-    """What the prose before a call announces: a call, an example, or nothing of the kind.
+    """Return what the prose before a call announces: a call, an example, or neither.
 
-    The last sentence counts most; where it announces nothing, an example in the last paragraph counts too.
+    The last sentence counts most; if it announces nothing, an example in the last paragraph counts, too.
     """
     before = before[-WINDOW:].strip()
     last = _SENTENCE_END.split(before)[-1]
@@ -134,17 +134,17 @@ def lead_of(before: str) -> Literal["intent", "example", "neutral"]:
 
 
 def ends_sentence(before: str) -> bool:
-    """Whether the prose before a call is a whole sentence, or introduces the call with a colon."""
+    """Return whether the prose before a call is a complete sentence, or introduces the call with a colon."""
     return _ENDS_SENTENCE.search(before) is not None
 
 
 def introduces_call(before: str) -> bool:
-    """Whether a call may follow this prose on the same line: "Let me look. {…}", "I will now call {…}"."""
+    """Return whether a call may follow this prose on the same line: "Let me look. {…}", "I will now call {…}"."""
     return (ends_sentence(before) or _CALL_VERB.search(before) is not None) and lead_of(before) == "intent"
 
 
 def is_made(before: str, behind: str, *, same_line: bool) -> bool:
-    """Whether a call is made and not shown, by the prose before it and by the line behind it."""
+    """Return whether a call is made and not only shown, by the prose before it and the line after it."""
     if _ONLY_PUNCTUATION.match(behind):
         return True
     if _SHOWN.search(behind):
@@ -155,5 +155,5 @@ def is_made(before: str, behind: str, *, same_line: bool) -> bool:
         return True
     if same_line and before.rpartition("\n")[2].strip() and not ends_sentence(before):
         return False
-    first = _SENTENCE_END.split(behind.strip())[0]  # "I will report what I find" announces it too
+    first = _SENTENCE_END.split(behind.strip())[0]  # "I will report what I find" also announces the call
     return lead_of(before) == "intent" or (_INTENT.search(first) is not None and _EXAMPLE.search(behind) is None)

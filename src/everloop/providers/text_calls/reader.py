@@ -1,4 +1,4 @@
-"""Reads an answer as it arrives: what may be shown now, what the model thought, and which tools it calls.
+"""Read an answer as it arrives: the text that may be shown now, the model's reasoning, and its tool calls.
 
 Text is held back only while it may still become a call. The same text gives the same reading however it is split: every
 decision waits until nothing that follows can change it.
@@ -19,8 +19,8 @@ from .dialects import HARMONY_BEGIN, HARMONY_END, KINDS, Family
 from .json_values import after
 
 _FENCE_MAY = re.compile(r"^[ \t]*`*[ \t\r]*\Z", re.M)
-_PROSE = 80  # characters without brackets that announce a call in the middle of a line; keeps hostile texts cheap
-_INDENT = 80  # characters, at most
+_PROSE = 80  # characters without brackets that may announce a call within a line; bounds the cost of hostile texts
+_INDENT = 80  # maximum characters
 _TOO_MANY = re.compile(r"\}*")  # small models close more brackets than they opened
 _STRAY_LINE = re.compile(rf"^[ \t]{{0,80}}(?i:{'|'.join(map(re.escape, dialects.STRAY_ENDS))})[ \t\r]*(?:\n|\Z)", re.M)
 
@@ -28,7 +28,7 @@ Quoted = Callable[[str], bool]
 
 
 def read(text: str, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> Reading:
-    """Read a whole answer; its `pieces` are all that may be shown."""
+    """Read a whole answer; `pieces` has everything that may be shown."""
     reader = Reader(tools, quoted)
     shown = reader.feed(text)
     reading = reader.finish()
@@ -37,48 +37,48 @@ def read(text: str, tools: Sequence[dict[str, Any]] | None = None, quoted: Quote
 
 
 class Reader:
-    """Reads one answer as it arrives. Without tools only reasoning is separated from it."""
+    """Reads one answer as it arrives. Without tools, only the reasoning is separated from it."""
 
     def __init__(self, tools: Sequence[dict[str, Any]] | None = None, quoted: Quoted | None = None) -> None:
-        """`quoted` says whether a text is copied from untrusted content: then it is not a call."""
+        """`quoted` returns whether a text is copied from untrusted content, and so not a call."""
         self._tools = tools
         self._quoted = quoted or (lambda source: False)
         self._finder = CallFinder(tools)
         self._answer = AnswerText()
-        self._text = ""  # not decided yet, with one character before it
+        self._text = ""  # still undecided, preceded by one character
         self._at = 0
         self._incoming: list[str] = []
         self._size = 0  # of the incoming text
         self._step = self._in_text
-        self._close = HARMONY_END  # ends the open thought or fence
-        self._opened = False  # a thought began with a tag
+        self._close = HARMONY_END  # ends the open reasoning or fence
+        self._opened = False  # reasoning began with a tag
         self._harmony = False
         self._wrapper = ""  # ends the answer
-        self._shows_examples = False  # something that looked like a call was an example: so is later plain JSON
+        self._shows_examples = False  # what looked like a call was an example, so later plain JSON is one, too
         self._calls: list[ToolCallRequest] = []
         self._cursor = 0  # the end of the calls, relative to _at
-        self._family: Family | None = None  # that marked the calls
+        self._family: Family | None = None  # the family whose marks enclose the calls
         self._cut = False  # prose followed the calls
 
     @property
     def held(self) -> int:
-        """How many characters are held back until it is certain what they are."""
+        """Return how many characters are held back until it is certain what they are."""
         return len(self._text) - self._at + self._size
 
     def feed(self, text: str) -> list[TextPart]:
         """Add the next part of the text; return what may be shown now."""
         self._incoming.append(text)
         self._size += len(text)
-        # Held text is scanned again as it grows, but so rarely that the work stays in proportion to the whole text.
+        # Held text is scanned again as it grows, but rarely enough to keep the total work proportional to the text.
         if 32 * self._size >= len(self._text) - self._at:
             self._run(False)
         return self._answer.take()
 
     def finish(self) -> Reading:
-        """The answer is complete: return the whole reading, with what is still to be shown."""
+        """End the answer, and return the whole reading, with the parts not shown yet."""
         self._run(True)
         if self._finder.offered and (thought := self._answer.unfinished()):
-            # Some models call inside a thought and never end it. Only a call at the very end counts.
+            # Some models make calls inside reasoning that they never end. Only a call at the very end counts.
             inner = Reader(self._tools, self._quoted)
             inner.feed(thought)
             inner._run(True)
@@ -121,7 +121,7 @@ class Reader:
         return False
 
     def _held_from(self) -> int:
-        """Where a tag may begin at the end of the text; the text's end if nowhere."""
+        """Return where a tag may begin at the end of the text; the end of the text if nowhere."""
         text = self._text
         for found in dialects.FIRSTS.finditer(text, max(self._at, len(text) - dialects.LONGEST_LITERAL)):
             place = found.start()
@@ -130,7 +130,7 @@ class Reader:
         return len(text)
 
     def _begins_line(self, place: int) -> bool:
-        """Whether only white space precedes this place on its line."""
+        """Return whether only white space precedes this place on its line."""
         text, at = self._text, self._at
         line = text.rfind("\n", max(at, place - _INDENT - 1), place)
         if line >= 0:
@@ -138,7 +138,7 @@ class Reader:
         return place - at <= _INDENT and not self._answer.inline and (place == at or text[at:place].isspace())
 
     def _take(self, found: re.Match[str]) -> bool:
-        """Read what begins with a token; False if the token is just text."""
+        """Read what begins with a token; return False if the token is just text."""
         at, token = found.start(), found[0]
         kind = found.lastgroup or KINDS.get(token) or KINDS[token.lower()]
         if kind in dialects.CALL_KINDS and not self._finder.offered:
@@ -173,7 +173,7 @@ class Reader:
         return True
 
     def _is_announced(self, kind: str, place: int) -> bool:
-        """Whether a call may begin here, in the middle of a line: only if the prose before announces it."""
+        """Return whether a call may begin here, within a line: only if the prose before it announces it."""
         if self._shows_examples or not self._finder.offered or kind not in ("object", "list", "fence"):
             return False
         before = self._before(place)
@@ -182,7 +182,7 @@ class Reader:
         return before[-1:].isspace() and not interrupted and prose.introduces_call(before)
 
     def _before(self, place: int) -> str:
-        """The end of the answer's text before this place."""
+        """Return the end of the answer's text before this place."""
         said = self._text[max(self._at, place - prose.WINDOW) : place]
         return said if len(said) >= prose.WINDOW else (self._answer.recent + said)[-prose.WINDOW :]
 
@@ -205,7 +205,7 @@ class Reader:
         return found is not None
 
     def _is_stray(self, found: re.Match[str]) -> bool:
-        """Whether this ends a thought that no tag opened, and is not a mention."""
+        """Return whether this tag ends reasoning that no tag opened, and is not just mentioned."""
         if self._opened or self._harmony:
             return False
         if found[0][:2] in ("<|", "◁/") or self._begins_line(found.start()):
@@ -218,14 +218,14 @@ class Reader:
         return following.isalnum() or following in "\n<[{*#"
 
     def _end_untagged_thought(self) -> None:
-        """All the text before was a thought that no tag opened."""
+        """Treat all text so far as reasoning that no tag opened."""
         self._opened = True
         self._calls = []
         self._answer.all_was_thought()
         self._step = self._in_text
 
     def _is_wrapper(self, found: re.Match[str]) -> bool:
-        """Whether a tag is put around the answer behind a thought, and is not part of it."""
+        """Return whether a tag encloses the answer after reasoning, and is not part of the answer."""
         if found[0].startswith("</"):
             return self._wrapper == found[0]
         if not self._opened or self._answer.spoken or self._text[self._at : found.start()].strip():
@@ -234,7 +234,7 @@ class Reader:
         return True
 
     def _take_message(self, at: int) -> bool:
-        """Read a message of harmony: a call, a thought or an answer."""
+        """Read a Harmony message: a call, reasoning or an answer."""
         message = self._finder.message(at)
         if message is None:
             return False
@@ -250,7 +250,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------ fences
 
     def _take_fence(self, at: int, inline: bool) -> bool:
-        """Read a fence: it may hold calls; the content of any other one is plain text."""
+        """Read a fence, which may contain calls; otherwise its content is plain text."""
         line = self._finder.fence(at)
         if line and self._finder.offered and not self._shows_examples and (block := self._finder.fenced(line)):
             return self._take_block(at, block)
@@ -292,7 +292,7 @@ class Reader:
         return True
 
     def _behind_call(self, final: bool) -> bool:
-        """After a call: another call, the end, or prose, which decides whether the calls were made."""
+        """Read what follows a call: another call, the end, or prose, which decides whether the calls were made."""
         text, end = self._text, self._at + self._cursor
         if self._family is None and (not self._answer.spoken or prose.lead_of(self._answer.recent) == "intent"):
             end = after(_TOO_MANY, text, end)
@@ -312,7 +312,7 @@ class Reader:
             self._finder.wait_if(not newline and len(line) < prose.WINDOW)
             counts = prose.is_made(self._answer.recent, line.strip(), same_line=same_line)
         self._cut = bool(ahead)
-        if counts:  # what follows them is invented and dropped
+        if counts:  # what follows them is made up by the model, so it is dropped
             self._at += self._cursor
             self._step = self._after_calls
         else:  # they were examples: plain text, like everything that looks like them later
@@ -322,7 +322,7 @@ class Reader:
         return True
 
     def _next(self, place: int) -> CallBlock | None:
-        """A further call of the same kind."""
+        """Read a further call of the same kind."""
         if self._family is not None:
             if not self._text.startswith(HARMONY_BEGIN, place):
                 return self._finder.marked(place)
@@ -334,7 +334,7 @@ class Reader:
         return self._finder.fenced(line) if line is not None else None
 
     def _after_calls(self, final: bool) -> bool:
-        """Drop the text after the calls. Only the end of an untagged thought would cancel them."""
+        """Drop the text after the calls. Only the end of untagged reasoning would cancel them."""
         found = None if self._opened or self._harmony else _STRAY_LINE.search(self._text, self._at)
         if found is not None and (final or found[0].endswith("\n")):
             self._at = found.end()
@@ -347,7 +347,7 @@ class Reader:
 
 @dataclass(slots=True)
 class AnswerText:
-    """Collects an answer in order: its text, its reasoning, and what is to be shown of them."""
+    """Collects an answer in order: its text, its reasoning, and the parts of both to show."""
 
     spoken: bool = False  # there is text other than white space
     inline: bool = False  # there is text on the current line
@@ -379,28 +379,28 @@ class AnswerText:
             self._pieces.append(TextPart(text, True))
 
     def end_thought(self, thought: str | None = None) -> None:
-        """End the open thought, as it is or replaced by this one."""
+        """End the open reasoning, as it is or replaced by this text."""
         self._thoughts.append("".join(self._thinking or ()) if thought is None else thought)
         self._thinking = None
 
     def unfinished(self) -> str:
-        """The thought that a tag opened and nothing ended."""
+        """Return the reasoning that a tag began and nothing ended."""
         return "".join(self._thinking) if self._thinking and self._tag else ""
 
     def all_was_thought(self) -> None:
-        """All text so far was a thought that no tag opened."""
+        """Treat all text so far as reasoning that no tag opened."""
         self._thoughts.append("".join(self._said))
         self._said, self.spoken, self.inline, self.recent = [], False, False, ""
 
     def take(self) -> list[TextPart]:
-        """What is to be shown since the last call."""
+        """Return the parts to show since the last call of this method."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def whole(self, calls: list[ToolCallRequest]) -> Reading:
-        """The reading of the complete answer."""
+        """Return the reading of the complete answer."""
         if self._thinking is not None and self.spoken and self._tag:
-            # Never ended, and text precedes it: the tag was only mentioned.
+            # It never ended, and text precedes it: the tag was only mentioned.
             self.say(self._tag + "".join(self._thinking))
         elif self._thinking is not None:
             self.end_thought()

@@ -87,8 +87,8 @@ const IDEAS = [
 function Welcome({ session }) {
   return html`<div class="welcome">
     <h2>What shall we do?</h2>
-    <p>The agent works in its workspace with files, commands and the web. It asks before it does what your policy guards,
-      and everything that happens stays in the log: close the page whenever you like.</p>
+    <p>The agent works in its workspace with files, commands and the web. It asks first where your policy says so. You can
+      close the page at any time: the work goes on, and the log keeps all of it.</p>
     <ul class="ideas" aria-label="Ideas">${IDEAS.map(([words, begins]) => html`<li key=${words}>
       <button type="button" onClick=${() => (session.idea.value = begins)}>${words}</button></li>`)}</ul>
   </div>`;
@@ -173,6 +173,11 @@ function Said({ session, entry, isFirst }) {
   if (entry.inside) {
     return html`<details class="inside"><summary>A message from inside the system</summary><div dir="auto">${entry.text}</div></details>`;
   }
+  if (entry.job) {
+    const [first, ...rest] = entry.text.split("\n");
+    return html`<details class="inside"><summary dir="auto">Scheduled: ${first}</summary><div dir="auto">${[...rest, entry.note]
+      .join("\n").trim()}</div></details>`;
+  }
   return html`<article class="message from-you" aria-label="You">
     ${entry.images > 0 && html`<${Pictures} sessionKey=${session.key} seq=${entry.seq} count=${entry.images} />`}
     <div class="said"><div class="bubble" dir="auto">${entry.text}</div>
@@ -189,7 +194,7 @@ function Answer({ session, entry, results, tools, asked, isOver, end }) {
     ${entry.content && markdownOf(entry, entry.content)}
     ${calls.map((call) => html`<${ToolCard} key=${call.id} sessionKey=${session.key} call=${call} result=${results.get(call.id)} tool=${tools[call.id]}
       isAsked=${asked?.includes(call.id) ?? false} isOver=${isOver} />`)}
-    ${!calls.length && html`<p class="meta">${facts(entry)}${entry.turn && html` · <a
+    ${!calls.length && html`<p class="meta">${facts(entry)}${entry.turn && html`${facts(entry) && " · "}<a
       href=${`#/timeline/${encodeURIComponent(session.key)}/${entry.turn}`}>Timeline</a>`}
       ${entry.content && html`<${CopyButton} text=${entry.content} label="Copy the answer" />`}
       ${end && html`<${Act} label="Fork from here" session=${session} act=${(/** @type {any} */ actions) => actions.fork(session.key, end)} />`}</p>`}

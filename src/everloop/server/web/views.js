@@ -72,9 +72,13 @@ export function Waiting({ data, error }) {
   return data ? null : html`<p class="hint" role="status">Loading…</p>`;
 }
 
-/** @param {number} at */
+/**
+ * Return a date and a time, which wrap only before the time.
+ * @param {number} at
+ */
 export const when = (at) =>
-  new Date(at * 1000).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+  new Date(at * 1000).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" })
+    .replace(/\s(?!\d{1,2}[:.]\d)/g, "\u00a0");
 
 /** @param {number} seconds */
 export function span(seconds) {

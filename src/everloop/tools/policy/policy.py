@@ -129,8 +129,8 @@ class Policy:
     ) -> Callable[[str, bool], None] | None:
         """Return a check that file tools call with the real path of each file they open: a link could bypass a rule.
 
-        None where no rule is about paths. Without the name of the tool, rules about any tool count. `paths` gives those
-        that the call names, as a person saw them.
+        Returns None if no rule is about paths. Without the name of the tool, rules about any tool count. `paths`
+        returns the paths that the call names, as a person saw them.
         """
         if not self._paths:
             return None
@@ -154,10 +154,10 @@ class Policy:
         return check
 
     def _by_name(self, name: str, arguments: dict[str, Any], context: CallContext) -> Verdict:
-        """Decide about a call of which only its name and arguments are known.
+        """Decide about a call if only its name and arguments are known.
 
-        It is denied unless a rule allows it by these alone, before any other rule that fits or may fit it. Where no
-        rule denies it for certain, the failure itself is the reason, and `why` is empty.
+        It is denied unless a rule allows it by these alone, before any other rule that matches or may match. If no rule
+        denies it for certain, the failure itself is the reason, and `why` is empty.
         """
         runs = name == "exec" and bool(arguments.get("network"))
         unit = _Unit(opaque="what the call would do is not known", network=runs or None, runs=runs)
@@ -182,7 +182,7 @@ class Policy:
     def _candidates(self, name: str, arguments: dict[str, Any], context: CallContext) -> list[tuple[int, Rule]]:
         """Return the rules whose tool, origin and arguments match this call.
 
-        A message with files reads them: what a rule forbids `read_file` is not sent either.
+        A message with files reads them: files that a rule forbids `read_file` to read are not sent either.
         """
         origin = f"{context.channel}:{context.chat_id}"
         reads = name == "message" and bool(arguments.get("media"))

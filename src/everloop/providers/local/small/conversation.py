@@ -1,7 +1,7 @@
-"""The conversation around a request: the current turn, what was seen of the workspace, and references to files.
+"""The conversation around a request: the current turn, the view of the workspace, and references to files.
 
-All of it is read from calls and their results, so the same conversation gives the same prompt, and nothing is known
-that no permitted call has found.
+All of it is derived from the messages, so the same conversation gives the same prompt, and contains nothing of the
+workspace that no permitted call has read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ....tools.narrow import cut, narrowed
-from ....tools.seen import Call, Seen, seen_in
+from ....tools.simple_tools import simplify_call, truncate
+from ....tools.workspace_view import Call, WorkspaceView, view_of
 from .language import Request, content_words, name_words, words
 
 Message = dict[str, Any]
 
-MAX_CLASSIFIED = 4_000  # characters of a request that decide what it needs: its beginning and its end
-RECENT_TURNS = 2  # turns after which a request is no longer about the file touched last
+MAX_CLASSIFIED = 4_000  # characters at the beginning and end of a request that decide what it needs
+RECENT_TURNS = 2  # after these turns, a request no longer refers to the file touched last
 _CLOCK = "[It is now "
 
 
@@ -27,8 +27,8 @@ _CLOCK = "[It is now "
 class Turn:
     """The current turn: the user's text, the calls so far, and the messages of the whole conversation.
 
-    `file` is the file that the request refers to without naming it, `corrects` whether it corrects the last change,
-    `continues` whether it only adds to the request before.
+    `file` is the file that the request refers to without naming it; `corrects` is true if it corrects the last change,
+    `continues` if it only adds to the previous request.
     """
 
     text: Request
@@ -51,20 +51,20 @@ class Turn:
         return [call.tool for call in self.calls]
 
     @cached_property
-    def seen_before(self) -> Seen:
-        """What was seen of the workspace before this turn."""
-        return seen_in(calls_with_results(self.messages[: self.start]))
+    def workspace_before(self) -> WorkspaceView:
+        """The view of the workspace before this turn."""
+        return view_of(calls_with_results(self.messages[: self.start]))
 
     @cached_property
-    def seen(self) -> Seen:
-        return seen_in(calls_with_results(self.messages))
+    def workspace(self) -> WorkspaceView:
+        return view_of(calls_with_results(self.messages))
 
     @cached_property
     def has_recent_file(self) -> bool:
-        """Whether a file was touched in the last turns, which the request may be about."""
+        """Whether a file was touched in the last turns, to which the request may refer."""
         starts = [at for at, message in enumerate(self.messages[: self.start]) if message.get("role") == "user"]
         recent = self.messages[starts[-RECENT_TURNS] if len(starts) >= RECENT_TURNS else 0 : self.start]
-        return bool(seen_in(calls_with_results(recent)).touched)
+        return bool(view_of(calls_with_results(recent)).touched)
 
 
 def current_turn(messages: Sequence[Message]) -> Turn:
@@ -73,11 +73,11 @@ def current_turn(messages: Sequence[Message]) -> Turn:
     start = max((at for at, message in enumerate(rest) if message.get("role") == "user"), default=0)
     text = without_clock(text_of(rest[start])) if rest and rest[start].get("role") == "user" else ""
     calls = tuple(calls_with_results(rest[start:]))
-    return Turn(Request(cut(text, MAX_CLASSIFIED)), calls, system="\n\n".join(system), messages=rest, start=start)
+    return Turn(Request(truncate(text, MAX_CLASSIFIED)), calls, system="\n\n".join(system), messages=rest, start=start)
 
 
 def calls_with_results(messages: Sequence[Message]) -> list[Call]:
-    """The calls in order, each with its result, or "" if there is none yet."""
+    """Return the calls in order, each with its result, or "" if there is none yet."""
     results = {message.get("tool_call_id"): text_of(message) for message in messages if message.get("role") == "tool"}
     return [
         Call(*parsed, results.get(call.get("id"), ""))
@@ -87,7 +87,7 @@ def calls_with_results(messages: Sequence[Message]) -> list[Call]:
 
 
 def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    """The calls of a message; commands that narrow tools stand for as calls of those tools."""
+    """Return the calls of a message; commands that simple tools stand for become calls of those tools."""
     found = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
@@ -95,18 +95,18 @@ def calls_of(message: Message) -> list[tuple[str, dict[str, Any]]]:
             arguments = json.loads(function.get("arguments") or "{}")
         except (ValueError, TypeError):
             arguments = {}
-        found.append(narrowed(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+        found.append(simplify_call(str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
     return found
 
 
 def without_clock(text: str) -> str:
-    """A message without the time at its end, which a small model takes for part of the request. It can run `date`."""
+    """Return a message without the time at its end, which a small model takes for part of the request."""
     before, found, time = text.rpartition(_CLOCK)
     return before.rstrip("\n") if found and time.rstrip().partition("]")[1:] == ("]", "") else text
 
 
 def text_of(message: Message) -> str:
-    """The text of a message, without its pictures."""
+    """Return the text of a message, without its pictures."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
@@ -117,7 +117,7 @@ def text_of(message: Message) -> str:
 
 
 def described_file(request: Request, paths: Iterable[str]) -> str:
-    """The path whose words occur in a request (`the old report` for report_old.txt), or ""."""
+    """Return the path whose words occur in a request (`the old report` for report_old.txt), or ""."""
     request_words = {_singular(word) for word in words(request)}
     scores: dict[str, tuple[float, float, int]] = {}
     for number, path in enumerate(paths):
@@ -127,19 +127,19 @@ def described_file(request: Request, paths: Iterable[str]) -> str:
     return max(scores, key=lambda path: scores[path], default="")
 
 
-def referenced_file(request: Request, seen: Seen) -> str:
-    """The file that a request refers to without naming it: described, the other one, the copy, or the last one."""
-    files, candidates = [*seen.files, *seen.touched], [seen.focus]
-    if request.matches("other"):  # the one whose name is most like that of the last one
-        focus = set(name_words(seen.focus))
-        others = (path for path in files if path != seen.focus)
+def referenced_file(request: Request, workspace: WorkspaceView) -> str:
+    """Return the file that a request refers to without naming it: described, the other, the copy, or the last one."""
+    files, candidates = [*workspace.files, *workspace.touched], [workspace.focus]
+    if request.matches("other"):  # the file whose name is most similar to that of the last one
+        focus = set(name_words(workspace.focus))
+        others = (path for path in files if path != workspace.focus)
         candidates = sorted(others, key=lambda path: len(focus & set(name_words(path))))
     elif request.matches("copy"):
-        candidates = [path for path in seen.copies if seen.has(path)]
+        candidates = [path for path in workspace.copies if workspace.has(path)]
     elif request.matches("original"):
-        candidates = [path for path in seen.copies.values() if seen.has(path)]
+        candidates = [path for path in workspace.copies.values() if workspace.has(path)]
     found = described_file(request, candidates if len(candidates) > 1 else files)
-    return found or (candidates or [seen.focus])[-1]
+    return found or (candidates or [workspace.focus])[-1]
 
 
 def _singular(word: str) -> str:
@@ -147,7 +147,7 @@ def _singular(word: str) -> str:
 
 
 def shares_words(request: Request, lines: Iterable[str]) -> bool:
-    """Whether a content word of a request occurs in the lines."""
+    """Return whether a content word of a request occurs in the lines."""
     wanted = {word for word in content_words(request) if len(word) > 1}
     known = {word for line in lines for word in words(line)}
     return bool(wanted & known) or any(not word.isascii() and word in line for word in wanted for line in lines)

@@ -1,7 +1,7 @@
-"""Worked examples, read from `examples.toml`: which of them are similar to a request, and which tools it is offered.
+"""Worked examples from `examples.toml`: find those similar to a request, and choose the tools to offer.
 
-A small model copies what it sees, so the examples show which tool fits, how its arguments look, and that an answer is
-short and says only what a result said. `FIXED` are in every prompt, and the most similar of `NEAREST`.
+A small model copies what it sees, so the examples show which tool fits, the form of its arguments, and that an answer
+is short and says only what a result said. Every prompt contains all of `FIXED` and the most similar ones of `NEAREST`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ....tools.narrow import CALLED_FOR_BY, COMMON, HARD, LOOKING, WEB, quote
-from ....tools.seen import Call
+from ....tools.simple_tools import (
+    ADVANCED_TOOLS,
+    ALWAYS_OFFERED,
+    READ_ONLY_TOOLS,
+    TRIGGER_MEANINGS,
+    WEB_TOOLS,
+    quote_result,
+)
+from ....tools.workspace_view import Call
 from .language import CHANGES, ENGLISH, TASKS, Request, features, language_of, load_toml, paths_in, script_of, words
 
 
@@ -30,8 +37,8 @@ class Example:
 
     @property
     def changes(self) -> int:
-        """How many of its calls change something."""
-        return sum(step.tool not in LOOKING for step in self.steps)
+        """The number of its calls that change something."""
+        return sum(step.tool not in READ_ONLY_TOOLS for step in self.steps)
 
 
 def _example(item: dict[str, Any]) -> Example:
@@ -50,14 +57,14 @@ Tool = Mapping[str, Any]  # its name, description and parameters
 # ---------------------------------------------------------------------------------------------- similarity
 
 NEIGHBOURS = 6  # similar examples that decide what a request needs
-MIN_SIMILARITY = 0.3  # below, no example says anything about a request
+MIN_SIMILARITY = 0.3  # an example below it is irrelevant to a request
 LANGUAGE_BONUS = 0.15  # added to the similarity of an example in the request's language
 
 Weights = dict[str, float]
 
 
 def rank(request: Request, offered: frozenset[str], count: int) -> list[tuple[float, Example]]:
-    """The examples most similar to a request whose tools are all offered, each with its cosine similarity."""
+    """Return the examples most similar to a request whose tools are all offered, with their cosine similarities."""
     index, idf = _index()
     wanted = _unit_vector(features(request), idf)
     scored = [
@@ -69,8 +76,10 @@ def rank(request: Request, offered: frozenset[str], count: int) -> list[tuple[fl
 
 
 def nearest(request: Request, offered: frozenset[str], count: int) -> list[Example]:
-    """The most similar examples in the request's language, or else in English: a small model answers in the language
-    that it has just read."""
+    """Return the most similar examples in the request's language, or else in English.
+
+    A small model answers in the language that it has just read.
+    """
     language = language_of(request)
     near = [(language_of(example.request), score, example) for score, example in rank(request, offered, len(NEAREST))]
     found = [(score + LANGUAGE_BONUS, example) for spoken, score, example in near if spoken == language]
@@ -88,7 +97,7 @@ def _unit_vector(found: Weights, idf: Weights) -> Weights:
 
 @cache
 def _index() -> tuple[list[tuple[Example, Weights]], Weights]:
-    """The examples with their vectors, and the inverse document frequency of each feature."""
+    """Return the examples with their vectors, and the inverse document frequency of each feature."""
     counted = [features(example.request) for example in NEAREST]
     occurrences = Counter(name for found in counted for name in found)
     idf = {name: math.log(1 + len(NEAREST) / count) for name, count in occurrences.items()}
@@ -97,11 +106,11 @@ def _index() -> tuple[list[tuple[Example, Weights]], Weights]:
 
 # ---------------------------------------------------------------------------------------------- what similar ones need
 
-_NEEDS_FILES = tuple(set(TASKS) - {"create", "write", "web"})  # a poem needs no file, and the weather no search
+_NEEDS_FILES = tuple(set(TASKS) - {"create", "write", "web"})  # a poem needs no file, the weather needs no search
 
 
 def _share(request: Request, offered: frozenset[str], condition: Callable[[Example], bool]) -> float | None:
-    """The share of the similar examples that meet a condition, weighted by similarity; None without similar ones."""
+    """Return the share of similar examples that meet a condition, weighted by similarity; None if none are similar."""
     near = rank(request, offered, NEIGHBOURS)
     if not near or near[0][0] < MIN_SIMILARITY:
         return None
@@ -109,14 +118,14 @@ def _share(request: Request, offered: frozenset[str], condition: Callable[[Examp
 
 
 def needs_tool(request: Request, offered: frozenset[str]) -> bool:
-    """Whether similar requests needed a tool, and this one has a word of such a task."""
+    """Return whether similar requests needed a tool, and this one has a word of such a task."""
     share = _share(request, offered, lambda example: bool(example.steps))
     tasks = TASKS if request.is_question else _NEEDS_FILES
     return share is not None and share >= 0.8 and request.means(*tasks, "show", "read", "before", "told", "every")
 
 
-def asks_of_past(request: Request, offered: frozenset[str]) -> bool:
-    """Whether only a search through earlier conversations can answer a request."""
+def asks_about_past(request: Request, offered: frozenset[str]) -> bool:
+    """Return whether only a search through earlier conversations can answer a request."""
     if paths_in(request) or request.means(*CHANGES, "show", "remind", "file", "folder"):
         return False
     near = [example.tools for _, example in rank(request, offered, 3)]
@@ -124,14 +133,14 @@ def asks_of_past(request: Request, offered: frozenset[str]) -> bool:
 
 
 def may_continue(request: Request, offered: frozenset[str], made: Sequence[str]) -> bool:
-    """Whether similar requests needed another change after those that were made."""
-    changes = sum(tool not in LOOKING for tool in made)
+    """Return whether similar requests needed another change after the ones made so far."""
+    changes = sum(tool not in READ_ONLY_TOOLS for tool in made)
     share = _share(request, offered, lambda example: example.changes > changes)
     return share is None or share > 0.15
 
 
 def may_change(request: Request, offered: frozenset[str]) -> bool:
-    """Whether a request allows changes, by its words or because most similar requests needed some."""
+    """Return whether a request allows changes, by its words or because most similar requests needed some."""
     if request.commands.means(*CHANGES, "remember", "remind") or request.means("run", "command"):
         return True
     share = _share(request, offered, lambda example: example.changes > 0)
@@ -139,9 +148,9 @@ def may_change(request: Request, offered: frozenset[str]) -> bool:
 
 
 def is_answered_by(request: Request, offered: frozenset[str], tool: str) -> bool:
-    """Whether a result is itself the answer: a list of files is, and a file if it was for most similar requests."""
+    """Return whether a result is the answer: a list of files is one, a file if it was one for most similar requests."""
     near = [(score, example) for score, example in rank(request, offered, NEIGHBOURS) if tool in example.tools]
-    quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote(*one.steps[0]))
+    quoted = sum(score for score, one in near if len(one.steps) == 1 and one.answer == quote_result(*one.steps[0]))
     return tool == "list_dir" or (tool == "read_file" and quoted > sum(score for score, _ in near) / 2)
 
 
@@ -155,33 +164,35 @@ def names_of(tools: Iterable[Tool]) -> frozenset[str]:
 
 
 def select_tools(tools: Sequence[Tool], request: Request, called: Iterable[str] = ()) -> list[Tool]:
-    """The tools to offer for a request, in their own order: the common ones, those of similar examples, those already
-    called, and those whose name or description the request mentions."""
+    """Return the tools to offer for a request, in their original order: the ones always offered, those of similar
+    examples, those already called, and those whose name or description the request mentions."""
     if not (request.means("web") or request.matches("url")):
-        tools = [tool for tool in tools if tool.get("name") not in WEB]
+        tools = [tool for tool in tools if tool.get("name") not in WEB_TOOLS]
     names = names_of(tools)
-    wanted = {*called, *(name for name in COMMON if name in names)}
+    wanted = {*called, *(name for name in ALWAYS_OFFERED if name in names)}
     for example in nearest(request, names, NEIGHBOURS):
         wanted |= example.tools
-    wanted |= {tool for tool, meaning in CALLED_FOR_BY.items() if tool in names and request.means(meaning)}
+    wanted |= {tool for tool, meaning in TRIGGER_MEANINGS.items() if tool in names and request.means(meaning)}
     others = sorted(((mention_score(tool, request), str(tool.get("name"))) for tool in tools), reverse=True)
     wanted |= {name for score, name in others[: max(0, MAX_TOOLS - len(wanted))] if score}
     return [tool for tool in tools if tool.get("name") in wanted]
 
 
 def mention_score(tool: Tool, request: Request) -> int:
-    """How many words of its name and description a request mentions, for tools without examples."""
+    """Return how many words of a tool's name and description a request mentions, for tools without examples."""
     if tool.get("name") in TOOLS_WITH_EXAMPLES:
         return 0
     request_words = {word for word in words(request) if len(word) > 3}
     name = set(words(str(tool.get("name")).replace("_", " ")))
     description = set(words(str(tool.get("description")))[:40])
-    score = 2 * len(request_words & name) + (0 if tool.get("name") in HARD else len(request_words & description))
+    score = 2 * len(request_words & name) + (
+        0 if tool.get("name") in ADVANCED_TOOLS else len(request_words & description)
+    )
     return score if score > 1 else 0
 
 
 def introduction(tools: Iterable[Tool]) -> str:
-    """A line for each tool without examples: its name, its arguments and what it does."""
+    """Return a line for each tool without examples: its name, its arguments and its purpose."""
     lines = []
     for tool in tools:
         if tool.get("name") not in TOOLS_WITH_EXAMPLES:

@@ -1,6 +1,7 @@
-"""The grammar of a small model's answer: words, or one call of an offered tool with arguments that fit together.
+"""The grammar of a small model's answer: words, or one call of an offered tool with consistent arguments.
 
-Small models garble names and lines when they write them freely, so a call can name only what was named or shown.
+Small models garble names and lines when they write them freely, so a call can contain only those that were mentioned or
+shown.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ....tools.narrow import NARROW, failed, lines_of
-from ....tools.seen import is_file
+from ....tools.simple_tools import SIMPLE_TOOLS, file_lines, is_failure
+from ....tools.workspace_view import is_file
 from .conversation import Turn, text_of
 from .examples import EXAMPLES, Tool
 from .language import (
@@ -34,18 +35,18 @@ from .language import (
 
 Expected = Literal["either", "call", "words"]
 _Shape = tuple[tuple[str, str | None], ...]
-# By tool and argument, the values that it can have, or a rule of the grammar; `must` lists arguments that the call must
+# By tool and argument: the possible values, or a rule of the grammar. `must` lists the arguments that the call must
 # have. Under `words`, `begin` is the beginning of an answer in words.
 Values = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 _BASE, _MOMENT = load_toml("grammar")["base"], load_toml("grammar")["moment"]
 _RULES: Values = {"find_files": {"pattern": "glob"}, "cron": {"at": _MOMENT}}
-_MODES = frozenset({"action", "deliver", "replace_all"})  # arguments that decide which others there are
+_MODES = frozenset({"action", "deliver", "replace_all"})  # arguments on whose value the other arguments depend
 _TYPES = ("integer", "number", "boolean", "string")
 _NON_EMPTY = frozenset(
     {"path", "command", "pattern", "query", "url", "message", "text", "at", "every", "cron", "old_text", "to"}
 )
-# By tool, the combinations of arguments in the examples: a small model is offered no others.
+# By tool: the combinations of arguments in the examples. A small model is offered no others.
 _SHAPES: dict[str, dict[_Shape, None]] = {}
 for _step in (step for example in EXAMPLES for step in example.steps):
     _shape = tuple((key, value if key in _MODES else None) for key, value in _step.arguments.items())
@@ -53,7 +54,7 @@ for _step in (step for example in EXAMPLES for step in example.steps):
 
 
 def grammar(tools: Iterable[Tool], expected: Expected = "either", values: Values | None = None) -> str:
-    """The GBNF grammar of an answer; without tools it can only be words."""
+    """Return the GBNF grammar of an answer; without tools, only words are possible."""
     values, base = values or {}, _BASE
     if begin := values.get("words", {}).get("begin"):
         base = _BASE.replace("words ::= text", f'words ::= {_literal(str(begin))} ("\\n" text)?')
@@ -67,7 +68,7 @@ def grammar(tools: Iterable[Tool], expected: Expected = "either", values: Values
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model writes it: one flat object, so that there is little to get wrong."""
+    """Return a call as the model writes it: one flat object, which leaves little to get wrong."""
     return json.dumps({"tool": name, **arguments}, ensure_ascii=False)
 
 
@@ -97,7 +98,7 @@ def _pair(key: str, rule: str) -> str:
 
 
 def _argument_rule(key: str, kind: Any) -> str:
-    """The rule of an argument from a rule, from its possible values, or from its schema."""
+    """Return the rule of an argument, given a rule, its possible values, or its schema."""
     if isinstance(kind, str):
         return kind
     choices = kind.get("enum") if isinstance(kind, Mapping) else kind
@@ -108,35 +109,37 @@ def _argument_rule(key: str, kind: Any) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text as a literal of the grammar."""
+    """Return a text as a literal of the grammar."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
 def _string_part(text: str, start: bool = False, end: bool = False) -> str:
-    """A piece of a JSON string as a literal."""
+    """Return a part of a JSON string as a literal."""
     inner = json.dumps(text, ensure_ascii=False)[1:-1]
     return _literal('"' * start + inner + '"' * end)
 
 
 # ---------------------------------------------------------------------------------------------- values of arguments
 
-RECENT_MESSAGES = 8  # whose paths can be named
+RECENT_MESSAGES = 8  # messages whose paths a call can name
 MAX_PATHS = 40
-MAX_LINES = 30  # of which an edit can choose one
+MAX_LINES = 30  # lines from which an edit can choose one
 
 
 def argument_values(turn: Turn) -> dict[str, dict[str, Any]]:
-    """The values that arguments can have: paths that were named or shown, lines that were read. After a failed call,
-    arguments are free."""
-    seen = turn.seen
-    if turn.calls and failed(turn.calls[-1].result):
+    """Return the possible values of arguments: paths that were named or shown, lines that were read.
+
+    After a failed call, arguments are free.
+    """
+    workspace = turn.workspace
+    if turn.calls and is_failure(turn.calls[-1].result):
         name, arguments, _ = turn.calls[-1]
         return {"read_file": {"path": [str(arguments.get("path"))]}} if name == "edit_file" else {}
     shown = [path for call in turn.calls for path in paths_in(call.result)][:MAX_PATHS]
     named = paths_in(turn.request)
     recent = [path for message in turn.messages[-RECENT_MESSAGES:] for path in paths_in(text_of(message))]
-    known = [*reversed(seen.touched), *seen.files, *recent][:MAX_PATHS]
+    known = [*reversed(workspace.touched), *workspace.files, *recent][:MAX_PATHS]
     files = list(dict.fromkeys([*named, *shown] or known))
     folders = folders_in(turn.request)
     listed = [path for path in [*files, *tokens(turn.request)[:MAX_PATHS]] if not is_file(path)]
@@ -146,39 +149,39 @@ def argument_values(turn: Turn) -> dict[str, dict[str, Any]]:
     values["grep"] = {"path": searched, "must": ["path"] if named_files else []}
     values["write_file"] = {"path": _new_paths(turn, named_files, folders)}
     values["edit_file"] = {"path": files, **_edit_values(turn, files)}
-    values |= _narrow_values(turn, named_files, folders)
+    values |= _simple_tool_values(turn, named_files, folders)
     for given in values.values():
         given["path"] = list(dict.fromkeys(given["path"]))
     any_day = "*" if (day := cron_weekday(turn.request)) else ""
-    if any(fields := [*cron_time(turn.request), any_day, any_day, day]):  # the fields that were not named are free
+    if any(fields := [*cron_time(turn.request), any_day, any_day, day]):  # fields that were not named are free
         parts = ' " " '.join(_literal(field) if field else "field" for field in fields)
-        # What recurs at a time of day is a job by the calendar.
+        # Something that recurs at a time of day is a cron job.
         must = ["cron"] if fields[0] and turn.request.means("every") else []
         values["cron"] = {"cron": " ".join([_literal('"'), parts, _literal('"')]), "must": must}
     return {tool: {key: choices for key, choices in given.items() if choices} for tool, given in values.items()}
 
 
 def _new_paths(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """The paths that a new file can have: those that were named, but not of files that were only to be read."""
+    """Return the possible paths of a new file: those that were named, except for files that were only read."""
     read = {str(call.arguments.get("path")) for call in turn.calls if call.tool == "read_file"}
     paths = [path for path in named if path not in read] or list(named)
     return [*paths, *(f"{folder}/{path}" for folder in folders for path in paths if "/" not in path)]
 
 
-def _narrow_values(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The arguments of narrow tools: known files, and as new names those that the request names."""
-    seen = turn.seen
-    known = [path for path in named if seen.has(path)]
+def _simple_tool_values(turn: Turn, named: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the possible arguments of simple tools: known files, and the new names in the request."""
+    workspace = turn.workspace
+    known = [path for path in named if workspace.has(path)]
     unknown = [path for path in named if path not in known]
-    files = [turn.file] if turn.file else known or list(named) or [*reversed(seen.touched), *seen.files]
-    lines = [line for path in files for line in seen.texts.get(path, ())]
+    files = [turn.file] if turn.file else known or list(named) or [*reversed(workspace.touched), *workspace.files]
+    lines = [line for path in files for line in workspace.texts.get(path, ())]
     phrases = [phrase for phrase in phrases_in(turn.request) if not is_file(phrase)]
     text = [phrase for phrase in phrases if any(phrase in line for line in lines)] if lines else phrases
-    targets = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in seen.folders[-1:] if not unknown]
+    targets = [f"{folder}/" for folder in folders] or [f"{folder}/" for folder in workspace.folders[-1:] if not unknown]
     to = targets or [path for path in (unknown or named) if path != turn.file]
     if len(named) > 1 and not targets and not turn.file:
         files, to = [named[0]], list(named[1:])
-    values = {tool: {"path": list(files)} for tool in NARROW}
+    values = {tool: {"path": list(files)} for tool in SIMPLE_TOOLS}
     values["remove_line"]["text"] = text or lines[:MAX_LINES]
     values["move"]["to"] = values["copy"]["to"] = to
     if not turn.file:
@@ -196,8 +199,8 @@ _PUNCTUATION = ".,:;!?\"'“”«»()"
 
 
 def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
-    """What an edit can replace: a line that was read or found, or every occurrence of a phrase of the request."""
-    lines = [line for name, _, result in turn.calls for line in lines_of(name, result)]
+    """Return what an edit can replace: a line that was read or found, or each occurrence of a phrase of the request."""
+    lines = [line for name, _, result in turn.calls for line in file_lines(name, result)]
     if not files:
         return {}
     every = turn.request.replaces_all
@@ -206,8 +209,8 @@ def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
         places = replacement_places(turn.request, lines)
         old = most_similar(turn.request, places or lines)[:MAX_LINES]
         old = [line for line in old if names_key(turn.request, line)] or old
-        if turn.corrects and not places and turn.seen.last_edit in lines and len(old) == len(set(lines)):
-            old = [turn.seen.last_edit]  # no line stands out, so it is the one that was changed last
+        if turn.corrects and not places and turn.workspace.last_edit in lines and len(old) == len(set(lines)):
+            old = [turn.workspace.last_edit]  # no line stands out, so take the one changed last
         replaced = [line[len(one) : len(line) - len(two)] for line in old for one, two in places.get(line, ())]
         new = new_phrases(turn.request, replaced)
         return {
@@ -218,8 +221,11 @@ def _edit_values(turn: Turn, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _edit_rule(line: str, places: Iterable[tuple[str, str]], new: Sequence[str], request: Request) -> str:
-    """A line and what replaces it: the line with another phrase of the request in one of the places, or a line with the
-    same beginning and the same punctuation at its end."""
+    """Return the rule for a line and its replacement.
+
+    The replacement is the line with another phrase of the request in one of the places, or a line with the same
+    beginning and the same punctuation at its end.
+    """
     phrases = " | ".join(map(_string_part, new))
     forms = [
         f"{_string_part(before, start=True)} ({phrases}) {_string_part(after, end=True)}"
@@ -233,7 +239,7 @@ def _edit_rule(line: str, places: Iterable[tuple[str, str]], new: Sequence[str],
 
 
 def replacement_places(request: Request, lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """By line, the text before and after the phrase that is to be replaced in it; empty if the request names none."""
+    """Return, by line, the text before and after the phrase to replace; empty if the request names none."""
     found = list(dict.fromkeys(lines))
     certain: dict[str, list[tuple[str, str]]] = {}
     possible: dict[str, list[tuple[str, str]]] = {}
@@ -249,7 +255,7 @@ def replacement_places(request: Request, lines: Iterable[str]) -> dict[str, list
 
 
 def new_phrases(request: Request, old: Sequence[str]) -> list[str]:
-    """The phrases of a request that can replace the old ones."""
+    """Return the phrases of a request that can replace the old ones."""
     stripped = dict.fromkeys(phrase.strip(_PUNCTUATION) for phrase in phrases_in(request))
     within = [phrase for phrase in stripped if phrase and not _CLAUSE_END.search(phrase)]
     new = [phrase for phrase in within if not any(whole_words(one).search(phrase) for one in old)]
@@ -257,7 +263,7 @@ def new_phrases(request: Request, old: Sequence[str]) -> list[str]:
 
 
 def most_similar(request: Request, lines: Iterable[str]) -> list[str]:
-    """The lines that share most words with a request; all if none shares any."""
+    """Return the lines that share the most words with a request; all lines if none shares any."""
     request_words = content_words(without_paths(request))
     shared = {line: len(request_words & set(words(line))) for line in lines if line.strip()}
     most = max(shared.values(), default=0)
@@ -265,19 +271,19 @@ def most_similar(request: Request, lines: Iterable[str]) -> list[str]:
 
 
 def key_of(line: str) -> str:
-    """The beginning of a setting up to its value, or ""."""
+    """Return the beginning of a setting up to its value, or ""."""
     found = _KEY.match(line)
     return found[0] if found else ""
 
 
 def names_key(request: Request, line: str) -> bool:
-    """Whether a line is a setting whose key a request names."""
+    """Return whether a line is a setting whose key the request names."""
     key = content_words(key_of(line))
     return bool(key) and key <= {*words(without_paths(request))}
 
 
 def kept_beginning(request: Request, line: str) -> str:
-    """What a line keeps when it is replaced: its key, or a first word that the request does not mention."""
+    """Return what a replaced line keeps: its key, or a first word that the request does not mention."""
     if key := key_of(line):
         return key
     indent = line[: len(line) - len(line.lstrip())]

@@ -1,4 +1,4 @@
-"""The language of requests: meanings of words, the language they are in, names of files, and kinds of requests."""
+"""Analyse the language of requests: the meanings of words, the language, paths, and the kind of request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ....tools.seen import is_file
+from ....tools.workspace_view import is_file
 
 
 def load_toml(name: str) -> Mapping[str, Any]:
@@ -28,11 +28,11 @@ STOPWORDS = WORD_SETS["stopwords"]
 # ---------------------------------------------------------------------------------------------- meanings
 
 MEANINGS: Mapping[str, str] = _DATA["meanings"]
-# What asks for a change, and what asks for any task.
+# The meanings that ask for a change, and those that ask for any task.
 CHANGES = ("create", "write", "add", "change", "rename", "move", "copy", "delete", "sort")
 TASKS = (*CHANGES, "folder", "file", "find", "run", "command", "remember", "remind", "web")
 _BY_WORD = {word: f"§{meaning}" for meaning, listed in MEANINGS.items() for word in listed.split()}
-# The longest prefix counts.
+# The longest prefix wins.
 _BY_PREFIX = sorted(
     ((word[:-1], meaning) for word, meaning in _BY_WORD.items() if word[-1] == "-"), key=lambda pair: -len(pair[0])
 )
@@ -46,7 +46,7 @@ def _meanings_in(text: str) -> frozenset[str]:
 
 
 def _mark_phrases(text: str) -> str:
-    """Replace each phrase that has a meaning by the mark of that meaning."""
+    """Replace each phrase that has a meaning with the mark of that meaning."""
     text = text.lower()
     for pattern, mark in _PHRASES:
         text = pattern.sub(mark, text)
@@ -55,8 +55,10 @@ def _mark_phrases(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _meanings_of(word: str) -> list[str]:
-    """The marks of a word's meanings, or the word itself. Where words are not separated by spaces, a run of letters may
-    have several meanings."""
+    """Return the marks of a word's meanings, or the word itself.
+
+    In languages that do not separate words by spaces, a run of letters may have several meanings.
+    """
     if word in _BY_WORD or word[0] == "§":
         return [_BY_WORD.get(word, word)]
     unspaced = "\u3000" < word[0] < "\uac00"
@@ -65,8 +67,10 @@ def _meanings_of(word: str) -> list[str]:
 
 
 def features(text: str) -> dict[str, float]:
-    """The features by which requests are compared, each with its weight: meanings, other words, and pairs of them.
-    Which file is named or what is quoted makes no difference."""
+    """Return the features by which requests are compared, with their weights: meanings, other words, and pairs of them.
+
+    Which file is named, or what is quoted, makes no difference.
+    """
     text = _UNBROKEN.sub(" ", text)
     for pattern, mark in ((_QUOTED, "§quote"), (PATTERNS["url"], "§url"), (_PATH, "§path")):
         text = pattern.sub(f" {mark} ", text)
@@ -79,7 +83,7 @@ def features(text: str) -> dict[str, float]:
 
 # ---------------------------------------------------------------------------------------------- languages and times
 
-ENGLISH = "english"  # also the name of all languages in Latin letters, where only the script is known
+ENGLISH = "english"  # also stands for all languages in Latin letters if only the script is known
 _SCRIPTS: Mapping[str, str] = _DATA["scripts"]
 _LANGUAGE_WORDS: Mapping[str, frozenset[str]] = {
     language: frozenset(listed.split()) for language, listed in _DATA["languages"].items()
@@ -87,28 +91,28 @@ _LANGUAGE_WORDS: Mapping[str, frozenset[str]] = {
 
 
 def script_of(text: str) -> str:
-    """The language that the letters of a text belong to; all Latin letters are taken for English."""
+    """Return the language of a text's script; Latin letters count as English."""
     return next((name for name, letters in _SCRIPTS.items() if re.search(letters, text)), ENGLISH)
 
 
 @lru_cache(maxsize=1024)  # the language of each example is looked up for every request
 def language_of(text: str) -> str:
-    """The language of a text, as far as there are examples in it."""
+    """Return the language of a text, out of the languages of the examples."""
     if (script := script_of(text)) != ENGLISH:
         return script
     text_words = {word.strip(".,:;!?¿¡()") for word in text.lower().split()}
-    # English is the first one, so it wins a tie.
+    # English comes first, so it wins a tie.
     return max(_LANGUAGE_WORDS, key=lambda language: len(text_words & _LANGUAGE_WORDS[language]))
 
 
 def cron_weekday(request: Request) -> str:
-    """The one weekday that is named, as a field of cron, or ""."""
+    """Return the weekday as a cron field if the request names exactly one, or ""."""
     named = [str(number) for number, names in enumerate(_DATA["days"]["names"]) if re.search(names, request, re.I)]
     return named[0] if len(named) == 1 else ""
 
 
 def cron_time(request: Request) -> tuple[str, str]:
-    """The minute and the hour of the one time of day that is named, as fields of cron, or two times ""."""
+    """Return minute and hour as cron fields if the request names exactly one time of day, or "" twice."""
     times = [
         (int(found["hour"] or found["full"]), int(found["minute"] or 0)) for found in PATTERNS["time"].finditer(request)
     ]
@@ -127,8 +131,8 @@ def cron_time(request: Request) -> tuple[str, str]:
 WORD_END = r"(?!\w|[.,:]\d)"  # 273 does not occur in 273.15
 MAX_PHRASE_TEXT = 600  # characters of a request whose phrases are listed
 MAX_PATH_TEXT = 20_000  # characters of a text in which paths are found
-_UNBROKEN = re.compile(r"\S{300,}")  # is no path, and would take long to search
-_NAME = "0-9A-Za-z_À-ÖØ-öø-ɏ"  # no letters of languages without spaces: a name would include its neighbours
+_UNBROKEN = re.compile(r"\S{300,}")  # not a path, and slow to search
+_NAME = "0-9A-Za-z_À-ÖØ-öø-ɏ"  # excludes scripts without spaces: a name would include the adjacent words
 _PATH = re.compile(
     rf"(?:[{_NAME}.-]+/)*[{_NAME}-]*(?:\.[{_NAME}-]+)*\.[A-Za-z][A-Za-z0-9_]{{0,4}}(?![A-Za-z0-9_])"
     rf"|[{_NAME}.-]+/(?:[{_NAME}.-]+/?)*"
@@ -145,34 +149,34 @@ def words(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The words of a text without stop words."""
+    """Return the words of a text without stop words."""
     return set(words(text)) - STOPWORDS
 
 
 def tokens(text: str) -> list[str]:
-    """Everything in a text that could be a name."""
+    """Return everything in a text that could be a name."""
     return list(dict.fromkeys(found.strip(".,:;!?") for found in _TOKEN.findall(text) if found.strip(".,:;!?")))
 
 
 def raw_paths_in(text: str) -> list[str]:
-    """All that has the form of a path, folders with the slash at their end."""
+    """Return everything in the form of a path; folders keep their trailing slash."""
     text = PATTERNS["time_zone"].sub(" ", PATTERNS["url"].sub(" ", _UNBROKEN.sub(" ", text[:MAX_PATH_TEXT])))
-    # An extension after letters of another script belongs to a name that cannot be told from its neighbours.
+    # An extension after letters of another script belongs to a name whose beginning is unknown.
     return [one[0] for one in _PATH.finditer(text) if not (one[0][0] == "." and text[: one.start()][-1:].isalpha())]
 
 
 def paths_in(text: str) -> list[str]:
-    """The paths of files and folders in a text."""
+    """Return the paths of files and folders in a text."""
     return list(dict.fromkeys(path.rstrip("/") for path in raw_paths_in(text) if path.strip("./")))
 
 
 def files_in(text: str) -> list[str]:
-    """The paths of files, not of folders, in a text."""
+    """Return the paths of files, without folders, in a text."""
     return [path for path in paths_in(text) if is_file(path)]
 
 
 def folders_in(text: str, after_prepositions: bool = True) -> list[str]:
-    """The names next to a word for a folder. Names after "in" and the like may be folders, too."""
+    """Return the names next to a word for a folder. Names after "in" and similar words may be folders, too."""
     names = tokens(text)
     near = [
         names[max(0, at - 2) : at] + names[at + 1 : at + 3]
@@ -190,13 +194,15 @@ def without_paths(text: str) -> str:
 
 
 def name_words(path: str) -> list[str]:
-    """The words of a file's name without its extension."""
+    """Return the words of a file's name without its extension."""
     return words(path.rpartition("/")[2].rpartition(".")[0] or path)
 
 
 def phrases_in(text: str, within: str = "", longest: int = 5) -> list[str]:
-    """The quotes and runs of up to five words of a text, without paths: all that a person can have named for a
-    replacement. With `within`, only those that occur there."""
+    """Return the quotes and the runs of up to five words in a text, without paths: everything that may be replaced.
+
+    With `within`, return only those that occur there.
+    """
     found: dict[str, None] = {quoted[1:-1]: None for quoted in _QUOTED.findall(text)}
     for part in _PATH.split(PATTERNS["url"].sub(" ", text)) if len(text) <= MAX_PHRASE_TEXT else ():
         parts = PATTERNS["script_change"].sub(" ", part).split()
@@ -209,7 +215,7 @@ def phrases_in(text: str, within: str = "", longest: int = 5) -> list[str]:
 
 
 def whole_words(phrase: str) -> re.Pattern[str]:
-    """The pattern of a phrase that is not part of longer words or numbers."""
+    """Return the pattern of a phrase that is not part of longer words or numbers."""
     return re.compile(rf"(?<!\w){re.escape(phrase)}{WORD_END}")
 
 
@@ -219,19 +225,19 @@ _ASKS = WORD_SETS["asks"]
 
 
 class Request(str):
-    """A request of the user, or a part of it, and what its words say about it."""
+    """A request of the user, or a part of one, with predicates on its words."""
 
     def means(self, *meanings: str) -> bool:
-        """Whether a word or a phrase has one of the meanings. Names of files have none."""
+        """Return whether a word or a phrase has one of these meanings. Names of files have none."""
         return not _meanings_in(self).isdisjoint(f"§{meaning}" for meaning in meanings)
 
     def matches(self, pattern: str) -> bool:
-        """Whether the pattern of this name occurs."""
+        """Return whether the pattern of this name matches somewhere."""
         return PATTERNS[pattern].search(self) is not None
 
     @property
     def is_question(self) -> bool:
-        """Whether it is a question, not a polite command."""
+        """Whether it is a question and not a polite command."""
         asks = re.search("[?\uff1f]", self) is not None
         return self.matches("question") or (asks and not self.matches("polite"))
 
@@ -247,17 +253,17 @@ class Request(str):
 
     @property
     def names_path(self) -> bool:
-        """Whether it certainly names a file or a folder; `and/or` and `e.g.` only look like one."""
+        """Whether it certainly names a file or a folder; `and/or` and `e.g.` only look like paths."""
         return any(_CERTAIN_PATH.search(path) for path in raw_paths_in(self))
 
     @property
     def asks_to_run(self) -> bool:
-        """Whether it asks to run what it asks for first: `… and run it`."""
+        """Whether it asks to run what it asked to create: `… and run it`."""
         return any(Request(" ".join(clause.split()[:2])).means("run") for clause in self.clauses[1:])
 
     @property
     def asks_for_edit(self) -> bool:
-        """Whether it says what one existing file should say."""
+        """Whether it says what an existing file should contain."""
         if len(files_in(self)) != 1 or self.is_question:
             return False
         if self.means("delete", "run", "command", "add", "remind", "remember", "copy", "move"):
@@ -266,12 +272,12 @@ class Request(str):
 
     @property
     def replaces_all(self) -> bool:
-        """Whether the words to be replaced may occur several times."""
+        """Whether it asks to replace every occurrence of some words."""
         return Request(without_paths(self)).matches("every")
 
     @property
     def asks_for_whole_file(self) -> bool:
-        """Whether it asks to see a file, and for nothing in it in particular."""
+        """Whether it asks to see a whole file, and nothing in particular in it."""
         rest = words(PATTERNS["refers_to_file"].sub(" ", without_paths(self)))
         meanings = ("show", "read", "say", "file", "collection")
         asks = all(word in STOPWORDS or word in _ASKS or Request(word).means(*meanings) for word in rest)
@@ -279,7 +285,7 @@ class Request(str):
 
     @property
     def asks_for_listing(self) -> bool:
-        """Whether it asks which files there are, and for nothing else."""
+        """Whether it asks which files exist, and nothing else."""
         rest = [Request(word) for word in words(self) if word not in STOPWORDS and word not in _ASKS]
         meanings = ("file", "folder", "here")
         return self.means(*meanings) and len(rest) <= 3 and all(word.means(*meanings, "show") for word in rest)

@@ -1,4 +1,4 @@
-"""A partially downloaded model file, kept between attempts, whichever source the next one uses."""
+"""A partially downloaded model file, kept between attempts even if they use different sources."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .progress import Progress, Watch, WeightsError
+from .progress import Progress, ProgressReporter, WeightsError
 
 CHUNK = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Part:
-    """A growing file and its checksum. Until it is complete it has another name, and is never loaded."""
+class PartialFile:
+    """An incomplete file and its checksum. Until it is complete it has a temporary name, and is never loaded."""
 
-    def __init__(self, path: Path, total: int, watch: Watch) -> None:
+    def __init__(self, path: Path, total: int, reporter: ProgressReporter) -> None:
         self._path = path
         self._tag = path.with_name(f"{path.name}.tag")
         self._total = total
-        self._watch = watch
+        self._reporter = reporter
         with self._disk():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._file: BinaryIO = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
@@ -33,7 +33,7 @@ class Part:
         self._read_again(os.fstat(descriptor).st_size)
 
     def write(self, data: bytes) -> None:
-        """Append bytes. A full disk raises an error that says so."""
+        """Append bytes. Raises a WeightsError that names the cause, such as a full disk."""
         with self._disk():
             view = memoryview(data)
             while view:
@@ -42,7 +42,7 @@ class Part:
         self.done += len(data)
 
     def cut(self, length: int) -> None:
-        """Truncate the file to its first bytes."""
+        """Truncate the file to this length."""
         if length < self.done:
             with self._disk():
                 self._file.truncate(length)
@@ -94,7 +94,7 @@ class Part:
         while self.done < length and (data := self._file.read(min(CHUNK, length - self.done))):
             self._hash.update(data)
             self.done += len(data)
-            self._watch.report(Progress("check", self.done, length))
+            self._reporter.report(Progress("check", self.done, length))
         self._file.truncate(self.done)
 
     @contextmanager
@@ -109,8 +109,8 @@ def disk_error(error: OSError, folder: Path) -> WeightsError:
     """Explain a failed write to the user."""
     if error.errno in _FULL:
         return WeightsError(
-            f"no room left in {folder} ({error.strerror}); what is there is kept: make room and pull again, or let "
-            "EVERLOOP_MODELS name a folder on another disk"
+            f"no space left in {folder} ({error.strerror}); the partial file is kept: free some space and pull again, "
+            "or set EVERLOOP_MODELS to a folder on another disk"
         )
     return WeightsError(f"{folder} cannot be written ({error.strerror}); set EVERLOOP_MODELS to another folder")
 

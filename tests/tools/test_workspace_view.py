@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from everloop.tools.seen import Call, Seen, seen_in
+from everloop.tools.workspace_view import Call, WorkspaceView, view_of
 
 LISTED = Call("list_dir", {"path": "."}, "nets/\nmemory/\npike.md  1 kB\ncarp.md  2 kB")
 READ = Call("read_file", {"path": "./pike.md"}, "     1\tdepth = 3\n     2\tbait = worm")
 
 
-def seen(*calls: Call) -> Seen:
-    return seen_in(calls)
+def workspace_view(*calls: Call) -> WorkspaceView:
+    return view_of(calls)
 
 
-def test_a_list_shows_files_and_folders_and_touches_none() -> None:
-    there = seen(LISTED)
+def test_a_listing_adds_files_and_folders_and_touches_none() -> None:
+    there = workspace_view(LISTED)
     assert list(there.files) == ["pike.md", "carp.md"]
     assert (there.folders, there.listed, there.focus) == (["nets"], True, "")
 
 
-def test_the_file_of_the_last_call_is_the_one_that_was_touched_last() -> None:
-    there = seen(LISTED, READ, Call("append", {"path": "carp.md", "text": "hook"}, "(no output)"))
+def test_the_file_of_the_last_call_is_the_one_touched_last() -> None:
+    there = workspace_view(LISTED, READ, Call("append", {"path": "carp.md", "text": "hook"}, "(no output)"))
     assert there.touched == ["pike.md", "carp.md"]
     assert (there.focus, there.last, there.last_edit) == ("carp.md", "append", "hook")
 
@@ -39,14 +39,16 @@ def test_the_file_of_the_last_call_is_the_one_that_was_touched_last() -> None:
         ("delete", {}, {}),
     ],
 )
-def test_what_a_file_says_is_known_after_a_change(tool: str, arguments: dict[str, Any], texts: dict[str, Any]) -> None:
-    there = seen(READ, Call(tool, {"path": "pike.md", **arguments}, "(no output)"))
+def test_the_text_of_a_file_is_known_after_a_change(
+    tool: str, arguments: dict[str, Any], texts: dict[str, Any]
+) -> None:
+    there = workspace_view(READ, Call(tool, {"path": "pike.md", **arguments}, "(no output)"))
     assert there.texts == texts
     assert set(there.files) == set(texts)
 
 
 def test_a_copy_knows_its_original() -> None:
-    there = seen(READ, Call("copy", {"path": "pike.md", "to": "old.md"}, "(no output)"))
+    there = workspace_view(READ, Call("copy", {"path": "pike.md", "to": "old.md"}, "(no output)"))
     assert (there.copies, there.focus) == ({"old.md": "pike.md"}, "old.md")
     assert there.texts["old.md"] == there.texts["pike.md"]
 
@@ -66,10 +68,13 @@ def test_a_copy_knows_its_original() -> None:
         (Call("read_file", {"path": 3}, "text"), [], ""),
     ],
 )
-def test_a_result_shows_files_and_a_failed_call_none(call: Call, files: list[str], focus: str) -> None:
-    there = seen(call)
+def test_a_result_adds_files_and_a_failed_call_none(call: Call, files: list[str], focus: str) -> None:
+    there = workspace_view(call)
     assert (list(there.files), there.focus) == (files, focus)
 
 
-def test_a_folder_that_was_made_comes_last() -> None:
-    assert seen(LISTED, Call("exec", {"command": "mkdir -p ponds/"}, "(no output)")).folders == ["nets", "ponds"]
+def test_a_new_folder_comes_last() -> None:
+    assert workspace_view(LISTED, Call("exec", {"command": "mkdir -p ponds/"}, "(no output)")).folders == [
+        "nets",
+        "ponds",
+    ]

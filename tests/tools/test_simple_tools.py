@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everloop.log import error_content
-from everloop.tools.narrow import failed, short_result
+from everloop.tools.simple_tools import is_failure, short_result
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from everloop.tools.narrow import failed, short_result
     ],
 )
 def test_a_result_says_that_its_call_failed(result: str):
-    assert failed(result)
+    assert is_failure(result)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_a_result_says_that_its_call_failed(result: str):
         "[exit status 1]\nand then ok",
     ],
 )
-def test_what_a_file_or_a_command_says_of_errors_is_no_failure(result: str):
-    assert not failed(result)
+def test_errors_mentioned_in_a_file_or_output_are_not_failures(result: str):
+    assert not is_failure(result)
 
 
 def test_an_error_is_shown_without_advice_and_similar_names():

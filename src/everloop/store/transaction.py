@@ -180,6 +180,13 @@ class Transaction(ABC):
         self.accept(message, "message")
         return True
 
+    def _known(self, row: Sequence[Any], message: InboundMessage) -> Incoming:
+        """Return a message that was accepted before. If its row is damaged, it is repaired."""
+        if not claims.readable([row])[1]:
+            return claims.incoming(row)
+        state = self.repair(row[0], claims.inbox_data(message, None))
+        return replace(claims.incoming(row, message), done=state == "done")
+
     # ------------------------------------------------------------------------------------------ sessions
 
     @abstractmethod
@@ -248,13 +255,6 @@ class Transaction(ABC):
 
         With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
         """
-
-    def _known(self, row: Sequence[Any], message: InboundMessage) -> Incoming:
-        """Return a message that was accepted before. If its row is damaged, it is repaired."""
-        if not claims.readable([row])[1]:
-            return claims.incoming(row)
-        state = self.repair(row[0], claims.inbox_data(message, None))
-        return replace(claims.incoming(row, message), done=state == "done")
 
     @abstractmethod
     def repair(self, row: int, data: str) -> str:

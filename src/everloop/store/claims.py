@@ -32,7 +32,7 @@ from ..log import (
     kind_of,
     open_turn,
 )
-from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Waiting, new_turn_id
+from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Spent, Waiting, new_turn_id
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -256,6 +256,26 @@ def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> 
 def boundaries(rows: LogRows) -> Iterator[tuple[str, int]]:
     """Return (kind, position) of the entries that change which part of the log is shown: "new" and "compacted"."""
     return ((kind, seq) for seq, kind, _ in rows.each() if kind in ("new", "compacted"))
+
+
+class TurnStep(NamedTuple):
+    """The writes of one step of a turn: entries, the pending messages that they contain, and usage."""
+
+    rows: LogRows
+    took: Sequence[int]
+    spent: Sequence[Spent]
+
+    @classmethod
+    def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int]) -> TurnStep:
+        """Assign the claim's next positions to these entries, and take over its usage."""
+        claim.inbox += took
+        spent, claim.spent = claim.spent, []
+        return cls(rows_of(claim, entries), took, spent)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it changes nothing about the session itself."""
+        return not any(True for _ in boundaries(self.rows))
 
 
 def logged(session: int, rows: Iterable[Sequence[Any]]) -> Iterator[Logged]:

@@ -21,7 +21,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import Entry
 from .. import claims
 from ..base import Claim, FileMark, Finished, Incoming, Naming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, SessionState
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, SessionState, TurnStep
 from ..peers import gone
 from ..tokens import checked_fields, joined_rights, name_taken
 from ..transaction import ParkedTurn, SessionRow, Transaction
@@ -162,26 +162,6 @@ class Looked(NamedTuple):
         return (state.open_turn is not None or state.waiting is not None) and not state.is_parked
 
 
-class TurnStep(NamedTuple):
-    """The writes of one step of a turn: entries, the pending messages that they contain, and usage."""
-
-    rows: LogRows
-    took: Sequence[int]
-    spent: Sequence[Spent]
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether it changes nothing about the session itself."""
-        return not any(True for _ in claims.boundaries(self.rows))
-
-    def values(self, claim: Claim) -> tuple[Any, ...]:
-        rows, spent = self.rows, self.spent
-        return (
-            *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.texts, list(self.took), claim.owner),
-            *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
-        )
-
-
 class Appended(NamedTuple):
     """A step of a turn, and the earlier ones that a crash of the database may have undone."""
 
@@ -193,16 +173,23 @@ class Appended(NamedTuple):
     @classmethod
     def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int], flush: bool = True) -> Appended:
         """Assign the claim's next positions to these entries. With `flush`, no earlier steps need be kept."""
-        claim.inbox += took
-        first, rows = claim.next_seq, claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        step, before = TurnStep(rows, took, spent), tuple(claim.unflushed)
+        first, before = claim.next_seq, tuple(claim.unflushed)
+        step = TurnStep.of(claim, entries, took)
         claim.unflushed = [] if flush else [*before, step]
         return cls(claim, step, before, first)
 
     def values(self) -> tuple[Any, ...]:
         claim = self.claim
-        return (claim.session, claim.fence, self.next_seq - 1, *self.step.values(claim))
+        return (claim.session, claim.fence, self.next_seq - 1, *step_values(claim, self.step))
+
+
+def step_values(claim: Claim, step: TurnStep) -> tuple[Any, ...]:
+    """Return the values of WRITE after the session."""
+    rows, spent = step.rows, step.spent
+    return (
+        *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.texts, list(step.took), claim.owner),
+        *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
+    )
 
 
 def finish_values(
@@ -365,7 +352,7 @@ class PostgresTransaction(Transaction):
         last = self.last_seq(claim.session)
         for step in appended.before:
             if step.rows.seqs[0] == last + 1:
-                self.db.execute(WRITE, (claim.session, *step.values(claim)))
+                self.db.execute(WRITE, (claim.session, *step_values(claim, step)))
                 self._note_boundaries(claim.session, step.rows)
                 last = step.rows.seqs[-1]
         if last != appended.next_seq - 1:

@@ -44,6 +44,7 @@ from ..base import (
     Token,
     TurnInfo,
 )
+from ..claims import TurnStep
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
 from . import deletion, queries
@@ -184,13 +185,11 @@ class SQLiteStore:
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
     ) -> Written[None]:
-        rows = claims.rows_of(claim, entries)
-        if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            unflushed: WriteKind = "short" if sum(map(len, rows.data)) < SHORT else "statement"
-            return self._transact(lambda tx: tx.append(claim, rows), "flushed" if flush else unflushed)
-        claim.inbox += took
-        spent, claim.spent = claim.spent, []
-        return self._transact(lambda tx: tx.append_taking(claim, rows, took, spent), "flushed" if flush else "written")
+        step = TurnStep.of(claim, entries, took)
+        if step.is_plain and entries and not took and not step.spent:  # a single statement
+            unflushed: WriteKind = "short" if sum(map(len, step.rows.data)) < SHORT else "statement"
+            return self._transact(lambda tx: tx.append(claim, step.rows), "flushed" if flush else unflushed)
+        return self._transact(lambda tx: tx.append_step(claim, step), "flushed" if flush else "written")
 
     def finish(
         self,
@@ -201,12 +200,8 @@ class SQLiteStore:
         took: Sequence[int] = (),
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self._transact(
-            lambda tx: tx.finish(claim, rows, entries, took, outgoing, sender, incoming, spent),
-        )
+        step = TurnStep.of(claim, entries, took)
+        return self._transact(lambda tx: tx.finish(claim, step, entries, outgoing, sender, incoming))
 
     def park(
         self,
@@ -216,10 +211,8 @@ class SQLiteStore:
         sender: str | None = None,
         took: Sequence[int] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self._transact(lambda tx: tx.park(claim, rows, took, outgoing, sender, spent))
+        step = TurnStep.of(claim, entries, took)
+        return self._transact(lambda tx: tx.park(claim, step, outgoing, sender))
 
     async def decide(
         self,

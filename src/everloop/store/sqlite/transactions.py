@@ -13,7 +13,7 @@ from ...bus import InboundMessage, Kind, OutboundMessage
 from ...log import Entry
 from .. import claims
 from ..base import ChannelRow, Claim, FileMark, Finished, Incoming, Naming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Damaged, LogRows, SessionState
+from ..claims import INBOX_COLUMNS, Damaged, LogRows, SessionState, TurnStep
 from ..peers import HOLDS, alive
 from ..tokens import checked_fields, joined_rights, name_taken
 from ..transaction import ParkedTurn, SessionRow, Transaction
@@ -204,32 +204,30 @@ class SQLiteTransaction(Transaction):
         if self.db.execute(append_to_log(len(rows.seqs)), values).rowcount != len(rows.seqs):
             raise claims.stale(claim)
 
-    def append_taking(self, claim: Claim, rows: LogRows, took: Sequence[int], spent: Sequence[Spent]) -> None:
+    def append_step(self, claim: Claim, step: TurnStep) -> None:
         """Append entries, and take the pending messages that they contain."""
-        if rows.seqs:  # a command may leave nothing in the log
-            self.append(claim, rows)
-        self.spend(claim.owner, spent)
-        self._note_boundaries(claim.session, rows)
+        if step.rows.seqs:  # a command may leave nothing in the log
+            self.append(claim, step.rows)
+        self.spend(claim.owner, step.spent)
+        self._note_boundaries(claim.session, step.rows)
         taken = "UPDATE inbox SET state = 'taken', turn = ?, first_seq = ? WHERE id = ?"
-        self.db.executemany(taken, [(claim.turn, claim.first_seq, id) for id in took])
+        self.db.executemany(taken, [(claim.turn, claim.first_seq, id) for id in step.took])
 
     # ------------------------------------------------------------------------------------------ turns
 
     def finish(
         self,
         claim: Claim,
-        rows: LogRows,
+        step: TurnStep,
         entries: Sequence[Entry],
-        took: Sequence[int],
         outgoing: Sequence[OutboundMessage],
         sender: str | None,
         incoming: Sequence[InboundMessage],
-        spent: Sequence[Spent],
     ) -> Finished:
         """End a turn or a command: write everything that it leaves behind, or nothing."""
         now = time.time()
         self._release(claim, now)
-        self.append_taking(claim, rows, took, spent)
+        self.append_step(claim, step)
         done = "UPDATE inbox SET state = 'done', ended_at = ?, reason = ? WHERE id = ? AND coalesce(turn, '') = ?"
         reason = claims.end_reason(entries)
         for id in claim.inbox:  # a row whose taking failed has no turn, and stays: it is not in the log
@@ -242,15 +240,13 @@ class SQLiteTransaction(Transaction):
     def park(
         self,
         claim: Claim,
-        rows: LogRows,
-        took: Sequence[int],
+        step: TurnStep,
         outgoing: Sequence[OutboundMessage],
         sender: str | None,
-        spent: Sequence[Spent],
     ) -> Finished:
         """Park a turn on disk until a person has answered."""
         self._release(claim, time.time())
-        self.append_taking(claim, rows, took, spent)
+        self.append_step(claim, step)
         self.db.executemany("UPDATE inbox SET state = 'parked' WHERE id = ?", [(id,) for id in claim.inbox])
         return Finished(self.send(claim.owner, claim.session, claim.turn, outgoing, sender), more=False)
 

@@ -46,7 +46,7 @@ hypothesis.settings.load_profile("everloop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn on again what a parent may have turned off, here and for the programs under test, which inherit it.
+    """Undo what a parent process may have turned off, here and for the programs under test, which inherit it.
 
     These are SIGINT, which `make test &` and `nohup` ignore, and byte code: without it, each program compiles itself.
     """
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the garbage collector from scanning everything that was collected here again and again."""
+    """Exempt the collected tests from garbage collection, which would scan them again and again."""
     gc.freeze()
     gc.enable()
 
@@ -213,7 +213,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """The same for a whole file that is skipped during collection."""
+    """Fail a file that is skipped as a whole during collection in CI."""
     report = yield
     if _IN_CI and report.skipped and not collector.get_closest_marker("platform"):
         _refuse_skip(report)
@@ -235,7 +235,7 @@ def forge() -> Iterator[Forge]:
 
 @pytest.fixture(params=["some", pytest.param("every", marks=pytest.mark.chaos)])
 def step(request: pytest.FixtureRequest) -> int:
-    """At which of its commits a program is killed: at every one with `make chaos`."""
+    """The distance between the commits at which a program is killed: with `make chaos`, every one."""
     return 1 if request.param == "every" else 2
 
 

@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Editor:
-    """An editor's view of the agent, and its user's answers."""
+    """An editor's view of the agent, and the answers of its user."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []

@@ -214,7 +214,7 @@ async def test_an_answer_that_was_written_and_not_delivered_is_delivered_by_the_
 
 
 async def test_many_answers_left_behind_are_all_delivered(scene: Any) -> None:
-    """More than one look into the outbox takes at a time."""
+    """There are more answers than one read of the outbox returns."""
     one = scene(*[say(f"m{n}", chat=str(n)) for n in range(120)])
     folder, messages, _ = one.named("many")
     url = one.model.base_url
@@ -244,23 +244,28 @@ async def test_a_store_opened_by_many_at_once_or_killed_during_creation_is_whole
         assert len(history.messages) in (3, 4)
 
 
-async def test_messages_that_arrive_while_earlier_ones_are_written_keep_their_order(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "store.db")
-    commits = itertools.count(1)
-    second, go_on = threading.Event(), threading.Event()
+def hold_commit(store: SQLiteStore, number: int) -> tuple[threading.Event, threading.Event]:
+    """Hold this commit of a store; return the event that it has been reached, and the one that lets it continue."""
+    reached, go_on = threading.Event(), threading.Event()
 
     def hook(when: str) -> None:
-        if when == "before" and next(commits) == 3:  # a look into the outbox, the first message, now the second
-            second.set()
+        if when == "before" and store.writer.commits == number - 1:
+            reached.set()
             go_on.wait(30)
 
     store.writer.commit_hooks.add(hook)
+    return reached, go_on
+
+
+async def test_messages_that_arrive_while_earlier_ones_are_written_keep_their_order(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store.db")
+    second, go_on = hold_commit(store, 3)  # the first ones: a look into the outbox, and the first message
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 5), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())
         for number in range(4):
             await bus.publish_inbound(InboundMessage("test", "me", "a", f"m{number}"))
-        await asyncio.to_thread(second.wait, 30)
+        assert await asyncio.to_thread(second.wait, 30)
         await bus.publish_inbound(InboundMessage("test", "me", "a", "m4"))
         await asyncio.sleep(0.05)
         go_on.set()
@@ -300,20 +305,13 @@ async def test_a_program_that_waits_for_a_session_gets_its_answer_when_the_other
 
 async def test_messages_taken_from_the_bus_are_kept_when_the_loop_is_stopped(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.db")
-    holding, go_on = threading.Event(), threading.Event()
-
-    def hook(when: str) -> None:
-        if when == "before" and store.writer.commits == 1:  # after a look into the outbox: the first message
-            holding.set()
-            go_on.wait(30)
-
-    store.writer.commit_hooks.add(hook)
+    holding, go_on = hold_commit(store, 2)  # that of the first message, after a look into the outbox
     bus = MessageBus()
     async with AgentLoop(bus, ScriptedProvider(["ok"] * 3), tmp_path, store=store) as loop:
         running = asyncio.create_task(loop.run())
         for number in range(3):
             await bus.publish_inbound(InboundMessage("test", "me", "a", f"m{number}"))
-        await asyncio.to_thread(holding.wait, 30)
+        assert await asyncio.to_thread(holding.wait, 30)
         while bus.inbound_size:
             await asyncio.sleep(0.001)
         loop.stop()

@@ -1,4 +1,4 @@
-"""`everloop mcp`: a client of the MCP SDK asks the agent, and a person answers its questions, or no person can."""
+"""`everloop mcp`: a client of the MCP SDK calls the agent, and a person answers its questions, or nobody can."""
 
 from __future__ import annotations
 

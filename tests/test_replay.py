@@ -1,3 +1,5 @@
+"""Replay: a recorded turn that runs again takes the same steps, and a forged recording is found out."""
+
 from __future__ import annotations
 
 import asyncio

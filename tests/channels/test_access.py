@@ -124,7 +124,7 @@ async def test_a_member_of_an_open_group_cannot_stop_or_start_anything(network: 
     assert network.heard("open") == ["fine"]
 
 
-async def test_a_thread_is_a_session_of_its_own_and_its_answers_go_there(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_thread_has_its_own_session_and_its_answers_go_there(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path) as store:
         await network.say("a/b", "hello", thread="t/1")
         await until(lambda: network.heard("a/b"))

@@ -107,7 +107,7 @@ async def _has_failed(store: SQLiteStore) -> bool:
     return '"error":""' not in (await store.channel_state("discord"))["status"]
 
 
-async def test_a_gateway_that_misses_heartbeats_is_left(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_a_gateway_that_misses_heartbeats_is_disconnected(discord: FakeDiscord, tmp_path: Path) -> None:
     discord.beats, discord.interval = False, 50
     async with running(discord.settings, tmp_path):
         await until(lambda: discord.resumed >= 1)
@@ -126,7 +126,9 @@ async def test_a_temporarily_refused_message_is_sent_again_and_appears_once(
     assert discord.heard("1") == ["re: hello"]
 
 
-async def test_a_person_who_accepts_no_messages_makes_a_dead_letter(discord: FakeDiscord, tmp_path: Path) -> None:
+async def test_a_message_to_a_person_who_accepts_none_becomes_a_dead_letter(
+    discord: FakeDiscord, tmp_path: Path
+) -> None:
     discord.closed_to.add("1")
     async with running(discord.settings, tmp_path) as store:
         await discord.say("1", "hello")

@@ -94,7 +94,7 @@ async def test_automatic_forged_and_malformed_mails_are_not_answered(mail: MailN
     assert [one["To"] for one in mail.mails] == [BERT]
 
 
-async def test_a_mail_under_the_id_of_another_persons_mail_does_not_keep_that_from_being_answered(
+async def test_a_mail_that_reuses_the_id_of_another_persons_mail_does_not_block_it(
     mail: MailNetwork, tmp_path: Path
 ) -> None:
     async with running(mail.settings, tmp_path, Says("hello")):
@@ -116,7 +116,7 @@ async def test_a_mail_that_may_have_been_sent_is_repeated_with_its_id_and_a_mark
     assert mail.mails[0]["Message-ID"] == mail.mails[1]["Message-ID"]
 
 
-async def test_a_refused_address_makes_a_dead_letter(mail: MailNetwork, tmp_path: Path) -> None:
+async def test_a_mail_to_a_refused_address_becomes_a_dead_letter(mail: MailNetwork, tmp_path: Path) -> None:
     mail.refuse = [b"550 5.1.1 no such user"]
     async with running(mail.settings, tmp_path) as store:
         await mail.say(ANNA, "hi")
@@ -238,7 +238,7 @@ def uploads_in(folder: Path) -> list[Path]:
         ("From: \u212aate@example.org", "\u212aate@example.org"),  # the Kelvin sign, whose lower case is a k
     ],
 )
-def test_a_sender_is_never_taken_for_another_one(headers: str, sender: str | None) -> None:
+def test_a_sender_is_never_mistaken_for_another(headers: str, sender: str | None) -> None:
     """Both belong to the domain that the server has verified, as at every large provider."""
     verdict = "Authentication-Results: mx.home.test; dkim=pass header.d=example.org\r\n"
     message = read(f"{verdict}{headers}\r\n\r\nhello".encode(), "mx.home.test")

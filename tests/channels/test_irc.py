@@ -61,7 +61,7 @@ def test_a_channel_has_one_session_whatever_the_case_of_its_name() -> None:
     assert [(one.chat, one.group) for one in messages if one is not None] == 3 * [("#garden", True)]
 
 
-async def test_a_missing_nick_makes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:
+async def test_a_message_to_a_missing_nick_becomes_a_dead_letter(irc: IrcNetwork, tmp_path: Path) -> None:
     from everloop.channels.access import tell
 
     async with running(irc.settings, tmp_path) as store:

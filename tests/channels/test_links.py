@@ -371,7 +371,7 @@ async def test_a_name_that_looks_like_a_link_is_shown_as_it_is(network: HookNetw
         assert phone.heard("7")[2] == f"Paired {name} (telegram:66)."
 
 
-async def test_a_code_that_was_shown_in_a_group_is_void_though_the_agent_was_not_meant(
+async def test_a_code_shown_in_a_group_is_void_even_if_the_agent_was_not_mentioned(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     says = Says("ok")
@@ -489,7 +489,7 @@ async def test_a_person_is_unpaired_before_their_link_is_ended(network: HookNetw
     assert (True, False) not in seen
 
 
-async def test_a_person_whom_the_settings_no_longer_name_shares_nothing_though_everyone_is_answered(
+async def test_a_person_removed_from_the_settings_shares_nothing_even_if_everyone_is_answered(
     network: HookNetwork, tmp_path: Path
 ) -> None:
     async with running(network.settings, tmp_path, Says("ok")):

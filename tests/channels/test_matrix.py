@@ -130,7 +130,7 @@ async def test_a_thread_is_a_session_and_gaps_of_a_sync_are_read_from_the_histor
     assert [one["m.relates_to"]["event_id"] for one in contents if "m.relates_to" in one] == [root]
 
 
-async def test_a_person_who_joins_a_room_hears_nothing_of_the_session_that_it_shares(
+async def test_a_person_who_joins_a_room_sees_nothing_of_its_shared_session(
     matrix: MatrixNetwork, tmp_path: Path
 ) -> None:
     """Not even one who has Anna's name."""
@@ -274,7 +274,7 @@ async def test_a_message_whose_key_is_missing_is_kept_and_its_key_requested(
         await encrypted.say("1", "thanks")
         await told(encrypted, room, 3)
     assert says.asked == ["read me later", "and me", "thanks"]
-    assert "a new session is made" not in caplog.text  # the key came twice and was handled once
+    assert "a new session with its device is started" not in caplog.text  # the key came twice and was handled once
 
 
 async def test_a_session_that_one_side_has_lost_is_replaced(
@@ -295,7 +295,7 @@ async def test_a_session_that_one_side_has_lost_is_replaced(
         await encrypted.say("1", "and now you")
         await asyncio.to_thread(encrypted.people.ask, "forward", anna, encrypted.bot["user_id"])
         await told(encrypted, room, 3)
-    assert "a new session is made" in caplog.text
+    assert "a new session with its device is started" in caplog.text
     assert says.asked == ["first", "I cannot read that", "and now you"]
 
 
@@ -334,7 +334,7 @@ async def test_with_trust_confirmed_a_device_is_ignored_until_the_owner_confirms
     assert encrypted.anna["device_id"] in wrong.err
 
 
-async def test_what_a_server_forges_is_not_accepted(
+async def test_data_that_a_server_forges_is_not_accepted(
     encrypted: EncryptedNetwork, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message in plain text, an old one under a new id, and other keys under a device's name."""
@@ -345,11 +345,11 @@ async def test_what_a_server_forges_is_not_accepted(
         await asyncio.to_thread(encrypted.write, anna, room, "open the door")
         await asyncio.to_thread(encrypted.repeat, anna, room, event)
         await until(lambda: "the server repeats a message" in caplog.text)
-        assert "is not encrypted although the room is" in caplog.text
+        assert "is ignored because it is unencrypted in an encrypted room" in caplog.text
         await asyncio.to_thread(encrypted.people.ask, "stop", anna["device_id"])
         await asyncio.to_thread(encrypted.use_client, anna)  # the same device and token, but its own keys
         await asyncio.to_thread(encrypted.tell, room, "tell me the code")
-        await until(lambda: "has other keys than before, and is not trusted" in caplog.text)
+        await until(lambda: "have changed, so it is not trusted" in caplog.text)
         await until(lambda: "no device of its sender has this key" in caplog.text)
     assert says.asked == ["what is the code?"]
 
@@ -393,7 +393,7 @@ async def test_an_encrypted_file_is_decrypted_and_a_modified_one_refused(
     assert not encrypted.server.has("beans")
 
 
-async def test_a_device_that_was_logged_out_has_no_key_of_the_next_answer(
+async def test_a_device_that_was_logged_out_does_not_get_the_key_of_the_next_answer(
     encrypted: EncryptedNetwork, tmp_path: Path
 ) -> None:
     says, room = Says("ok"), encrypted.rooms["1"]
@@ -582,7 +582,7 @@ async def test_the_command_shown_for_a_device_can_be_pasted_whatever_its_server_
     assert "everloop channels trust matrix '@anna:$(id)' 'PHONE;reboot'\n" in done.out
 
 
-def test_of_too_many_devices_gone_ones_and_then_the_newest_are_forgotten() -> None:
+def test_beyond_the_limit_devices_that_are_gone_and_then_the_newest_are_removed() -> None:
     first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
     devices = Devices({})
     rows, _ = devices.see("@anna:example.org", first)

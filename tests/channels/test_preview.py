@@ -170,7 +170,7 @@ async def link_chats(network: Any, say: Callable[[str, str], Awaitable[None]], h
 
 
 @pytest.mark.parametrize("busy", ["queue", "steer"])
-async def test_a_draft_is_removed_though_the_turn_ends_with_an_answer_in_another_chat(
+async def test_a_draft_is_removed_even_if_the_turn_is_answered_in_another_chat(
     network: Any, busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Because it was stopped from there, or because the message was steered into the turn of that chat."""
@@ -212,7 +212,7 @@ async def _is_clean(store: Any, name: str) -> bool:
     return not await _has_draft(store, name)
 
 
-async def test_a_draft_is_changed_no_faster_than_the_network_allows(
+async def test_a_draft_is_edited_no_faster_than_the_network_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Telegram, "can", replace(Telegram.can, pace=0.3))

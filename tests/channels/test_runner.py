@@ -145,7 +145,7 @@ async def test_a_waiting_chat_delays_no_other_and_keeps_its_order(opened: Any) -
     assert not any(part.repeat for part in line.sent)
 
 
-async def test_a_message_is_accepted_once_however_often_it_comes(opened: Any) -> None:
+async def test_a_message_is_accepted_once_however_often_it_arrives(opened: Any) -> None:
     store, line = await opened(), Line()
     async with at_work(store, line):
         await until(lambda: line.inbox)
@@ -205,7 +205,7 @@ async def with_slow_files(tmp_path: Path) -> AsyncIterator[tuple[SQLiteStore, In
     await store.close()
 
 
-async def test_files_that_never_come_delay_others_for_a_short_time_only(
+async def test_files_that_never_arrive_delay_others_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "FETCH_SECONDS", 0.3)
@@ -246,7 +246,7 @@ async def test_a_person_cannot_fill_the_disk(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_person_who_is_unpaired_while_their_files_come_gets_no_answer(tmp_path: Path) -> None:
+async def test_a_person_who_is_unpaired_while_their_files_are_fetched_gets_no_answer(tmp_path: Path) -> None:
     async with with_slow_files(tmp_path) as (store, inbox, file):
         coming = asyncio.create_task(inbox.accept(file.of("eve", "m1")))
         await until(lambda: file.asked)

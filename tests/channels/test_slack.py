@@ -50,7 +50,7 @@ async def test_markdown_becomes_mrkdwn_without_mentions(slack: FakeSlack, tmp_pa
     )
 
 
-async def test_a_persons_text_comes_without_slacks_brackets(slack: FakeSlack, tmp_path: Path) -> None:
+async def test_slacks_brackets_are_removed_from_a_persons_text(slack: FakeSlack, tmp_path: Path) -> None:
     says = Says("ok")
     said = "see <https://example.org|example.org>, <#C1|garden> and <@U9>: a &lt; b"
     async with running(slack.settings, tmp_path, says):
@@ -102,7 +102,7 @@ async def test_a_temporarily_refused_message_is_sent_again(
     assert slack.heard("D1") == [heard]
 
 
-async def test_an_archived_channel_makes_a_dead_letter(slack: FakeSlack, tmp_path: Path) -> None:
+async def test_a_message_to_an_archived_channel_becomes_a_dead_letter(slack: FakeSlack, tmp_path: Path) -> None:
     slack.archived.add("D1")
     async with running(slack.settings, tmp_path) as store:
         await slack.say("D1", "hello")

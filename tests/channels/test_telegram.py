@@ -39,7 +39,7 @@ async def test_a_rough_network_and_kills_lose_and_double_nothing(tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-async def test_updates_can_come_as_requests_which_only_telegram_can_send(tmp_path: Path) -> None:
+async def test_updates_can_arrive_as_requests_which_only_telegram_can_send(tmp_path: Path) -> None:
     async with FakeTelegram(http=True).running() as telegram:
         says = Says("hi")
         async with running(telegram.settings, tmp_path, says):
@@ -104,7 +104,7 @@ async def test_a_message_that_may_have_gone_out_is_repeated_with_a_mark(telegram
     assert telegram.heard("7") == [f"{MARK} re: hello"]
 
 
-async def test_a_chat_that_blocked_the_bot_makes_a_dead_letter_that_can_be_resent(
+async def test_a_message_to_a_chat_that_blocked_the_bot_becomes_a_dead_letter_that_can_be_resent(
     telegram: FakeTelegram, tmp_path: Path
 ) -> None:
     telegram.blocked.add("7")
@@ -146,7 +146,7 @@ async def test_in_a_group_only_mentions_of_and_replies_to_the_bot_cost_a_model_c
     assert says.asked[-1] == "Person 7: last"
 
 
-async def test_a_thread_of_a_group_is_a_session_of_its_own(telegram: FakeTelegram, tmp_path: Path) -> None:
+async def test_a_thread_of_a_group_has_its_own_session(telegram: FakeTelegram, tmp_path: Path) -> None:
     async with running(telegram.settings, tmp_path) as store:
         for thread in (3, 4):
             await telegram.say("-100", "@ever_bot hi", message_thread_id=thread, is_topic_message=True)
@@ -178,7 +178,9 @@ async def test_a_reason_that_contains_the_token_is_kept_without_it(telegram: Fak
 
 
 @pytest.mark.parametrize("chat", ["7/x", "7/٣", "--7", "@nobody/1 2"])
-async def test_an_impossible_chat_makes_a_dead_letter(telegram: FakeTelegram, tmp_path: Path, chat: str) -> None:
+async def test_a_message_to_an_impossible_chat_becomes_a_dead_letter(
+    telegram: FakeTelegram, tmp_path: Path, chat: str
+) -> None:
     async with running(telegram.settings, tmp_path) as store:
         await tell(store, "telegram", "me", chat, "hello", "1")
         (dead,) = await found(lambda: store.dead_letters("telegram"))

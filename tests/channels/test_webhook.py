@@ -66,7 +66,7 @@ async def test_a_repeated_request_does_nothing_and_a_modified_one_is_refused(
     assert says.asked == ["water the beans", "last"]
 
 
-async def test_files_come_with_a_message_up_to_their_limits(network: HookNetwork, tmp_path: Path) -> None:
+async def test_a_message_may_have_files_up_to_the_limits(network: HookNetwork, tmp_path: Path) -> None:
     network.settings |= {"media_mb": 1, "body_mb": 2}
     says = Says("ok")
     files = [

@@ -92,7 +92,7 @@ async def test_a_stranger_gets_nothing(xmpp: XmppNetwork, tmp_path: Path) -> Non
     assert (says.asked, xmpp.heard("eve@localhost")) == (["hello"], [])
 
 
-async def test_a_missing_address_makes_a_dead_letter(xmpp: XmppNetwork, tmp_path: Path) -> None:
+async def test_a_message_to_a_missing_address_becomes_a_dead_letter(xmpp: XmppNetwork, tmp_path: Path) -> None:
     async with running(xmpp.settings, tmp_path) as store:
         await tell(store, "xmpp", "me", "nobody@localhost", "hello", "1")
         (dead,) = await found(lambda: store.dead_letters("xmpp"))
@@ -165,7 +165,9 @@ def test_a_file_is_sent_only_over_tls_unless_the_account_has_none(tls: str, safe
     assert not made._is_safe("file:///etc/passwd")
 
 
-async def test_a_nick_in_a_room_is_never_taken_for_a_person_who_has_it_later(xmpp: XmppNetwork, tmp_path: Path) -> None:
+async def test_a_nick_in_a_room_is_never_mistaken_for_a_person_who_has_it_later(
+    xmpp: XmppNetwork, tmp_path: Path
+) -> None:
     """Neither in the archive, where the note of the sender's address may be forged by the sender, nor in waiting
     messages.
     """

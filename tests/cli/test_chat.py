@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import signal
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from everloop.cli.output import as_json, mark_of
+from everloop import events
+from everloop.cli.output import Output, Renderer, as_json, mark_of
 from everloop.cli.setup import remember
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import call
@@ -501,3 +503,13 @@ def test_one_line_output_is_short_and_a_single_line():
 
 def test_json_contains_no_raw_control_characters():
     assert as_json({"a": "é\x1b\x9b\u202e"}) == '{"a": "é\\u001b\\u009b\\u202e"}'
+
+
+def test_a_turn_that_took_neither_time_nor_tokens_has_no_line_about_them():
+    for usage, ends in (({}, "Reminder: tea\n"), ({"prompt_tokens": 9, "completion_tokens": 2}, "read, 2 written\n")):
+        screen = io.StringIO()
+        renderer = Renderer(Output(screen, colour=False))
+        renderer(events.TurnStarted("t1"))
+        renderer(events.Usage(usage))
+        renderer(events.TurnEnded("t1", "answer", "Reminder: tea"))
+        assert screen.getvalue().endswith(ends)

@@ -223,7 +223,7 @@ async def test_run_prints_one_json_object_on_request(server):
     assert found["seconds"] > 0
 
 
-async def test_each_run_has_a_session_of_its_own_unless_one_is_named(server):
+async def test_each_run_has_its_own_session_unless_one_is_named(server):
     for _ in range(2):
         server.reply("yes")
         assert (await everloop("run", "hello", server=server)).status == 0

@@ -106,7 +106,7 @@ async def test_a_running_service_fires_a_job_added_by_the_command(monkeypatch):
     store = the_store()
     service = CronService(store)
     told: list[str] = []
-    monkeypatch.setattr("everloop.cron.service.LOOK_SECONDS", 0.3)
+    monkeypatch.setattr("everloop.cron.service.POLL_SECONDS", 0.3)
     serving = asyncio.create_task(service.serve(lambda owner, key: told.append(key)))
     await cron("add", "water", "--every", "1s", "--session", "cli:work")
     async with asyncio.timeout(20):

@@ -13,7 +13,7 @@ from everloop import InboundMessage
 from everloop.cli import file_watch as watching
 from everloop.cli import log as following
 from everloop.cli.file_watch import FileWatch
-from everloop.cli.log import Cost, Told, Wanted
+from everloop.cli.log import Cost, Query, SessionEvent
 from everloop.config import Config
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.peers import new_worker
@@ -69,8 +69,8 @@ async def write_seen(watch: FileWatch, seconds: float = 3 * watching.STEP_SECOND
 async def test_an_active_session_is_read_although_many_others_began_after_it(tmp_path, monkeypatch):
     monkeypatch.setattr(following, "RECENT", 1)
     store = SQLiteStore(tmp_path / "store.db")
-    seen: list[Told] = []
-    follower = following.Follower(store, Wanted("me", every=True), seen.append, Cost(store, Config()))
+    seen: list[SessionEvent] = []
+    follower = following.Follower(store, Query("me", every=True), seen.append, Cost(store, Config()))
     await follower.begin(everything=True)
     worker = new_worker()
     claims = []
@@ -81,11 +81,11 @@ async def test_an_active_session_is_read_although_many_others_began_after_it(tmp
         await follower.look()
     await store.append(claims[0], [ModelAnswered("yes")])
     await follower.look()
-    assert (seen[-1].session, seen[-1].happening.event) == ("my:old", "model_answered")
+    assert (seen[-1].session, seen[-1].activity.event) == ("my:old", "model_answered")
     await store.finish(claims[0], [TurnEnded("answer", "yes")])
     await follower.look()
     await follower.look()
-    assert [told.happening.event for told in seen if told.session == "my:old"] == [
+    assert [told.activity.event for told in seen if told.session == "my:old"] == [
         "request", "model_called", "model_answered", "turn_ended",
     ]  # fmt: skip
     await store.close()
@@ -95,8 +95,8 @@ async def test_an_active_session_is_read_although_many_others_began_after_it(tmp
 async def test_every_session_active_since_the_last_read_is_read(tmp_path, monkeypatch, everything):
     monkeypatch.setattr(following, "RECENT", 2)
     store = SQLiteStore(tmp_path / "store.db")
-    seen: list[Told] = []
-    follower = following.Follower(store, Wanted("me", every=True), seen.append, Cost(store, Config()))
+    seen: list[SessionEvent] = []
+    follower = following.Follower(store, Query("me", every=True), seen.append, Cost(store, Config()))
     worker = new_worker()
 
     async def work(numbers: range) -> None:
@@ -124,8 +124,8 @@ async def test_events_written_while_a_turns_beginning_is_read_are_shown_once(tmp
     store = SQLiteStore(tmp_path / "store.db")
     claim = await store.begin("me", "my:one", new_worker(), InboundMessage("my", "ada", "one", "hi"))
     assert claim is not None
-    seen: list[Told] = []
-    wanted = Wanted("me", turn=claim.turn)
+    seen: list[SessionEvent] = []
+    wanted = Query("me", turn=claim.turn)
     follower = following.Follower(store, wanted, seen.append, Cost(store, Config()))
     read_turn = store.read_turn
 
@@ -137,7 +137,7 @@ async def test_events_written_while_a_turns_beginning_is_read_are_shown_once(tmp
     monkeypatch.setattr(store, "read_turn", ends_meanwhile)
     await follower.begin(everything=False)
     await follower.look()
-    assert [told.happening.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
+    assert [told.activity.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
     assert follower.done
     await store.close()
 
@@ -173,10 +173,10 @@ async def test_a_write_reported_before_it_is_readable_is_shown(tmp_path):
     async def write() -> None:
         await store.finish(claim, [ModelAnswered("yes"), TurnEnded("answer", "yes")])
 
-    seen: list[Told] = []
+    seen: list[SessionEvent] = []
     watch: Any = Early(write)
     tell: Any = seen.append
     async with asyncio.timeout(20):  # following a turn ends with it
-        assert await following._follow(config, Wanted("me", turn=claim.turn), tell, watch) == 0
-    assert [told.happening.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
+        assert await following._follow(config, Query("me", turn=claim.turn), tell, watch) == 0
+    assert [told.activity.event for told in seen] == ["request", "model_called", "model_answered", "turn_ended"]
     await store.close()

@@ -499,3 +499,18 @@ async def test_the_chat_announces_its_folder_and_the_session_it_continues(server
         text = " ".join(" ".join(await screen.ready()).split())
         assert "home workspace" not in text
         assert "Continues" not in text
+
+
+async def test_ctrl_c_stops_a_server_in_a_terminal_that_a_killed_chat_has_left_in_raw_mode(server):
+    async with terminal("serve", "--port", "0", server=server, raw=True) as screen:
+        await screen.sees("serving on")
+        screen.type("\x03")
+        assert await screen.ends() == 130
+
+
+async def test_a_chat_in_a_terminal_that_was_left_in_raw_mode_leaves_it_usable(server):
+    async with terminal(server=server, raw=True) as screen:
+        await screen.ready()
+        screen.type("/exit\r")
+        assert await screen.ends() == 0
+        assert not screen.takes_keys

@@ -10,12 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from everloop.testing.openai_server import FakeOpenAI
+from tests.support.waiting import until as until
 
 from .environments import node_environment, python_environment, source_environment
 
@@ -45,13 +46,6 @@ OTHER_CLIENTS = {
     "pydantic-ai": ("pydantic-ai", "run_pydantic.py"),
     "ai-sdk-openai": ("node", "run_ai.mjs", "openai"),
 }
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process does."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def bare_environment(home: Path, settings: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -430,7 +430,7 @@ def test_untrusted_content_is_everything_nothing_or_external_content(home, writt
 
 
 @pytest.mark.parametrize("written", ['"inside"', "1", "[]"])
-def test_any_other_value_for_it_is_refused_in_one_line(home, written):
+def test_any_other_value_of_taint_is_refused_in_one_line(home, written):
     assert 'taint must be true, false or "outside"' in refusal(home, f"[agent]\ntaint = {written}\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,18 @@ async def test_a_provider_with_its_own_prompt_has_room_for_more(tmp_path, own_pr
     assert bool(model.summaries) is summarised
 
 
+def summary_after(ready: asyncio.Event, text: str) -> Callable[[Any], Awaitable[str]]:
+    """Return a model's summary that arrives once the event is set."""
+
+    async def summary(messages: Any) -> str:
+        await ready.wait()
+        return text
+
+    return summary
+
+
 async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
-    never = asyncio.Event()
-
-    async def hangs(messages: Any) -> str:
-        await never.wait()
-        return "late"
-
-    model = Model(summary=hangs)
+    model = Model(summary=summary_after(asyncio.Event(), "late"))
     async with agent(tmp_path, model, compact_at=0.1) as loop:
         await fill_until_summarised(loop, model)
         async with asyncio.timeout(20):
@@ -146,10 +151,6 @@ async def test_a_reply_that_fits_does_not_wait_for_the_summary(tmp_path):
 async def test_a_summary_that_arrives_during_a_turn_is_used_by_that_turn(tmp_path):
     ready = asyncio.Event()
 
-    async def waits(messages: Any) -> str:
-        await ready.wait()
-        return "SUMMARY at last"
-
     @tool
     async def let_go() -> str:
         """Let the summary arrive."""
@@ -157,7 +158,7 @@ async def test_a_summary_that_arrives_during_a_turn_is_used_by_that_turn(tmp_pat
         await quiet(loop)
         return "let go"
 
-    model = Model(summary=waits)
+    model = Model(summary=summary_after(ready, "SUMMARY at last"))
     async with agent(tmp_path, model, compact_at=0.1) as loop:
         loop.tools.register(let_go)
         await fill_until_summarised(loop, model)
@@ -326,12 +327,7 @@ async def test_new_also_cancels_the_summary(tmp_path):
 
 async def test_a_summary_of_an_abandoned_conversation_is_discarded(tmp_path):
     ready = asyncio.Event()
-
-    async def waits(messages: Any) -> str:
-        await ready.wait()
-        return "OLD STORY"
-
-    model = Model(summary=waits)
+    model = Model(summary=summary_after(ready, "OLD STORY"))
     async with agent(tmp_path, model, compact_at=0.1) as loop:
         await fill_until_summarised(loop, model)
         await loop.process_direct("/new")

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everloop.context.frontmatter import LONGEST, FrontMatterError, read_front_matter, read_simple, read_yaml
+from everloop.context.frontmatter import MAX_LENGTH, FrontMatterError, read_front_matter, read_simple, read_yaml
 
 from ..support.cases import each
 
@@ -144,9 +144,9 @@ def test_constructs_that_could_expand_nest_or_execute_are_refused(text, tmp_path
 
 
 def test_front_matter_has_a_size_limit_and_the_body_has_none():
-    fits = "a: " + "x" * (LONGEST - 4) + "\n"
+    fits = "a: " + "x" * (MAX_LENGTH - 4) + "\n"
     assert len(read_front_matter(f"---\n{fits}---\n" + "y" * 100_000).body) == 100_000
-    assert str(LONGEST) in refused(f"---\n{'# ' * 10}{fits}---\nbody").message
+    assert str(MAX_LENGTH) in refused(f"---\n{'# ' * 10}{fits}---\nbody").message
     assert refused("---\n" + "a: b\n" * 100_000).line == 1
 
 

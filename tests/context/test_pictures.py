@@ -1,4 +1,4 @@
-"""Attachments as a model receives them: pictures as images, other files by path, and nothing hangs or leaks."""
+"""Attachments as a model receives them: pictures as images, other files as paths; nothing hangs or leaks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,6 @@ from everloop.tools.shell.shell import ShellSettings
 from tests.tools.shell.desks import Desk
 
 CANARY = "canary-5f2c"
-
-
-def settle() -> None:
-    """Let the file system's clock advance; files that have just changed are read again."""
-    time.sleep(0.06)
 
 
 NAMES = ["code-review", "git", "schedule", "skill-writer", "summarise-page"]

@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from everloop.context.skills import ALWAYS_LIMIT, INTRODUCTION, MAX_SKILLS, Skill, list_skills, named
 from everloop.sandbox.reach import Reach
 
-from ..support.skill_bench import Bench
+from ..support.skill_bench import Bench, settle
 
 CANARY = "canary-5f2c"
-
-
-def settle() -> None:
-    """Let the file system's clock advance; files that have just changed are read again."""
-    time.sleep(0.06)
 
 
 # ---------------------------------------------------------------------------------------------- the prompt

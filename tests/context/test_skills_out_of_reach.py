@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from everloop.sandbox.reach import Reach
+from tests.support.skill_bench import settle
 
 CANARY = "canary-5f2c"
-
-
-def settle() -> None:
-    """Let the file system's clock advance; files that have just changed are read again."""
-    time.sleep(0.06)
 
 
 @pytest.fixture

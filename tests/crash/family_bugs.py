@@ -78,4 +78,4 @@ def _made_again() -> None:
     async def nothing(*_: Any) -> None:
         return None
 
-    CronService._come = nothing  # type: ignore[method-assign,assignment]
+    CronService._was_fired = nothing  # type: ignore[method-assign,assignment]

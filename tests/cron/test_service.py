@@ -55,7 +55,7 @@ async def serving(*services: CronService) -> AsyncIterator[list[tuple[str, str]]
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(25):  # less than `LOOK_SECONDS`, so that polling alone is too late
+    async with asyncio.timeout(25):  # less than `POLL_SECONDS`, so that polling alone is too late
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -367,8 +367,8 @@ async def test_the_service_does_not_poll(store, clock, monkeypatch):
 
 
 async def test_a_job_that_another_process_added_is_seen_after_a_while(store, tmp_path, monkeypatch):
-    assert module.LOOK_SECONDS == 30
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
+    assert module.POLL_SECONDS == 30
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.3)
     other = SQLiteStore(tmp_path / "store.db")
     await CronService(store).add("far", every="1h", **HERE)
     async with serving(CronService(store)) as told:
@@ -413,7 +413,7 @@ async def test_a_damaged_job_is_reported_once_and_does_not_stop_the_others(servi
 
 
 async def test_a_damaged_job_among_many_does_not_cause_polling(service, store, clock, monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "BATCH_SIZE", 3)
     await store.set_timer(Timer("me", "bad", NOW, {}))
     for _ in range(5):
         await service.add("sound", every="10m", **HERE)
@@ -426,7 +426,7 @@ async def test_a_damaged_job_among_many_does_not_cause_polling(service, store, c
 
 
 async def test_a_temporarily_unwritable_store_does_not_end_the_service(store, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.2)
     service = CronService(SQLiteStore(tmp_path / "store.db", lock_seconds=0.2))
     await service.add("x", at="in 1s", **HERE)
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as database:

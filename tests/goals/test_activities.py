@@ -91,7 +91,7 @@ async def test_a_watcher_that_raises_disturbs_nothing_and_keeps_receiving(folder
 
 
 async def test_a_hanging_watcher_delays_a_run_only_for_a_limited_time(folder, monkeypatch):
-    monkeypatch.setattr(activities, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(activities, "DRAIN_SECONDS", 0.2)
     provider, _, _ = script()
 
     async def watch(activity):

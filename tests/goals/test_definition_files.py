@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everloop.goals.definitions import DefinitionError
-from everloop.goals.files import BIGGEST, MOST, load_definitions, read_definitions
+from everloop.goals.files import MAX_FILE_BYTES, MAX_FILES, load_definitions, read_definitions
 from everloop.sandbox.reach import Reach
 
 CANARY = "canary-5512"
@@ -95,7 +95,7 @@ def test_pipes_folders_invalid_text_and_endless_files_are_broken_and_do_not_bloc
     (agents / "folder.md").mkdir()
     (agents / "endless.md").symlink_to("/dev/zero")
     (agents / "latin.md").write_bytes(b"---\nname: latin\ndescription: caf\xe9\n---\nhi\n")
-    (agents / "big.md").write_text("---\nname: big\ndescription: x\n---\n" + "x" * BIGGEST)
+    (agents / "big.md").write_text("---\nname: big\ndescription: x\n---\n" + "x" * MAX_FILE_BYTES)
     (agents / "odd name.md").write_text("---\nname: odd\ndescription: x\n---\nhi\n")
     found = read_definitions(Reach(folder))
     assert set(found.broken) == {"pipe", "folder", "endless", "latin", "big", "odd name"}
@@ -104,8 +104,8 @@ def test_pipes_folders_invalid_text_and_endless_files_are_broken_and_do_not_bloc
 
 
 def test_the_number_of_files_is_limited(folder):
-    for number in range(MOST + 1):
+    for number in range(MAX_FILES + 1):
         put(folder, f"agent-{number:03}")
     found = read_definitions(Reach(folder))
-    assert len(found.known) == MOST + 2
+    assert len(found.known) == MAX_FILES + 2
     assert found.problem

@@ -106,7 +106,7 @@ async def test_inputs_are_substituted_in_initial_messages_which_are_logged(folde
         ("initial_messages", [{"role": "user"}], "message 1 must have a role and a content"),
         ("initial_messages", [{"role": "system", "content": "x"}], "must be user or assistant, not 'system'"),
         ("initial_messages", [{"role": "user", "content": ""}], "must be a string, not an empty one"),
-        ("initial_messages", [{"role": "assistant", "content": "x"}], "a message of the user must stand before it"),
+        ("initial_messages", [{"role": "assistant", "content": "x"}], "a message of the user must precede it"),
     ],
 )
 def test_an_invalid_option_is_named_in_the_error(field, value, problem):

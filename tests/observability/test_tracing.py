@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from everloop.providers.base import ProviderError
 from everloop.store.base import Claim
 from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider, call
+from tests.support.waiting import until as until
 
 CANARY = "canary-9c41"
 OK, ERROR = 1, 2  # status codes; 0 is unset
@@ -93,12 +94,6 @@ class Receiver:
     async def gets(self, count: int) -> list[Span]:
         await until(lambda: len(self.spans) >= count)
         return self.spans
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ ECHO_CALLS = [["echo", {"text": "a"}, None, True], ["echo", {"text": "é\n"}, No
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What all scenes observed: one process, because the package takes seconds to import."""
+    """Return what all scenes observed, in one process, because the package takes seconds to import."""
     python = python_environment("litellm-provider")
     folder = tmp_path_factory.mktemp("litellm")
     (folder / ".env").write_text("FROM_DOTENV=1\nOPENAI_API_BASE=http://127.0.0.1:9/v1\n")

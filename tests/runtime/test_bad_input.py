@@ -249,7 +249,7 @@ async def test_a_tool_that_never_returns_times_out(begin):
     agent = begin(provider)
     agent.tools.register(sleeps)
     assert await agent.process_direct("go") == "done"
-    assert "longer than 0.05 seconds" in provider.requests[1].messages[-2]["content"]
+    assert "timed out after 0.05 seconds" in provider.requests[1].messages[-2]["content"]
 
 
 # ---------------------------------------------------------------------------------------------- what disks do

@@ -6,10 +6,11 @@ import asyncio
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
-from everloop import AgentLoop, Config, ContextBuilder, MessageBus, Tool
+from everloop import AgentLoop, Config, ContextBuilder, LLMResponse, MessageBus, Tool
 from everloop.config import Rule
 from everloop.testing import ScriptedProvider, call
 from everloop.testing.openai_server import FakeOpenAI
@@ -77,6 +78,28 @@ def test_what_is_no_provider_is_refused_with_what_one_is(tmp_path):
     for wrong, given in ((None, "NoneType"), ("openai", "str"), (ScriptedProvider, "the class ScriptedProvider")):
         with pytest.raises(TypeError, match=f"provider must be an LLMProvider, .* not {given}"):
             AgentLoop(MessageBus(), wrong, tmp_path)  # type: ignore[arg-type]
+
+
+class Duck:
+    """No subclass, and only the two methods that every provider has."""
+
+    async def chat(self, messages, tools=None, model=None):
+        return LLMResponse("quack")
+
+    def get_default_model(self):
+        return "duck"
+
+
+async def test_an_object_with_the_methods_of_a_provider_is_one(tmp_path):
+    mock = MagicMock()
+    mock.chat = AsyncMock(return_value=LLMResponse("quack"))
+    mock.get_default_model.return_value = "mock"
+    for number, provider in enumerate((Duck(), mock)):
+        for on_event in (None, lambda session, event: None):  # a mock has a `stream`, which yields nothing
+            workspace = tmp_path / str(number)
+            async with AgentLoop(MessageBus(), provider, workspace, on_event=on_event) as agent:  # type: ignore[arg-type]
+                assert await agent.process_direct("say something") == "quack"
+    assert mock.close.call_count == 2
 
 
 @pytest.mark.parametrize("config", [{"model": "m"}, "config.toml", object()])

@@ -84,7 +84,7 @@ def test_half_a_character_is_replaced():
     assert whole.messages[0]["content"] == "a😀b"
 
 
-def test_of_a_duplicate_key_the_last_counts_for_every_check():
+def test_every_check_sees_the_last_of_duplicate_keys():
     body = b'{"messages":[{"role":"user","content":"x"}],"n":2,"n":1,"temperature":1,"temperature":9}'
     error = outcome(body)
     assert isinstance(error, ApiError)

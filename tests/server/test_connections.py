@@ -52,7 +52,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent(house):
     assert house.entered == []
 
 
-async def test_a_client_that_expects_to_be_told_to_send_its_body_is_told(house):
+async def test_a_client_that_expects_100_continue_gets_it(house):
     reader, writer = await house.connect()
     writer.write(head("POST /echo", JSON + "Content-Length: 2", "Expect: 100-continue").encode())
     assert (await reader.readline()).startswith(b"HTTP/1.1 100")
@@ -96,7 +96,7 @@ async def test_concurrent_requests_are_limited_per_token(house):
     assert house.guard.running == 0
 
 
-async def test_all_tokens_together_get_so_many_concurrent_requests_and_health_is_not_counted(house):
+async def test_concurrent_requests_of_all_tokens_are_limited_and_health_checks_are_not_counted(house):
     tokens = [await house.token(name) for name in ("anna", "berta", "carla", "dora")]
     waiting = [asyncio.create_task(house.ask("POST", "/wait", authorization=f"Bearer {one}")) for one in tokens[:3]]
     await until(house, 3)

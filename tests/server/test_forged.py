@@ -67,7 +67,7 @@ async def test_the_same_call_is_made_if_it_is_the_models_own(server: Serving, te
     assert canary(server).read_text() == "x"
 
 
-async def test_a_clients_tool_with_the_name_of_ours_is_never_run_here(server: Serving):
+async def test_a_clients_tool_named_like_one_of_ours_is_never_run_here(server: Serving):
     for name in ("write_file", "exec"):
         tools = [function(name, path={}, content={}, command={})]
         server.fake.calls(call(name, path="canary.txt", content="x", command="touch canary.txt"))

@@ -151,7 +151,7 @@ async def test_the_turn_of_a_killed_server_ends_in_its_worker_unless_its_session
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Session": "kept"}])
-async def test_no_model_is_asked_for_a_client_that_left_before_a_worker_came(
+async def test_no_model_is_called_for_a_client_that_left_before_a_worker_started(
     tmp_path: Path, where: dict[str, str], headers: dict[str, str]
 ):
     async with FakeOpenAI() as fake, front(fake, tmp_path, where) as client:

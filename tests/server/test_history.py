@@ -180,7 +180,7 @@ def test_calls_with_the_same_id_in_two_answers_are_distinguished():
     ("sent", "kept"),
     [("", "{}"), (" ", "{}"), ('{"a":1}', '{"a":1}'), ("[1]", '{"text":"[1]"}'), ("{a", '{"text":"{a"}')],
 )
-def test_arguments_that_are_no_object_are_wrapped_for_servers_that_refuse_them(sent, kept):
+def test_arguments_that_are_not_an_object_are_wrapped_for_servers_that_refuse_them(sent, kept):
     call = calls("a")
     call["tool_calls"][0]["function"]["arguments"] = sent
     made = read(messages=[HELLO, call, result("a")]).messages

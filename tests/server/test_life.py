@@ -174,7 +174,7 @@ async def test_a_killed_server_finishes_a_kept_turn_and_the_repeated_request_get
     assert len(fake.requests) == 3
 
 
-async def test_a_killed_servers_stateless_turn_is_closed_as_abandoned_and_asks_no_model(
+async def test_a_killed_servers_stateless_turn_is_closed_as_abandoned_and_calls_no_model(
     tmp_path: Path, fake: FakeOpenAI, http: aiohttp.ClientSession
 ):
     fake.hang(60)
@@ -325,7 +325,7 @@ async def test_with_all_tokens_revoked_it_listens_only_locally_and_refuses_every
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_a_request_not_begun_when_the_server_stopped_is_run_later_only_if_it_can_be_asked_for(
+async def test_a_request_not_started_when_the_server_stopped_is_run_later_only_if_its_answer_can_be_read(
     tmp_path: Path, kept: bool
 ):
     store = SQLiteStore(tmp_path / "store.db")

@@ -201,7 +201,7 @@ async def test_an_interrupted_answer_ends_with_an_error(server):
     assert not any(line.get("done") for line in lines)
 
 
-async def test_a_silent_stream_has_lines_as_signs_of_life(tmp_path):
+async def test_a_silent_stream_sends_keep_alive_lines(tmp_path):
     async with serving(tmp_path, ping_seconds=0.05) as server:
         server.fake.reply("late", delay=0.5)
         _, _, lines = await post(server, "chat", messages=HELLO)

@@ -365,7 +365,7 @@ async def test_a_response_that_is_not_stored_is_not_found(server):
     assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_an_unstored_response_may_continue_a_stored_one_and_changes_nothing_of_it(server):
+async def test_an_unstored_response_may_continue_a_stored_one_without_changing_it(server):
     server.fake.reply("one")
     first = await create(server, "first question")
     server.fake.reply("two")

@@ -129,7 +129,7 @@ def test_every_parameter_is_described():
     assert PARAMETERS.keys() == set(ChatBody.__struct_fields__) == SCHEMAS["ChatBody"]["properties"].keys()
 
 
-def test_the_page_has_the_table_of_the_code():
+def test_the_page_of_the_docs_has_the_generated_table():
     assert parameter_table() in PAGE.read_text(), f"docs/api.md must have this table:\n\n{parameter_table()}"
 
 

@@ -53,7 +53,7 @@ async def test_each_owner_works_in_a_workspace_of_its_own(server: Serving):
     assert CANARY not in str(server.seen())
 
 
-async def test_a_session_key_is_the_owners_own(server: Serving):
+async def test_a_session_key_belongs_to_its_owner(server: Serving):
     ada, bob = await server.client("ada"), await server.client("bob")
     same = {"X-Session": "work", "Idempotency-Key": "k"}
     server.fake.reply("noted")
@@ -211,7 +211,9 @@ OPENED = {
 }
 
 
-async def test_another_owner_gets_nothing_that_the_person_has_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_another_owner_gets_no_access_that_the_person_has_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("RED_KEY", CANARY)
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -240,7 +242,7 @@ async def test_another_owner_gets_nothing_that_the_person_has_opened(tmp_path: P
             assert [row.message.content for row in rows] == ["from another"] * own
 
 
-async def test_a_host_of_the_persons_private_network_is_not_for_others(tmp_path: Path):
+async def test_other_owners_cannot_reach_the_persons_private_network(tmp_path: Path):
     fetched: list[str] = []
 
     async def take(request: web.Request) -> web.Response:

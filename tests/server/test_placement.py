@@ -224,7 +224,7 @@ async def test_a_request_waits_for_the_end_of_a_move_and_then_gets_a_503(databas
         assert [MARKED.findall(json.dumps(one.body)) for one in fake.requests] == [["1"], ["b"], ["2"]]
 
 
-async def test_a_server_that_was_told_nothing_of_a_move_finds_the_owner(postgres, database, other, tmp_path):
+async def test_a_server_that_missed_the_notification_of_a_move_finds_the_owner(postgres, database, other, tmp_path):
     """The directory changes without a notification: what the server keeps of it is outdated, and the token gone."""
     anna = await add_token(database, "anna")
     async with FakeOpenAI() as fake, placed(tmp_path, fake, database) as server:
@@ -239,7 +239,7 @@ async def test_a_server_that_was_told_nothing_of_a_move_finds_the_owner(postgres
     assert sessions_in(postgres, database, "anna") == 0
 
 
-async def test_a_request_that_comes_in_before_a_move_and_writes_after_it_is_answered_once(
+async def test_a_request_that_arrives_before_a_move_and_writes_after_it_is_answered_once(
     postgres, database, other, tmp_path
 ):
     """Its token is checked in the old database, then the owner moves, then its body arrives."""
@@ -315,7 +315,7 @@ async def test_a_login_with_a_token_of_any_database_opens_the_page(database, oth
 # ---------------------------------------------------------------------------------------------- the mark
 
 
-async def test_the_database_that_an_owner_has_left_takes_nothing_more_of_theirs(postgres, database, other):
+async def test_the_database_that_an_owner_has_left_accepts_nothing_of_theirs(postgres, database, other):
     await add_token(database, "anna")
     store = PostgresStore(database)
     message = InboundMessage("test", "user", "1", "hi", owner="anna").addressed()
@@ -338,7 +338,7 @@ async def test_the_database_that_an_owner_has_left_takes_nothing_more_of_theirs(
         assert postgres.sql(query, database=name_of(database)) == [(0,)], table
 
 
-async def test_a_message_that_comes_in_during_the_pause_is_moved_or_refused(postgres, database, other):
+async def test_a_message_that_arrives_during_the_pause_is_moved_or_refused(postgres, database, other):
     """Sessions that come into being while the owner is locked wait for the end of the move."""
     await add_token(database, "anna")
     store = PostgresStore(database)
@@ -364,7 +364,7 @@ async def test_a_message_that_comes_in_during_the_pause_is_moved_or_refused(post
     assert sessions_in(postgres, database, "anna") == 0
 
 
-async def test_a_move_that_is_cut_off_holds_requests_back_until_it_is_completed(postgres, database, other):
+async def test_an_interrupted_move_holds_requests_until_it_is_completed(postgres, database, other):
     """At the commit of the old database, the directory does not know which of the two has the owner."""
     await add_token(database, "anna")
     name, where = name_of(database), DSN(database)
@@ -389,7 +389,7 @@ async def test_a_move_that_is_cut_off_holds_requests_back_until_it_is_completed(
     await directory.close()
 
 
-async def test_a_move_that_fails_holds_nothing_back(database, other):
+async def test_a_failed_move_holds_no_requests(database, other):
     await add_token(database, "anna")
 
     def fail() -> None:
@@ -427,7 +427,7 @@ async def test_the_directory_is_read_again_after_a_notification_or_a_while(postg
     await directory.close()
 
 
-async def test_an_owner_is_looked_for_where_they_were_while_the_directory_is_away(
+async def test_an_owner_stays_in_the_last_known_database_while_the_directory_is_unavailable(
     postgres, database, other, tmp_path, monkeypatch
 ):
     with owner_row("anna", DSN(database)) as entry:
@@ -524,7 +524,7 @@ async def test_an_owners_database_is_reached_through_its_own_pooler(postgres, da
     assert "through" not in (await everloop("directory", **settings)).out
 
 
-async def test_a_pooler_that_leads_elsewhere_or_is_the_stores_own_is_refused_in_one_line(postgres, database, other):
+async def test_a_pooler_of_another_database_or_of_the_store_itself_is_refused_in_one_line(postgres, database, other):
     settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database}
     with pgbouncer(postgres.folder) as pooler:
         wrong, own = pooler.dsn(name_of(database)), pooler.dsn(name_of(database))
@@ -541,7 +541,7 @@ async def test_a_pooler_that_leads_elsewhere_or_is_the_stores_own_is_refused_in_
             assert len(done.err.splitlines()) == 1
 
 
-async def test_an_address_that_leads_nowhere_is_not_put_into_the_directory(postgres, database, other):
+async def test_an_unreachable_address_is_not_added_to_the_directory(postgres, database, other):
     """It would be known by its requests alone, which could not be answered."""
     settings = {"EVERLOOP_STORE": database, "EVERLOOP_STORE_DIRECTORY": database}
     cases = {

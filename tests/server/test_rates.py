@@ -105,7 +105,7 @@ async def test_a_repeated_request_gets_its_answer_and_is_not_counted(server: Ser
     assert text_of(await server.ask("hi", headers)) == ANSWER
 
 
-async def test_a_request_that_comes_while_its_first_try_is_ending_is_counted_if_it_is_run_again(server: Serving):
+async def test_a_request_repeated_while_its_first_attempt_ends_is_counted_if_it_is_run_again(server: Serving):
     headers, leaving, joined, go = {"X-Session": "web:1", "Idempotency-Key": "one"}, *(asyncio.Event() for _ in "123")
     finish, accept = server.store.finish, server.store.accept
 
@@ -136,7 +136,7 @@ async def test_a_request_that_comes_while_its_first_try_is_ending_is_counted_if_
     assert len(server.fake.requests) == 2
 
 
-async def test_requests_that_ask_no_model_are_neither_counted_nor_refused(server: Serving):
+async def test_requests_that_call_no_model_are_neither_counted_nor_refused(server: Serving):
     for _ in range(3):
         assert (await server.fails([]))[0] == 400
         assert (await server.get("/v1/models"))[0] == 200

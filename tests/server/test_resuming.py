@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from everloop import events
-from everloop.server.responses import Chunks
+from everloop.server.openai_chat import Chunks
 from everloop.server.sse import MANY, RESTARTED, AnswerStream
 
 from .serving import Client, Serving, Streamed, call, function

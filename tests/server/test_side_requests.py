@@ -160,12 +160,12 @@ async def test_a_side_request_in_a_session_does_not_act_either(running):
 
 
 @pytest.mark.parametrize("said", WORK)
-async def test_work_is_no_side_request(said):
+async def test_work_is_not_a_side_request(said):
     assert not is_side_request(ChatRequest([{"role": "user", "content": said}]))
 
 
 @pytest.mark.parametrize("system", SYSTEM_OF_WORK)
-async def test_an_agents_own_rules_are_no_side_request(system):
+async def test_an_agents_own_rules_are_not_a_side_request(system):
     assert not is_side_request(ChatRequest([{"role": "user", "content": "Go."}], system))
 
 
@@ -206,7 +206,7 @@ async def test_a_server_can_be_a_model_by_default(reserved):
     assert await acts(reserved, headers={"X-Agent": "own"})
 
 
-async def test_a_token_for_clients_only_is_a_limit_that_no_request_lifts(running):
+async def test_no_request_lifts_the_limit_of_a_token_for_clients_only(running):
     client = await with_token(running, "editor", "client")
     assert not await acts(running, client=client)
     assert not await acts(running, client=client, model="everloop/agent", headers={"X-Agent": "own"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from everloop import events
-from everloop.server.responses import Chunks
+from everloop.server.openai_chat import Chunks
 from everloop.server.sse import AnswerStream, Write
 
 PING = b": ping\n\n"

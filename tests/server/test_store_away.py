@@ -157,7 +157,7 @@ async def test_a_request_that_waits_for_an_unavailable_store_does_not_delay_the_
             await asking
 
 
-async def test_control_c_at_a_server_whose_store_is_unavailable_waits_for_nothing(
+async def test_control_c_ends_a_server_whose_store_is_unavailable_immediately(
     fake: FakeOpenAI, database: str, tmp_path: Path
 ):
     place = tmp_path / "socket"

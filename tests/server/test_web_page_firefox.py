@@ -30,7 +30,7 @@ def puppeteer() -> Path:
     return folder / "lib" / "esm" / "puppeteer" / "puppeteer-core.js"
 
 
-async def test_a_person_logs_in_sends_reloads_approves_and_goes_elsewhere(puppeteer: Path, tmp_path: Path):
+async def test_a_person_logs_in_sends_reloads_approves_and_opens_other_views(puppeteer: Path, tmp_path: Path):
     firefox = next(filter(None, map(shutil.which, ("firefox-esr", "firefox"))), None)
     if firefox is None:
         pytest.skip("needs firefox-esr (scripts/system.sh dev)")

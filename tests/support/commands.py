@@ -12,13 +12,15 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable
+import tty
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyte
 
 from everloop.testing.openai_server import FakeOpenAI
+from tests.support.waiting import until as until
 
 from . import warm
 
@@ -76,13 +78,6 @@ async def finished(process: Any, stdin: bytes = b"") -> Done:
     done = Done(process.returncode, out.decode(), err.decode())
     assert "Traceback" not in done.err, done.err
     return done
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another process does."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Terminal:
@@ -200,10 +195,17 @@ class Terminal:
 
 @contextlib.asynccontextmanager
 async def terminal(
-    *arguments: str, server: FakeOpenAI | None = None, columns: int = 100, rows: int = 40, **settings: str
+    *arguments: str,
+    server: FakeOpenAI | None = None,
+    columns: int = 100,
+    rows: int = 40,
+    raw: bool = False,
+    **settings: str,
 ) -> AsyncIterator[Terminal]:
-    """Everloop at a pseudo-terminal."""
+    """Everloop at a pseudo-terminal; with `raw`, an earlier program has left that in raw mode."""
     ours, theirs = pty.openpty()
+    if raw:
+        tty.setraw(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = environment(server, **{"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "", **settings})
 

@@ -1,4 +1,4 @@
-"""Runs of the evaluation's cases, invented or through the real loop."""
+"""Runs of the evaluation's cases, made up or through the real loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def before(case: Case) -> World:
 
 
 def did(case: Case, *calls: Made, answer: str, after: World | None = None) -> Run:
-    """A run in which nothing changed, or everything at once."""
+    """Return a run with these results; by default, nothing changed."""
     return Run("/w", before(case), calls, after or before(case), answer)
 
 

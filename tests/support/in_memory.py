@@ -1,4 +1,4 @@
-"""Puts the tests' temporary files into memory if possible.
+"""Put the tests' temporary files into memory if possible.
 
 The tests create and delete hundreds of thousands of files, mostly in databases that live for one test. For minutes,
 ext4 does not reuse the place of a deleted file, and searches all such places for each new file.
@@ -21,5 +21,5 @@ def keep_in_memory(memory: Path = MEMORY) -> None:
 
 
 def is_fit(system: os.statvfs_result) -> bool:
-    """Whether a file system has room and may run programs. In containers it is often too small."""
+    """Return whether a file system is large enough and may run programs. In containers it is often too small."""
     return not system.f_flag & os.ST_NOEXEC and system.f_bavail * system.f_frsize >= ROOM

@@ -24,7 +24,7 @@ READS = "+dac_read_search"  # this Python and its packages may be in a folder th
 
 
 def available() -> str:
-    """Why such machines cannot be made here; "" if they can."""
+    """Return why such machines cannot be made here; "" if they can."""
     if os.getuid() != 0 or shutil.which("ip") is None or shutil.which("setpriv") is None:
         return "network namespaces need Linux, root, and the packages iproute2 and util-linux"
     name = f"el{os.getpid()}-try"

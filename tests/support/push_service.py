@@ -48,7 +48,7 @@ class Browser:
         return {"endpoint": self.endpoint, "p256dh": encoded(self.public), "auth": encoded(self.auth)}
 
     async def has(self, count: int) -> list[dict[str, Any]]:
-        """Wait for so many payloads."""
+        """Wait for this many payloads."""
         await until(lambda: len(self.told) >= count)
         assert len(self.told) == count
         return self.told

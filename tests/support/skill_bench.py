@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,8 @@ class Bench:
         (problem,) = self.skills.problems()
         assert problem in self.prompt
         return problem
+
+
+def settle() -> None:
+    """Let the file system's clock advance: files that have just changed are read again."""
+    time.sleep(0.06)

@@ -1,4 +1,4 @@
-"""Removes the waits for the disk from the tests: they kill processes, but the machine never loses power.
+"""Skip waiting for the disk in tests: they kill processes, but the machine never loses power.
 
 What a process has written survives its kill, whether or not it is on disk yet. Tests of flushing itself use `flushed`.
 A new store is created in one step instead of by many migrations, since thousands are made.

@@ -47,7 +47,7 @@ USED = (
 
 
 def can_fork(env: Mapping[str, str]) -> bool:
-    """Whether a command's environment contains nothing that must be set before its interpreter starts."""
+    """Return whether a command's environment contains nothing that must be set before its interpreter starts."""
     return sys.platform == "linux" and _of_the_start(env) == _of_the_start(os.environ)
 
 

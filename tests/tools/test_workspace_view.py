@@ -1,4 +1,4 @@
-"""What calls have shown of the workspace."""
+"""The view of the workspace that calls and their results give."""
 
 from __future__ import annotations
 

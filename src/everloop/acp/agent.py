@@ -227,7 +227,7 @@ class EditorAgent:
         session = await self._opened(session_id, cwd, mcp_servers, new=False)
         info = await session.agent.store.session(OWN, session.key)
         for update in of_log(await session.agent.store.read_log(info.id) if info else (), session.folder):
-            await self._send(session.key, update)
+            await self.send(session.key, update)
         return LoadSessionResponse(modes=_modes(session), config_options=self._config_options(session))
 
     async def resume_session(
@@ -396,7 +396,7 @@ class EditorAgent:
         session.cancelled = True
         await session.agent.conversations.stop(OWN, session.key, "user")
 
-    async def _send(self, key: str, update: Update) -> None:
+    async def send(self, key: str, update: Update) -> None:
         if self._client is not None:
             await self._client.session_update(session_id=key, update=update)
 
@@ -445,7 +445,7 @@ class _ShownTurn:
         while True:
             update = await self._updates.get()
             try:
-                await self._editor._send(self._session.key, update)
+                await self._editor.send(self._session.key, update)
             finally:
                 self._updates.task_done()
 

@@ -268,7 +268,7 @@ def _check_headers(message: EmailMessage) -> None:
     """Refuse a mail if one of its headers, once serialized, injects another."""
     head = message.as_bytes().partition(b"\n\n")[0].decode("ascii", "replace")
     if [line.partition(":")[0] for line in head.split("\n") if line[:1] not in (" ", "\t")] != message.keys():
-        raise Never("a header of the mail has a line end")
+        raise Never("a header of the mail contains a line end")
 
 
 def _refusal(code: int, reason: bytes | str) -> Exception:

@@ -134,7 +134,7 @@ class HttpClient:
         lines += [f"{name}: {value}" for name, value in {"User-Agent": AGENT, **headers}.items()]
         lines += ["Accept-Encoding: identity", f"Content-Length: {size}", "", ""]
         if any(re.search(r"[\r\n\0]", line) for line in lines):  # some servers treat each of them as a line end
-            raise ValueError("a header has a line end")
+            raise ValueError("a header contains a line end")
         head = "\r\n".join(lines)
         return head.encode("latin-1", "replace")
 

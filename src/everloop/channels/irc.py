@@ -221,7 +221,7 @@ class Irc:
             raise OSError("not connected")
         for line in lines:
             if re.search(r"[\r\n\0]", line):  # a second command could follow
-                raise Never("a line has a line end in it")
+                raise Never("a line contains a line end")
         self._writer.write("".join(f"{line}\r\n" for line in lines).encode())
         await self._writer.drain()
 

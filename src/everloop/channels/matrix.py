@@ -270,14 +270,14 @@ class Matrix:
         if event.type == "m.room.encrypted":
             opened = await self._decrypted(room, event)
         elif event.type == "m.room.message" and not may_be_plain and await self._is_encrypted(room):
-            self._tell(room, "a message there is not encrypted although the room is, and is left out")
+            self._tell(room, "a message is ignored because it is unencrypted in an encrypted room")
             return
         if opened is not None and (message := await self._received(room, opened)) is not None:
             await inbox.accept(message)
 
     async def _decrypted(self, room: str, event: Event) -> Event | None:
         if self._crypto is None:
-            self._tell(room, "it is encrypted, which cannot be read without `encryption = true`")
+            self._tell(room, "it is encrypted, and cannot be read without `encryption = true`")
             return None
         payload = await self._crypto.decrypt(room, event.sender, event.event_id, event.content)
         if payload is None:

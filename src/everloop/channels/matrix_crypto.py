@@ -264,7 +264,7 @@ class Crypto:
             gone: list[StateRow] = []
         else:
             if saved is not None:
-                log.warning("channel %s: the token is of a new device, which gets keys of its own", self._channel)
+                log.warning("channel %s: the token belongs to a new device, which gets new keys", self._channel)
             self._saved, self._account = SavedAccount("", *self._me), vodozemac.Account()
             gone = [(KEYS, key, None) for key in sessions]
         self._own_key = self._account.curve25519_key.to_base64()
@@ -291,11 +291,15 @@ class Crypto:
             await self._write([self._account_row()])
         fallback = self._account.fallback_key  # type: ignore[attr-defined]
         asked: dict[str, Any] = {
-            "one_time_keys": {f"signed_curve25519:{id}": self._signed({"key": key.to_base64()})
-                              for id, key in self._account.one_time_keys.items()},
-            "fallback_keys": {f"signed_curve25519:{id}": self._signed({"key": key.to_base64(), "fallback": True})
-                              for id, key in fallback.items()},
-        }  # fmt: skip
+            "one_time_keys": {
+                f"signed_curve25519:{id}": self._signed({"key": key.to_base64()})
+                for id, key in self._account.one_time_keys.items()
+            },
+            "fallback_keys": {
+                f"signed_curve25519:{id}": self._signed({"key": key.to_base64(), "fallback": True})
+                for id, key in fallback.items()
+            },
+        }
         if not self._saved.shared:
             user, id = self._me
             keys = {f"curve25519:{id}": self._own_key, f"ed25519:{id}": self._account.ed25519_key.to_base64()}
@@ -442,8 +446,11 @@ class Crypto:
         await self._refresh([sender])
         if (found := self._devices.by_key(sender, curve25519)) is None or not self._is_trusted(*found):
             return
-        log.warning("channel %s: an encrypted message of %s could not be read; a new session is made with its device",
-                    self._channel, one_line(sender, 80))  # fmt: skip
+        log.warning(
+            "channel %s: an encrypted message from %s cannot be decrypted; a new session with its device is started",
+            self._channel,
+            one_line(sender, 80),
+        )
         await self._begin_sessions(dict([found]))
         await self._send_to(dict([found]), "m.dummy", {})
 
@@ -465,8 +472,12 @@ class Crypto:
             changes, changed = self._devices.see(user, read)
             rows += changes
             for id in changed:
-                log.warning("channel %s: the device %s of %s has other keys than before, and is not trusted",
-                            self._channel, one_line(id, 60), one_line(user, 80))  # fmt: skip
+                log.warning(
+                    "channel %s: the keys of the device %s of %s have changed, so it is not trusted",
+                    self._channel,
+                    one_line(id, 60),
+                    one_line(user, 80),
+                )
             self._fresh.add(user)
         if rows:
             await self._write(rows)
@@ -487,8 +498,13 @@ class Crypto:
                 return await self._decrypt(room, sender, event_id, content)
             except Unreadable as error:
                 if error.final:
-                    log.warning("channel %s: a message of %s in %s is left out: %s", self._channel,
-                                one_line(sender, 80), one_line(room, 80), error)  # fmt: skip
+                    log.warning(
+                        "channel %s: a message from %s in %s is ignored: %s",
+                        self._channel,
+                        one_line(sender, 80),
+                        one_line(room, 80),
+                        error,
+                    )
                 else:
                     await self._keep_waiting(room, sender, event_id, content, error)
                 return None
@@ -543,8 +559,13 @@ class Crypto:
             is_told = (one.session, one.reason) in others
             await self._keep(one)
             if not is_told:
-                log.warning("channel %s: a message of %s in %s cannot be read: %s", self._channel,
-                            one_line(sender, 80), one_line(room, 80), why)  # fmt: skip
+                log.warning(
+                    "channel %s: a message from %s in %s cannot be read: %s",
+                    self._channel,
+                    one_line(sender, 80),
+                    one_line(room, 80),
+                    why,
+                )
         if why.wants_key and one.session not in self._asked:
             self._asked.add(one.session)
             await self._request_key(one)
@@ -553,8 +574,9 @@ class Crypto:
         rows: list[StateRow] = [(WAITING, one.event_id, _json(one))]
         if one.event_id not in self.waiting and len(self.waiting) >= MOST_WAITING:
             oldest = next(iter(self.waiting))
-            log.warning("channel %s: more than %d messages cannot be read; the oldest is given up", self._channel,
-                        MOST_WAITING)  # fmt: skip
+            log.warning(
+                "channel %s: more than %d messages wait for keys; the oldest is dropped", self._channel, MOST_WAITING
+            )
             del self.waiting[oldest]
             rows.append((WAITING, oldest, None))
         await self._write(rows)
@@ -598,7 +620,7 @@ class Crypto:
     async def encrypt(self, room: str, content: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Encrypt a message for the devices of a room that may read it. `settings` are the room's."""
         if settings.get("algorithm") != MEGOLM:
-            raise Never(f"{one_line(room, 80)} is encrypted by something else than {MEGOLM}")
+            raise Never(f"{one_line(room, 80)} is encrypted with something other than {MEGOLM}")
         async with self._lock:
             session = await self._shared_session(room, *rotation_of(settings))
             payload = {"type": "m.room.message", "content": content, "room_id": room}
@@ -638,7 +660,7 @@ class Crypto:
             }
             session.shared |= await self._send_to(missing, "m.room_key", key)
         if not session.shared:
-            raise Later(NO_READER_SECONDS, f"no device in {one_line(room, 80)} has a key to begin with")
+            raise Later(NO_READER_SECONDS, f"no device in {one_line(room, 80)} has keys to start a session with")
         return session
 
     async def _readers(self, room: str) -> dict[Name, Device]:

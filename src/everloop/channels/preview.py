@@ -134,7 +134,7 @@ class Previews:
                 async with asyncio.timeout(LONGEST_SECONDS):
                     await self._watch(subscriber, chat_id, shown)
         except Exception as error:  # previews are best-effort
-            log.debug("channel %s shows nothing more of a turn (%s)", self._config.name, type(error).__name__)
+            log.debug("channel %s: the preview of a turn has failed (%s)", self._config.name, type(error).__name__)
         finally:
             self._end(chat_id, shown, subscriber)
         await self._remove_unanswered(chat_id)

@@ -281,13 +281,13 @@ class Reporter:
     async def works(self) -> None:
         if self._last is None or self._last:
             if self._last:
-                log.warning("channel %s: it works again", self._name)
+                log.warning("channel %s works again", self._name)
             await self._keep("")
 
     async def failed(self, reason: str) -> None:
         reason = self.clean(reason)
         if reason != self._last:
-            log.warning("channel %s: %s; it is tried again", self._name, reason)
+            log.warning("channel %s: %s; retrying", self._name, reason)
             await self._keep(reason)
 
     def count(self, outcome: Literal["taken", "sent", "dead"]) -> None:
@@ -385,11 +385,7 @@ class ChannelInbox:
             await self._link(message, command)
             return True
         incoming = await self._incoming(message)
-        kind = kind_of(incoming)
-        if standing == "member":
-            kind = "message"  # members of an open group may talk, but neither approve nor stop anything
-        elif standing == "peer" and message.group and not await self._may_answer(incoming):
-            kind = "message"
+        kind = await self._kind_of(incoming, standing, message.group)
         if kind != "urgent" and await self._is_over_limit(message):
             return False
         if message.files:
@@ -415,6 +411,14 @@ class ChannelInbox:
         async with self._previews.preparing(session, incoming.chat_id, message.chat, bool(message.thread), may_see):
             await self._put(incoming, kind)
         return True
+
+    async def _kind_of(self, incoming: InboundMessage, standing: Standing, group: bool) -> Kind:
+        """Return what a message is. Members of an open group may talk, but neither approve nor stop anything."""
+        if standing == "member":
+            return "message"
+        if standing == "peer" and group and not await self._may_answer(incoming):
+            return "message"
+        return kind_of(incoming)
 
     async def _may_answer(self, incoming: InboundMessage) -> bool:
         """Return whether a message may answer the session's open question: only the person who caused it may."""
@@ -476,7 +480,7 @@ class ChannelInbox:
             try:
                 incoming.media.append(await self._save(self._config.owner, name, data))
             except (OSError, LookupError) as error:  # a full disk, or a link in the workspace
-                log.error("channel %s: a file could not be kept: %s", self._config.name, error)
+                log.error("channel %s: a file could not be saved: %s", self._config.name, error)
                 notes.append(f"[{one_line(clean(file.name), 80)} could not be kept.]")
         incoming.content = "\n\n".join(one for one in (incoming.content, *notes) if one)
 

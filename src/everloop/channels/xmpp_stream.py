@@ -159,7 +159,7 @@ class XmppStream:
         challenge = await self._success(f"{SASL}challenge")
         given = dict(part.split("=", 1) for part in challenge.split(",") if "=" in part)
         if not given.get("r", "").startswith(nonce) or not given.get("i", "").isdecimal():
-            raise OSError("the server's challenge is not of this login")
+            raise OSError("the server's challenge does not belong to this login")
         salt, rounds = base64.b64decode(given["s"]), min(int(given["i"]), 1_000_000)
         salted = await asyncio.to_thread(hashlib.pbkdf2_hmac, digest, self._password.encode(), salt, rounds)
         key = mac(salted, "Client Key")
@@ -259,8 +259,11 @@ class XmppStream:
 
 def _failure(stanza: ET.Element) -> str:
     """Return the text of a failure or an error."""
-    words = [child.text if child.tag.endswith("}text") and child.text else child.tag.partition("}")[2]
-             for child in stanza.iter() if child is not stanza]  # fmt: skip
+    words = [
+        child.text if child.tag.endswith("}text") and child.text else child.tag.partition("}")[2]
+        for child in stanza.iter()
+        if child is not stanza
+    ]
     return one_line(" ".join(words), 200) or stanza.tag.partition("}")[2]
 
 

@@ -32,7 +32,7 @@ def token(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _opened(config: Config, owner: str | None = None) -> AsyncIterator[list[Store]]:
-    """The store that has an owner's tokens; without an owner, all stores that have tokens."""
+    """Open the store with an owner's tokens; without an owner, all stores with tokens."""
     from ..store.location import store_at
 
     places: list[Path | DSN] = [config.store]

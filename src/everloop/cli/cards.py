@@ -1,4 +1,4 @@
-"""Tool calls as cards: one line while a call runs, and a short or full account once it has ended."""
+"""Tool calls as cards: one line while a call runs, and a summary or all details once it has ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHOWN_LINES = 6  # of a command's output
 SHOWN_BY_USER = 40  # of the output of a command that the user ran
 SHOWN_DIFF = 24  # lines of a diff
 LIVE_LINES = 3  # the latest lines of a running command
-MOST_CARDS = 200  # that can be shown again
-MOST_BYTES = 262_144  # of a file that is compared
+MOST_CARDS = 200  # kept, so that they can be shown in full
+MOST_BYTES = 262_144  # of a file for which a diff is shown
 # Here any sentence is an answer, unlike in other chats.
 HOW_TO_ANSWER_HERE = (
     "Answer y (yes), n (no) or a (always in this session). Any other sentence means no, and tells me why."

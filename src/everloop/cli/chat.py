@@ -41,7 +41,7 @@ def greeting(config: Config, key: str) -> str:
     own = ", your home workspace. `everloop .` works in the current folder."
     place = f"{printable(shown(config.workspace))}{own if config.is_home_workspace(config.workspace) else ''}"
     line = f"Working in {place}\nEverloop · {config.model} · session {key} · /help shows the commands"
-    if config.provider != "local" or not _is_first_time(config.home / HINT_SHOWN):
+    if config.provider != "local" or not _show_once(config.home / HINT_SHOWN):
         return line
     return f"{line}\n{SMALL.format(config.model, _why(config))}"
 
@@ -55,13 +55,13 @@ def _why(config: Config) -> str:
     return chosen.why if chosen.name == config.model else "as it is set"
 
 
-def _is_first_time(mark: Path) -> bool:
-    """Return whether a hint has not been given yet; from now on it counts as given."""
+def _show_once(mark: Path) -> bool:
+    """Record that a hint is shown; return whether this is the first time."""
     try:
         mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark.touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # it is given again
+    except OSError:  # it will be shown again
         return True
     return True

@@ -175,7 +175,7 @@ async def show_undelivered(agent: AgentLoop, key: str, output: Output, shown: st
 
 @contextlib.contextmanager
 def seen_ending(agent: AgentLoop, key: str) -> Iterator[set[str]]:
-    """Collect the answers and questions of turns that end or park here meanwhile: they are already on the screen."""
+    """Collect the answers and questions of turns that end or park in the body: they are already on the screen."""
     from .. import events
 
     said: set[str] = set()
@@ -284,8 +284,10 @@ async def forget_outputs(home: Path, sessions: Iterable[tuple[str, str]]) -> Non
 
 async def left_behind(store: Store, key: str) -> str:
     """Return a hint about other sessions that a crash left with unfinished turns; "" if there are none."""
+    from ..bus import EXECUTOR
+
     waiting = [place for place in await store.ready("") if place != (OWNER, key)]
-    others = [other for _, other in waiting if not other.startswith("executor:")]  # `run --agent` resumes those
+    others = [other for _, other in waiting if not other.startswith(f"{EXECUTOR}:")]  # `run --agent` resumes those
     if not others:
         return ""
     first = f"`everloop --session {shlex.quote(others[0])}` continues it"
@@ -308,14 +310,14 @@ async def find_turn(store: Store, prefix: str, owner: str = OWNER) -> TurnInfo:
 
 
 class CtrlC:
-    """The first Ctrl-C stops the turn that runs, or the one about to start; the second leaves at once."""
+    """The first Ctrl-C stops the turn that is running or about to start; the second leaves immediately."""
 
     def __init__(self, agent: AgentLoop, key: str, leave: Callable[[], object]) -> None:
         import asyncio
         import signal
 
         self.pressed = False
-        self._waiting: asyncio.Future[Any] | None = None  # for input: no turn runs meanwhile
+        self._waiting: asyncio.Future[Any] | None = None  # for input, while no turn runs
         self._agent = agent
         self._key = key
         self._leave = leave

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Opened:
-    """A database that the directory names."""
+    """A database from the directory."""
 
     owners: Owners
     server: Server
@@ -40,7 +40,7 @@ class _Opened:
 
 
 class Databases:
-    """All databases of a server: that of the settings, whose agents are `owners`, and those that the directory names.
+    """The databases of a server: the one in the settings, whose agents are `owners`, and those in the directory.
 
     The latter are opened when a request needs them.
     """
@@ -120,4 +120,4 @@ class Databases:
 
 def _report(store: DSN, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the work in %s has ended: %s", store, error)
+        log.error("the agents of %s have stopped: %s", store, error)

@@ -52,8 +52,7 @@ def command(options: argparse.Namespace) -> int:
         return 0 if well else 1
     wide = max(len(check.name) for check in checks)
     for check in checks:
-        fix = f": {_fix(check)}" if _fix(check) else ""
-        print(printable(f"{'✓' if check.ok else '✗'} {check.name:<{wide}}  {check.found}{fix}"))
+        print(_line(check, wide))
     from .completion import HOW
 
     shell = os.path.basename(os.environ.get("SHELL", ""))
@@ -90,9 +89,13 @@ async def _examined(config: Config, *, quiet: bool) -> list[Check]:
     async for check in examine(config):
         checks.append(check)
         if not quiet:
-            fix = f": {_fix(check)}" if _fix(check) else ""
-            print(printable(f"{'✓' if check.ok else '✗'} {check.name:<16}  {check.found}{fix}"), flush=True)
+            print(_line(check, 16), flush=True)
     return checks
+
+
+def _line(check: Check, width: int) -> str:
+    fix = f": {_fix(check)}" if _fix(check) else ""
+    return printable(f"{'✓' if check.ok else '✗'} {check.name:<{width}}  {check.found}{fix}")
 
 
 def _fix(check: Check) -> str:
@@ -101,26 +104,22 @@ def _fix(check: Check) -> str:
 
 async def _look(config: Config) -> tuple[list[Check], Overview | None]:
     of_store, work = await _store(config)
-    return [
-        Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
-        *(await _model(config)),
-        await asyncio.to_thread(_workspace, config.workspace),
-        await asyncio.to_thread(_sandbox, config),
-        *of_store,
-        *(await _channels(config)),
-    ], work
+    return [*await _installation(config), *of_store, *await _channels(config)], work
 
 
 async def checks_of(config: Config, store: Store) -> list[Check]:
     """Return the checks for a server, with the store that it has open."""
+    of_store = [_place(config), *await _replication(store), *_checks(await work_in(store))]
+    return [*await _installation(config), *of_store]
+
+
+async def _installation(config: Config) -> list[Check]:
+    """Check everything but the store and the channels."""
     return [
         Check("everloop", True, f"{__version__}, Python {platform.python_version()}, home {config.home}"),
         *(await _model(config)),
         await asyncio.to_thread(_workspace, config.workspace),
         await asyncio.to_thread(_sandbox, config),
-        _place(config),
-        *(await _replication(store)),
-        *_checks(await work_in(store)),
     ]
 
 
@@ -252,7 +251,7 @@ def _place(config: Config) -> Check:
 
 
 async def _replication(store: Store) -> list[Check]:
-    """Check the standbys of a PostgreSQL; yield nothing for a server without any."""
+    """Check the standbys of a PostgreSQL store; return nothing for a server without any."""
     seen = await store.standbys()
     if seen is None:
         return []
@@ -299,8 +298,8 @@ async def _channels(config: Config) -> list[Check]:
 async def work_in(store: Store) -> Overview:
     """Check the store's overview.
 
-    Sessions that seem stuck while a worker lives are checked twice: another worker takes over the work of one that has
-    just died within a moment.
+    Sessions that seem stuck while a worker is alive are checked twice, because the work of a worker that has just died
+    is taken over within a moment.
     """
     work = await store.overview()
     if work.processes and work.stuck:

@@ -28,11 +28,11 @@ from .output import as_json, mark_of, short_arguments, short_result
 KINDS = {"model_called": "model", "tool_started": "tool", "feedback": "feedback"}
 
 
-def line_of(happening: ActivityEvent, *, full: bool = False) -> tuple[str, str, str]:
+def line_of(activity: ActivityEvent, *, full: bool = False) -> tuple[str, str, str]:
     """Return the kind, text and facts of an event: on one line, or in full."""
-    entry, facts = happening.entry, happening.facts
-    kind = KINDS[happening.event] if entry is None else kind_of(entry)
-    match happening.event:
+    entry, facts = activity.entry, activity.facts
+    kind = KINDS[activity.event] if entry is None else kind_of(entry)
+    match activity.event:
         case "model_called":
             text = "called"
         case "tool_started":
@@ -42,7 +42,7 @@ def line_of(happening: ActivityEvent, *, full: bool = False) -> tuple[str, str, 
         case _:
             assert entry is not None
             text = described(entry, full=full)
-    return kind, text, ", ".join(one_line(fact, 100) for fact in _facts(happening))
+    return kind, text, ", ".join(one_line(fact, 100) for fact in _facts(activity))
 
 
 def described(entry: Entry, *, full: bool = False) -> str:
@@ -98,12 +98,12 @@ def _call(call: Call, full: bool) -> str:
     return f"{call.name}({short_arguments(call.arguments)}){error}"
 
 
-def _facts(happening: ActivityEvent) -> Iterator[str]:
+def _facts(activity: ActivityEvent) -> Iterator[str]:
     """Return the facts of an event, the most important first."""
-    facts = happening.facts
-    match happening.event:
+    facts = activity.facts
+    match activity.event:
         case "request" | "steered":
-            yield from ["steered"] if happening.event == "steered" else []
+            yield from ["steered"] if activity.event == "steered" else []
             yield from ["from inside"] if facts.get("inside") else []
             yield from [str(facts[name]) for name in ("channel", "sender") if facts.get(name)]
             yield _count(facts["size"], "character")

@@ -237,7 +237,7 @@ def _tail(pieces: Pieces, most: int) -> Pieces:
 
 def wrap(pieces: Pieces, width: int) -> list[Pieces]:
     """Break a line into rows between words. A word is broken only if it alone is wider than a row; wide characters,
-    which are written without spaces, are words of their own."""
+    which are written without spaces, count as separate words."""
     rows: list[Pieces] = []
     room = 0
     for word in _words(pieces):

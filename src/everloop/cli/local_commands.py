@@ -57,7 +57,7 @@ def unknown_command(line: str) -> str | None:
 
 
 def plain_refusal(line: str) -> str | None:
-    """Return what to tell a user without a full terminal whose line is none of the commands that every chat has."""
+    """Return what to tell a user without a full terminal whose line looks like a command that does not work there."""
     if (local := local_command(line)) is not None:
         return f"/{local[0]} works only in a terminal that can move its cursor."
     return unknown_command(line)

@@ -38,8 +38,8 @@ AGAIN_SECONDS = (0.25, 1.0, 4.0, 15.0)
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
-    """What to show."""
+class Query:
+    """Which events to show."""
 
     owner: str
     session: str | None = None
@@ -49,25 +49,25 @@ class Wanted:
 
 
 @dataclass(slots=True, frozen=True)
-class Told:
+class SessionEvent:
     """An event and its session."""
 
     session: str
-    happening: ActivityEvent
+    activity: ActivityEvent
 
 
 def command(options: argparse.Namespace) -> int:
-    wanted = _wanted(options)
+    query = _query(options)
     config = load_with_store(options)
+    show = EventPrinter(options.json, full=query.turn is not None)
     if options.follow:
-        return asyncio.run(follow(config, wanted, Teller(options.json, full=wanted.turn is not None)))
-    tell = Teller(options.json, full=wanted.turn is not None)
-    for told in asyncio.run(_read(config, wanted)):
-        tell(told)
+        return asyncio.run(follow(config, query, show))
+    for event in asyncio.run(_read(config, query)):
+        show(event)
     return 0
 
 
-def _wanted(options: argparse.Namespace) -> Wanted:
+def _query(options: argparse.Namespace) -> Query:
     session = getattr(options, "session", None)
     if session is not None:
         checked_key(session, "--session")
@@ -75,64 +75,64 @@ def _wanted(options: argparse.Namespace) -> Wanted:
         raise EverloopError("--all shows every session: leave out --session and --turn, or --all")
     checked_key(options.owner, "--owner")
     every = options.all or (options.follow and session is None and options.turn is None)
-    return Wanted(options.owner, session, options.turn, every, options.n)
+    return Query(options.owner, session, options.turn, every, options.n)
 
 
-async def _read(config: Config, wanted: Wanted) -> list[Told]:
+async def _read(config: Config, query: Query) -> list[SessionEvent]:
     async with reading(config) as store:
         cost = Cost(store, config)
-        if wanted.turn is not None:
-            return await turn_so_far(store, wanted, cost)
-        if wanted.every:
-            sessions = await store.sessions(wanted.owner, EVERY_SESSION)
-            return await merged(store, sessions, wanted.last, cost)
-        session = await _session(store, wanted)
-        return await _session_so_far(store, session, wanted.last, cost)
+        if query.turn is not None:
+            return await turn_so_far(store, query, cost)
+        if query.every:
+            sessions = await store.sessions(query.owner, EVERY_SESSION)
+            return await merged(store, sessions, query.last, cost)
+        session = await _session(store, query)
+        return await _session_so_far(store, session, query.last, cost)
 
 
-async def _session(store: Store, wanted: Wanted) -> SessionInfo:
-    if wanted.session is not None:
-        session = await store.session(wanted.owner, wanted.session)
+async def _session(store: Store, query: Query) -> SessionInfo:
+    if query.session is not None:
+        session = await store.session(query.owner, query.session)
         if session is None:
-            raise EverloopError(f'there is no session "{wanted.session}": `everloop sessions` lists them')
+            raise EverloopError(f'there is no session "{query.session}": `everloop sessions` lists them')
         return session
-    latest = await store.sessions(wanted.owner, 1)
+    latest = await store.sessions(query.owner, 1)
     if not latest:
         raise EverloopError("there are no sessions yet: `everloop` starts one")
     return latest[0]
 
 
-async def turn_so_far(store: Store, wanted: Wanted, cost: Cost, until: int = LAST) -> list[Told]:
-    assert wanted.turn is not None
-    found = await find_turn(store, wanted.turn, wanted.owner)
-    if wanted.session is not None and wanted.session != found.key:
-        raise EverloopError(f'turn {found.id} belongs to the session "{found.key}", not to "{wanted.session}"')
+async def turn_so_far(store: Store, query: Query, cost: Cost, until: int = LAST) -> list[SessionEvent]:
+    assert query.turn is not None
+    found = await find_turn(store, query.turn, query.owner)
+    if query.session is not None and query.session != found.key:
+        raise EverloopError(f'turn {found.id} belongs to the session "{found.key}", not to "{query.session}"')
     logged = [one for one in await store.read_turn(found.session, found.first_seq) if one.seq <= until]
-    return [Told(found.key, one) for one in Timeline(cost).read(logged)][-(wanted.last or 0) :]
+    return [SessionEvent(found.key, one) for one in Timeline(cost).read(logged)][-(query.last or 0) :]
 
 
-async def merged(store: Store, sessions: list[SessionInfo], last: int | None, cost: Cost) -> list[Told]:
+async def merged(store: Store, sessions: list[SessionInfo], last: int | None, cost: Cost) -> list[SessionEvent]:
     """Return the events of several sessions, ordered by time."""
-    told = [one for session in sessions for one in await _session_so_far(store, session, last, cost)]
-    told.sort(key=lambda one: one.happening.at)
-    return told[-(last or 0) :]
+    events = [event for session in sessions for event in await _session_so_far(store, session, last, cost)]
+    events.sort(key=lambda event: event.activity.at)
+    return events[-(last or 0) :]
 
 
-async def _session_so_far(store: Store, session: SessionInfo, last: int | None, cost: Cost) -> list[Told]:
+async def _session_so_far(store: Store, session: SessionInfo, last: int | None, cost: Cost) -> list[SessionEvent]:
     after = max(session.entries - last, 0) if last is not None else 0
     logged = await store.read_log(session.id, after, session.entries)
     if after and logged and (turn := logged[0].turn) is not None:  # rounds and tokens count from the turn's first entry
         turns = await store.turns(session.owner, session=session.id, prefix=turn, limit=1)
         if turns and turns[0].first_seq <= after:
             logged = await store.read_log(session.id, turns[0].first_seq - 1, session.entries)
-    return [Told(session.key, one) for one in Timeline(cost).read(logged)][-(last or 0) :]
+    return [SessionEvent(session.key, one) for one in Timeline(cost).read(logged)][-(last or 0) :]
 
 
 # ---------------------------------------------------------------------------------------------- showing
 
 
-class Teller:
-    """Prints events: one line each under their session and turn, or one JSON object each."""
+class EventPrinter:
+    """Prints events: one line each, under their session and turn, or one JSON object each."""
 
     def __init__(self, json: bool, *, full: bool) -> None:
         self._json = json
@@ -141,38 +141,38 @@ class Teller:
         self._session: str | None = None
         self._turn: str | None = None
 
-    def __call__(self, told: Told) -> None:
-        happening = told.happening
-        if happening.event in ("request", "steered"):
-            happening.facts.setdefault("channel", told.session.partition(":")[0] if ":" in told.session else "")
+    def __call__(self, event: SessionEvent) -> None:
+        activity = event.activity
+        if activity.event in ("request", "steered"):
+            activity.facts.setdefault("channel", event.session.partition(":")[0] if ":" in event.session else "")
         if self._json:
-            print(as_json(_row(told)), flush=True)
+            print(as_json(_row(event)), flush=True)
             return
-        self._heads(told)
-        kind, text, facts = line_of(happening, full=self._full)
-        clock = time.strftime("%H:%M:%S", time.localtime(happening.at))
+        self._heads(event)
+        kind, text, facts = line_of(activity, full=self._full)
+        clock = time.strftime("%H:%M:%S", time.localtime(activity.at))
         lines = printable(text).split("\n")
-        place = "" if happening.seq is None else str(happening.seq)
-        self._output.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if happening.seq is not None else "dim")
+        place = "" if activity.seq is None else str(activity.seq)
+        self._output.put(f"{place:>5}  {clock}  {kind:<7}  {lines[0]}", "" if activity.seq is not None else "dim")
         self._output.line_end(f"  [{facts}]" if facts else "", "dim")
         for line in lines[1:]:
             self._output.line(f"{'':>26}{line}")
 
-    def _heads(self, told: Told) -> None:
-        turn, at = told.happening.turn, told.happening.at
-        if told.session != self._session:
-            self._session, self._turn = told.session, None
-            self._output.line(f"session {told.session}", "bold")
+    def _heads(self, event: SessionEvent) -> None:
+        turn, at = event.activity.turn, event.activity.at
+        if event.session != self._session:
+            self._session, self._turn = event.session, None
+            self._output.line(f"session {event.session}", "bold")
         if turn != self._turn and turn is not None:
             self._output.line(f"turn {turn}  {time.strftime('%Y-%m-%d', time.localtime(at))}", "bold")
         self._turn = turn
 
 
-def _row(told: Told) -> dict[str, Any]:
-    happening = told.happening
-    row = {"session": told.session, "turn": happening.turn, "seq": happening.seq, "at": happening.at}
-    row |= {"event": happening.event, **happening.facts}
-    return row if happening.entry is None else row | {"entry": msgspec.to_builtins(happening.entry)}
+def _row(event: SessionEvent) -> dict[str, Any]:
+    activity = event.activity
+    row = {"session": event.session, "turn": activity.turn, "seq": activity.seq, "at": activity.at}
+    row |= {"event": activity.event, **activity.facts}
+    return row if activity.entry is None else row | {"entry": msgspec.to_builtins(activity.entry)}
 
 
 class Cost:
@@ -200,12 +200,12 @@ class Followed:
     timeline: Timeline
 
 
-async def follow(config: Config, wanted: Wanted, tell: Teller) -> int:
+async def follow(config: Config, query: Query, show: EventPrinter) -> int:
     """Show past events, then new ones until Ctrl-C; of a single turn until its end."""
     store = config.store
     watch = DatabaseWatch(store, config) if isinstance(store, DSN) else FileWatch(store)
     gone = _reader_gone()
-    work = asyncio.create_task(_follow(config, wanted, tell, watch))
+    work = asyncio.create_task(_follow(config, query, show, watch))
     gone.add_done_callback(lambda _: work.cancel())
     try:
         await asyncio.wait([work])
@@ -239,18 +239,18 @@ class DatabaseWatch:
         await self._store.close()
 
 
-async def _follow(config: Config, wanted: Wanted, tell: Teller, watch: FileWatch | DatabaseWatch) -> int:
+async def _follow(config: Config, query: Query, show: EventPrinter, watch: FileWatch | DatabaseWatch) -> int:
     await watch.start()
     first = True
     while True:
         while (file := await asyncio.to_thread(_file, config)) is None:
-            if first and wanted.turn is None:
+            if first and query.turn is None:
                 print(f"everloop: waiting for the store {config.store}", file=sys.stderr)
             first = False
             await watch.changed()
         store = store_at(config.store, config)
         try:
-            follower = Follower(store, wanted, tell, Cost(store, config))
+            follower = Follower(store, query, show, Cost(store, config))
             await follower.begin(everything=not first)
             first, again = False, iter(AGAIN_SECONDS)
             while not follower.done and await asyncio.to_thread(_file, config) == file:
@@ -282,32 +282,30 @@ def _file(config: Config) -> tuple[int, int] | None:
 class Follower:
     """Reads new entries, session by session."""
 
-    def __init__(self, store: Store, wanted: Wanted, tell: Callable[[Told], None], cost: Cost) -> None:
+    def __init__(self, store: Store, query: Query, show: Callable[[SessionEvent], None], cost: Cost) -> None:
         self.done = False
         self._store = store
-        self._wanted = wanted
-        self._tell = tell
+        self._query = query
+        self._print = show
         self._cost = cost
         self._seqs: dict[int, int] = {}  # the last entry read of each session
         self._open: dict[int, Followed] = {}
 
     async def begin(self, everything: bool) -> None:
         """Show the last events, or all events of a new store."""
-        wanted = self._wanted
+        query = self._query
         sessions = await self._found(EVERY_SESSION)
-        if wanted.turn is not None:  # up to the session's current end; from there it is followed
-            self._show(
-                await turn_so_far(self._store, wanted, self._cost, max((s.entries for s in sessions), default=0))
-            )
+        if query.turn is not None:  # up to the session's current end; from there it is followed
+            self._show(await turn_so_far(self._store, query, self._cost, max((s.entries for s in sessions), default=0)))
         if everything:
             await self.look(EVERY_SESSION)
             return
         for session in sessions:
             self._seqs[session.id] = session.entries
             await self._read(session)
-        if wanted.turn is None:
+        if query.turn is None:
             recent = [session for session in sessions[:RECENT] if session.entries]
-            self._show(await merged(self._store, recent, wanted.last or FIRST, self._cost))
+            self._show(await merged(self._store, recent, query.last or FIRST, self._cost))
 
     async def look(self, limit: int | None = None) -> None:
         """Show new events."""
@@ -316,7 +314,7 @@ class Follower:
             working.pop(session.id, None)
             await self._read(session)
         for one in working.values():
-            if (info := await self._store.session(self._wanted.owner, one.key)) is not None:
+            if (info := await self._store.session(self._query.owner, one.key)) is not None:
                 await self._read(info)
 
     async def _latest(self, limit: int) -> list[SessionInfo]:
@@ -331,14 +329,14 @@ class Follower:
         return session.entries > self._seqs.get(session.id, 0)
 
     async def _found(self, limit: int) -> list[SessionInfo]:
-        wanted = self._wanted
-        if wanted.session is None and wanted.turn is None:
-            return await self._store.sessions(wanted.owner, limit)
-        key = wanted.session
-        if wanted.turn is not None:
-            turns = await self._store.turns(wanted.owner, prefix=wanted.turn, limit=1)
+        query = self._query
+        if query.session is None and query.turn is None:
+            return await self._store.sessions(query.owner, limit)
+        key = query.session
+        if query.turn is not None:
+            turns = await self._store.turns(query.owner, prefix=query.turn, limit=1)
             key = turns[0].key if turns else key
-        one = await self._store.session(wanted.owner, key) if key is not None else None
+        one = await self._store.session(query.owner, key) if key is not None else None
         return [] if one is None else [one]
 
     async def _read(self, session: SessionInfo) -> None:
@@ -352,7 +350,7 @@ class Follower:
         if new:
             logged = await self._store.read_log(session.id, seq, session.entries)
             self._seqs[session.id] = session.entries
-            self._show([Told(session.key, happening) for happening in one.timeline.read(logged)])
+            self._show([SessionEvent(session.key, activity) for activity in one.timeline.read(logged)])
 
     async def _timeline(self, session: SessionInfo, seq: int) -> Timeline:
         """Return the timeline of a session from this entry on, with the turn that is open there."""
@@ -364,13 +362,13 @@ class Follower:
                     pass
         return timeline
 
-    def _show(self, told: list[Told]) -> None:
-        wanted = self._wanted.turn
-        for one in told:
-            turn = one.happening.turn
+    def _show(self, events: list[SessionEvent]) -> None:
+        wanted = self._query.turn
+        for event in events:
+            turn = event.activity.turn
             if wanted is None or (turn is not None and turn.startswith(wanted)):
-                self._tell(one)
-                self.done = wanted is not None and one.happening.event == "turn_ended"
+                self._print(event)
+                self.done = wanted is not None and event.activity.event == "turn_ended"
 
 
 def _reader_gone() -> asyncio.Future[None]:

@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import sys
+import termios
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol
@@ -17,7 +18,6 @@ from everloop._version import __version__
 from everloop.errors import EverloopError
 
 INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
-VALUED = frozenset({"--workspace", "--provider", "--base-url", "--model", "--store", "--session", "--agent"})
 CLOSED_PIPE = 141  # exit status of a command whose output was closed
 
 
@@ -52,6 +52,11 @@ class Parser(argparse.ArgumentParser):
     def has_flag(self, argument: str) -> bool:
         return argument == "--" or argument.partition("=")[0] in self._option_string_actions
 
+    def takes_value(self, argument: str) -> bool:
+        """Return whether the next argument is the value of this flag."""
+        action = self._option_string_actions.get(argument)
+        return action is not None and action.nargs != 0
+
     def refuse(self, argument: str) -> NoReturn:
         """End with the error that there is no such argument."""
         if not argument.startswith("-"):
@@ -63,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no flag {flag[:60]}" + (f" (did you mean {close[0]}?)" if close else ""))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # now, when an error can still be told
+        sys.stdout.flush()  # now, while an error can still be reported
         super().exit(status, message)
 
     def error(self, message: str) -> NoReturn:
@@ -73,6 +78,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; an error a user can cause is one line and status 2."""
     _forgiving_output()
+    _mend_terminal()
     gc.disable()  # modules loaded at start stay alive: scanning them for garbage costs a tenth of the start-up time
     try:
         known = parser()
@@ -102,6 +108,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
+def _mend_terminal() -> None:
+    """Take the terminal out of the raw mode that a killed chat leaves it in, where Ctrl-C stops nothing."""
+    try:
+        terminal = sys.stdin.fileno()
+        if os.tcgetpgrp(terminal) != os.getpgrp():
+            return  # started in the background: the terminal belongs to another program
+        modes = termios.tcgetattr(terminal)
+        if modes[3] & termios.ISIG:
+            return
+        modes[0] |= termios.ICRNL | termios.IXON | termios.BRKINT
+        modes[1] |= termios.OPOST | termios.ONLCR
+        modes[3] |= termios.ISIG | termios.ICANON | termios.ECHO | termios.ECHOE | termios.ECHOK | termios.IEXTEN
+        termios.tcsetattr(terminal, termios.TCSADRAIN, modes)
+    except (AttributeError, OSError, ValueError, termios.error):  # there is no terminal
+        return
+
+
 def _with_folder(arguments: list[str], known: Parser) -> list[str]:
     """Read `everloop [chat] FOLDER` as `everloop [chat] --workspace FOLDER`.
 
@@ -113,7 +136,7 @@ def _with_folder(arguments: list[str], known: Parser) -> list[str]:
         if skip or argument.startswith("-"):
             if not skip and not in_chat and not known.has_flag(argument):
                 known.refuse(argument)
-            skip = not skip and argument in VALUED
+            skip = not skip and known.takes_value(argument)
             continue
         if argument == "chat" and not in_chat:
             in_chat = True
@@ -491,7 +514,7 @@ def _forgiving_output() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # If it stayed closed, its number would go to the next file opened, and our output into that file.
+            # A closed descriptor would be reused by the next file that is opened, which would then get the output.
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - open for as long as we run
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

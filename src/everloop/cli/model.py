@@ -75,13 +75,13 @@ def _state(weights: Weights, card: ModelCard, again: bool) -> tuple[State, str |
         return "there", str(path)
     if weights.installed(card.name).exists():
         return "damaged", None
-    return ("partly" if weights.so_far(card.name) else "not there"), None
+    return ("partly" if weights.downloaded_bytes(card.name) else "not there"), None
 
 
 def _table(weights: Weights, rows: list[tuple[ModelCard, State, str | None]]) -> str:
     lines = [("name", "size", "licence", "file", "")]
     for card, state, _ in rows:
-        shown = f"{weights.so_far(card.name) * 100 // card.size}% there" if state == "partly" else state
+        shown = f"{weights.downloaded_bytes(card.name) * 100 // card.size}% there" if state == "partly" else state
         lines.append((card.name, megabytes(card.size), card.licence, shown, card.about + role(card)))
     wide = [max(len(line[column]) for line in lines) for column in range(5)]
     return "\n".join("  ".join(f"{cell:<{wide[n]}}" for n, cell in enumerate(line)).rstrip() for line in lines)

@@ -16,7 +16,7 @@ from ..text import one_line
 from .doctor import Check
 
 SECONDS = 120.0  # per question
-CODE = "pear-71"  # which the model can only know by reading a result
+CODE = "pear-71"  # the model can only know it from a result
 LINES = 'one\n\t"two" \\ three\n'
 
 

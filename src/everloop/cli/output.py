@@ -20,6 +20,7 @@ from ..log import error_in, split_exit_status
 from ..text import one_line, printable
 
 Style = Literal["", "dim", "bold", "good", "bad"]
+NOTICEABLE = 0.1  # seconds of a turn without a model call that are worth a line
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "bad": "31"}
 
 # Text from a model, a tool or a web page must not move the cursor, set the title or paste: each control character is
@@ -250,7 +251,9 @@ class Renderer:
         elif self._text and event.reason != "answer":
             self.output.line(event.text, "bad")
         if self._summary and self.busy_since is not None:
-            self.output.line(f"— {time.monotonic() - self.busy_since:.1f} s{self._counted()}", "dim")
+            seconds, counted = time.monotonic() - self.busy_since, self._counted()
+            if counted or seconds >= NOTICEABLE:  # a reminder takes no time and no tokens
+                self.output.line(f"— {seconds:.1f} s{counted}", "dim")
         self.busy_since = None
 
     def _counted(self) -> str:

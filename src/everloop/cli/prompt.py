@@ -146,7 +146,7 @@ def _file_at_end(text: str) -> tuple[str, str] | None:
 
 @Condition
 def completes_while_typing() -> bool:
-    """Return whether the menu opens by itself: it does for commands and for files."""
+    """Return whether the menu opens while typing: it does for commands and files."""
     text = get_app().current_buffer.document.text_before_cursor
     return (text.startswith("/") and "\n" not in text) or _file_at_end(text) is not None
 
@@ -201,7 +201,7 @@ def editing_keys() -> KeyBindings:
 
 
 def _takes_completion(buffer: Buffer) -> bool:
-    """Take the chosen completion; return whether the user may want to type on. A whole command is sent at once."""
+    """Take the chosen completion; return whether typing may continue. A complete command is sent right away."""
     state = buffer.complete_state
     if state is None or state.current_completion is None:
         return False

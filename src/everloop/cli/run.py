@@ -48,8 +48,8 @@ def command(options: argparse.Namespace) -> int:
     key = session_key(options, asyncio.run(chosen_session(config, options)) or f"run:{os.urandom(6).hex()}")
     output = "json" if options.json else options.output
     started = time.monotonic()
-    tell = _tell_event if output == "jsonl" else None
-    result, interrupted = asyncio.run(run(config, goal, key, options.verbose or sys.stderr.isatty(), tell))
+    on_event = _print_event if output == "jsonl" else None
+    result, interrupted = asyncio.run(run(config, goal, key, options.verbose or sys.stderr.isatty(), on_event))
     reason = _reason(goal, result)
     if output != "text":
         outcome = _outcome(key, result, reason, time.monotonic() - started)
@@ -113,7 +113,7 @@ async def chosen_session(config: Config, options: argparse.Namespace) -> str:
     return latest[0].key
 
 
-def _tell_event(event: events.Event) -> None:
+def _print_event(event: events.Event) -> None:
     """Print an event as a line of JSON: its kind, and its fields."""
     from dataclasses import asdict
 
@@ -122,9 +122,9 @@ def _tell_event(event: events.Event) -> None:
 
 
 async def run(
-    config: Config, goal: str, key: str, watched: bool, tell: Callable[[events.Event], None] | None = None
+    config: Config, goal: str, key: str, watched: bool, on_event: Callable[[events.Event], None] | None = None
 ) -> tuple[TurnResult, bool]:
-    """Work on the goal until it ends; return its result, and whether Ctrl-C ended it. `tell` gets every event."""
+    """Work on the goal until it ends; return its result, and whether Ctrl-C ended it. `on_event` gets every event."""
     import asyncio
 
     from .. import events
@@ -142,10 +142,10 @@ async def run(
                 ctrl_c.stop()
         if view is not None:
             view(event)
-        if tell is not None:
-            tell(event)
+        if on_event is not None:
+            on_event(event)
 
-    def tell_of_earlier(event: events.Event) -> None:
+    def report_earlier(event: events.Event) -> None:
         # Another `everloop run` may have started the goal's turn before it ended; that turn continues here.
         if isinstance(event, events.TurnStarted) and event.resumed and event.turn != own:
             notice = "everloop: finishing another turn of this session first"
@@ -154,7 +154,7 @@ async def run(
     async with make_agent(config) as agent:
         agent.subagents.wait_for_all()  # the process ends with the answer
         agent.dispatcher.run_only_awaited()
-        agent.watch(key, tell_of_earlier)
+        agent.watch(key, report_earlier)
         messages = asyncio.create_task(show_messages(agent.bus, Output(sys.stderr)))
         answer = asyncio.create_task(agent.ask(goal, key, *chat_of(key), on_event=watch))
         ctrl_c = CtrlC(agent, key, answer.cancel)
@@ -293,7 +293,7 @@ async def _run_definition(
         running = asyncio.create_task(executor.run(inputs, stop))
 
         def press() -> None:
-            """Stop the run; a second time, leave at once."""
+            """Stop the run; the second time, leave immediately."""
             if stop.is_set():
                 running.cancel()
             stop.set()

@@ -114,14 +114,14 @@ def page_services(config: Config, store: Store) -> Services:
     )
 
 
-def _databases(config: Config, owners: Owners, meters: Meters, told: asyncio.Future[int]) -> Databases | None:
-    """The databases of a server with an owner directory."""
+def _databases(config: Config, owners: Owners, meters: Meters, signals: Signals) -> Databases | None:
+    """Return the databases of a server with an owner directory; None for one without."""
     if config.store_directory is None:
         return None
     from .databases import Databases
 
     databases = Databases(config, owners, meters, page_services)
-    told.add_done_callback(lambda _: databases.drain())
+    signals.status.add_done_callback(lambda _: databases.drain())
     return databases
 
 
@@ -134,8 +134,8 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
     meters = Meters()
     store = store_at(config.store, config)
     drain, runs = config.drain_seconds, config.server_turns
-    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, told, again):
-        databases = _databases(config, owners, meters, told)
+    async with at_work(config, store, drain=drain, runs=runs, meters=meters) as (owners, signals):
+        databases = _databases(config, owners, meters, signals)
         server = (
             databases.server if databases is not None else Server(config, owners, meters, page_services(config, store))
         )
@@ -149,14 +149,13 @@ async def _serve(config: Config, in_browser: bool = False) -> int:
                 flush=True,
             )
             await _open_page(server, addresses[0], in_browser)
-            return await told
+            return await signals.status
         finally:
             print("everloop: stopping; running requests may finish", file=sys.stderr, flush=True)
             if databases is None:
-                await server.stop(again)
+                await server.stop(signals.again)
             else:
-                is_told = told.done() and not told.cancelled() and told.exception() is None
-                await databases.stop(drain if is_told and told.result() == 0 else 0.0, again)
+                await databases.stop(drain if signals.result == 0 else 0.0, signals.again)
 
 
 # ---------------------------------------------------------------------------------------------- agents, until a signal
@@ -173,7 +172,7 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         self.status: asyncio.Future[int] = self._loop.create_future()  # also raises the error that ends the agents
         self.again = asyncio.Event()  # set by a second signal
-        self._hurry = asyncio.Event()  # wait for nothing any more
+        self._hurry = asyncio.Event()  # do not wait for anything
         self._deadline: asyncio.TimerHandle | None = None  # set by the first signal
         self._owners = owners
         self._drain = drain
@@ -192,6 +191,12 @@ class Signals:
             self._owners.drain()
             self.status.set_result(INTERRUPTED if number == signal.SIGINT else 0)
 
+    @property
+    def result(self) -> int | None:
+        """Return the exit status that was requested; None if there is none yet, or an error ends the agents."""
+        is_set = self.status.done() and not self.status.cancelled() and self.status.exception() is None
+        return self.status.result() if is_set else None
+
     def watch(self, work: asyncio.Task[None]) -> asyncio.Task[None]:
         """End the process with the error that this work ends with."""
         work.add_done_callback(self._ended)
@@ -205,8 +210,7 @@ class Signals:
         """Hand off running turns within the remaining time; only after SIGTERM."""
         if self._hurry.is_set() or self._deadline is None:
             self._owners.store.hurry()
-        told = self.status.done() and not self.status.cancelled() and self.status.exception() is None
-        if told and self._deadline is not None:
+        if self.result is not None and self._deadline is not None:
             left = max(0.0, self._deadline.when() - self._loop.time())
             await unless(self._hurry, self._owners.leave(left))
 
@@ -219,8 +223,8 @@ class Signals:
 @contextlib.asynccontextmanager
 async def at_work(
     config: Config, store: Store, *, drain: float, runs: bool = True, meters: Meters | None = None
-) -> AsyncIterator[tuple[Owners, asyncio.Future[int], asyncio.Event]]:
-    """Run the agents and channels; yield the agents, the exit status as `Signals.status`, and `Signals.again`."""
+) -> AsyncIterator[tuple[Owners, Signals]]:
+    """Run the agents and channels; yield the agents, and what signals request."""
     try:
         await store.workers()  # opens the store: an unusable one is an error before the start is announced
         made = await _make_channels(config, store)
@@ -237,7 +241,7 @@ async def at_work(
     if made:
         tasks.append(signals.watch(asyncio.create_task(_run_channels(store, made, owners, meters).run())))
     try:
-        yield owners, signals.status, signals.again
+        yield owners, signals
     finally:
         await signals.hand_off()
         for task in tasks:
@@ -248,7 +252,7 @@ async def at_work(
 
 
 async def _make_channels(config: Config, store: Store) -> list[tuple[ChannelConfig, Channel, Options]]:
-    """The channels of the settings; their code is imported only if there are any."""
+    """Return the channels of the settings; their code is imported only if there are any."""
     if not config.channels:
         return []
     if isinstance(config.store, Path) and config.store.parent == config.home / "stores":
@@ -281,25 +285,25 @@ def _run_channels(
 def worker(options: argparse.Namespace) -> int:
     config = open_workspace(with_model(load_config(options)), options)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="everloop: %(message)s")
-    return asyncio.run(_work(config))
+    return asyncio.run(_run_worker(config))
 
 
-async def _work(config: Config) -> int:
+async def _run_worker(config: Config) -> int:
     from ..store.location import store_at
 
     store, meters = store_at(config.store, config), _meters(config)
     async with (
-        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, told, _),
-        _telling(config, store, meters),
+        at_work(config, store, drain=config.worker_drain, meters=meters) as (_, signals),
+        _serving_metrics(config, store, meters),
     ):
         print(f"everloop: worker {os.getpid()} is ready, store {config.store}", file=sys.stderr, flush=True)
-        status = await told
+        status = await signals.status
         print("everloop: stopping; turns continue elsewhere, or at the next start", file=sys.stderr, flush=True)
         return status
 
 
 def _meters(config: Config) -> Meters | None:
-    """The metrics, if there is an address to serve them at; otherwise the module is not loaded."""
+    """Return the metrics, if there is an address to serve them at; otherwise the module is not loaded."""
     if not config.metrics:
         return None
     from ..observability.metrics import Meters
@@ -308,8 +312,8 @@ def _meters(config: Config) -> Meters | None:
 
 
 @contextlib.asynccontextmanager
-async def _telling(config: Config, store: Store, meters: Meters | None) -> AsyncIterator[None]:
-    """Serve /metrics meanwhile, if it is configured."""
+async def _serving_metrics(config: Config, store: Store, meters: Meters | None) -> AsyncIterator[None]:
+    """Serve /metrics while the body runs, if that is configured."""
     if meters is None:
         yield
         return

@@ -45,8 +45,8 @@ def _log_warnings() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def _tell_person(partner: str) -> None:
-    """Say in a terminal what the command waits for."""
+def _announce(partner: str) -> None:
+    """Report in a terminal what the command waits for."""
     if sys.stdin is not None and sys.stdin.isatty():
         print(f"everloop: waiting for {partner}, which starts this command; Ctrl-D ends it", file=sys.stderr)
 
@@ -62,7 +62,7 @@ def acp(options: argparse.Namespace) -> int:
         import acp  # noqa: F401
     except ImportError:
         raise EverloopError('everloop acp needs the ACP SDK: pip install "everloop[acp]"') from None
-    _tell_person("an editor")
+    _announce("an editor")
     import asyncio
 
     asyncio.run(_serve_editor(config, is_trusted(options)))
@@ -133,7 +133,7 @@ def mcp(options: argparse.Namespace) -> int:
         import mcp  # noqa: F401
     except ImportError:
         raise EverloopError('everloop mcp needs the MCP SDK: pip install "everloop[mcp]"') from None
-    _tell_person("an MCP client")
+    _announce("an MCP client")
     import asyncio
 
     asyncio.run(_serve_client(config))

@@ -156,7 +156,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._naming: asyncio.Task[None] | None = None  # the call for a title
         self._asked = 0  # messages without an answer
-        self._unkept: list[str] = []  # messages that may not be on disk yet
+        self._unsaved: list[str] = []  # messages that may not be on disk yet
         self._left_at = 0.0
         self._told_to_leave = False
         # Not a `bottom_toolbar`, which is shown only on terminals that report the cursor position.
@@ -174,7 +174,7 @@ class Chat:
         """Chat until the user leaves, or wants another model or session."""
         self._agent.watch(self._key, self._see)
         self._start(self._resume())
-        self._start(self._look_around())
+        self._start(self._refresh_status())
         await show_undelivered(self._agent, self._key, self._output)
         self._agent.serve_cron()
         messages = show_messages(self._agent.bus, self._output, self._key)
@@ -229,7 +229,7 @@ class Chat:
             text = line.strip()
             if self._view.asked and command_of(text) is None and answer_of(text) is None:
                 text = f"/deny {text}"  # a sentence answers the question: not like that, but differently
-            self._unkept.append(text)
+            self._unsaved.append(text)
             self._start(self._load())
             self._start(self._say(text))
 
@@ -467,7 +467,7 @@ class Chat:
             await self._output.load()
             self._redraw()
 
-    async def _look_around(self) -> None:
+    async def _refresh_status(self) -> None:
         """Read what the status line and completion need."""
         await self._status.refresh()
         self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
@@ -529,13 +529,13 @@ class Chat:
 
     def _is_kept(self, line: str, _: events.Event | None = None) -> None:
         """Note that a message is on disk: its turn has begun, or ended."""
-        if line in self._unkept:
-            self._unkept.remove(line)
+        if line in self._unsaved:
+            self._unsaved.remove(line)
 
     async def _keep_messages(self) -> None:
         """Wait until accepted messages are on disk: the chat may be told to end right after Enter."""
         give_up = time.monotonic() + KEEP_SECONDS
-        while self._unkept and time.monotonic() < give_up:
+        while self._unsaved and time.monotonic() < give_up:
             for row in await self._agent.store.waiting(OWNER, self._key):
                 self._is_kept(str(row.message.content))
             await asyncio.sleep(0.02)
@@ -545,7 +545,7 @@ class Chat:
         self._changes.see(event)
         if isinstance(event, events.TurnEnded):
             self._comparing = self._start(self._changes.end())
-            self._start(self._look_around())
+            self._start(self._refresh_status())
             self._name_when_idle()
         elif self._naming is not None:  # a turn is running, and needs the model more than a title does
             self._naming.cancel()

@@ -43,7 +43,7 @@ class Rule:
     """
 
     # fmt: off
-    do: Decision = key("[policy]", MISSING, "what happens to a matching call", choices=get_args(Decision))
+    do: Decision = key("[policy]", MISSING, "what to do with a matching call", choices=get_args(Decision))
     tool: str = key("[policy]", "", "pattern: name of the tool")
     command: str = key("[policy]", "", "pattern: one simple command of a command line")
     path: str = key("[policy]", "", "pattern: a file, relative to the workspace when inside it, absolute otherwise")
@@ -79,9 +79,9 @@ class McpServer:
     url: str = key("mcp.NAME", "", "the address, for a server that runs elsewhere", url=True)
     headers: dict[str, str] = key("mcp.NAME", {}, "HTTP headers for it", secret=True)
     tools: tuple[str, ...] = key("mcp.NAME", ("*",), "patterns of the tools that may be used")
-    trusted: bool = key("mcp.NAME", False, "you vouch for its descriptions of tools and its hints; not for its results")
-    timeout: float = key("mcp.NAME", 60.0, "seconds that a call may take", above=0)
-    connect_timeout: float = key("mcp.NAME", 20.0, "seconds that it may take to start", above=0)
+    trusted: bool = key("mcp.NAME", False, "trust its tool descriptions and hints, but not its results")
+    timeout: float = key("mcp.NAME", 60.0, "maximum seconds of a call", above=0)
+    connect_timeout: float = key("mcp.NAME", 20.0, "maximum seconds of its start", above=0)
     # fmt: on
 
     def problem(self) -> str:
@@ -102,15 +102,15 @@ class ChannelConfig:
     name: str
     # fmt: off
     network: str = key("channels.NAME", "", "the network, if NAME is not its name: for a second account")
-    owner: str = key("channels.NAME", "me", "whose sessions its chats are")
-    allow: tuple[str, ...] = key("channels.NAME", (), "ids of people who are answered; `*`: all, in direct chats")
-    pairing: bool = key("channels.NAME", False, "a stranger who writes directly gets a code that you can confirm")
-    groups: tuple[str, ...] = key("channels.NAME", (), "ids of groups in which every member is answered")
+    owner: str = key("channels.NAME", "me", "the owner of its chats' sessions")
+    allow: tuple[str, ...] = key("channels.NAME", (), "ids of people to answer; `*`: everyone, in direct chats")
+    pairing: bool = key("channels.NAME", False, "a stranger who writes directly gets a code for you to confirm")
+    groups: tuple[str, ...] = key("channels.NAME", (), "ids of groups in which to answer every member")
     mention: bool = key("channels.NAME", True, "in groups, answer only messages that mention it or reply to it")
     stream: bool = key("channels.NAME", True, "show answers while they are written, where messages can be edited")
-    media_mb: int = key("channels.NAME", 20, "megabytes of a file that comes in or goes out; 0 for none", at_least=0)
-    per_minute: int = key("channels.NAME", 20, "messages a minute of one sender; 0 for no limit", at_least=0)
-    give_up_hours: float = key("channels.NAME", 24.0, "hours until an unsent message is given up", above=0)
+    media_mb: int = key("channels.NAME", 20, "megabytes of an incoming or outgoing file; 0 for no files", at_least=0)
+    per_minute: int = key("channels.NAME", 20, "messages per minute from one sender; 0 for no limit", at_least=0)
+    give_up_hours: float = key("channels.NAME", 24.0, "hours until an unsent message is discarded", above=0)
     # fmt: on
     options: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -140,7 +140,7 @@ class Price:
     model: str = key("[price]", MISSING, "pattern: name of the model")
     input: float = key("[price]", 0.0, "price of a million input tokens", at_least=0)
     output: float = key("[price]", 0.0, "price of a million output tokens", at_least=0)
-    cached: float = key("[price]", -1.0, "price of a million cached input tokens; by default that of input")
+    cached: float = key("[price]", -1.0, "price of a million cached input tokens; by default the input price")
     # fmt: on
 
     def problem(self) -> str:
@@ -165,7 +165,7 @@ class Config:
     store: Path | DSN = key("", UnderHome(DEFAULT_STORE), "the database", env="EVERLOOP_STORE", flag=True)
     store_pool: DSN | None = key("", None, "the same database through PgBouncer; PostgreSQL", env="EVERLOOP_STORE_POOL")
     store_directory: DSN | None = key(
-        "", None, "the database that says which database each owner is in; PostgreSQL", env="EVERLOOP_STORE_DIRECTORY"
+        "", None, "the directory database, which maps owners to databases; PostgreSQL", env="EVERLOOP_STORE_DIRECTORY"
     )
     flush: Flush = key("", "needed", "which steps of a turn are flushed to the disk at once", choices=get_args(Flush))
 
@@ -173,7 +173,7 @@ class Config:
     base_url: str = key("provider", "", "address of the model API", env="EVERLOOP_BASE_URL", flag=True, url=True)
     api_key: str = key("provider", "", "key of the model API", env="EVERLOOP_API_KEY", secret=True)
     model: str = key("provider", "", "the model", env="EVERLOOP_MODEL", flag=True)
-    window: int = key("provider", 0, "the model's window in tokens; 0 goes by its name", at_least=0)
+    window: int = key("provider", 0, "the model's window in tokens; 0 looks it up by name", at_least=0)
     vision: Vision = key("provider", "auto", "whether the model accepts pictures", choices=get_args(Vision))
     temperature: float = key("provider", -1.0, "sampling temperature; below 0 leaves it to the model")
     answer_tokens: int = key("provider", 0, "maximum tokens of an answer; 0 leaves it to the model", at_least=0)
@@ -225,18 +225,18 @@ class Config:
 
     sandbox: Sandbox = key("sandbox", "auto", "how commands are confined", key="mode", choices=get_args(Sandbox))
     exec_timeout: float = key("sandbox", 60.0, "seconds a command takes by default", key="timeout", above=0)
-    readable: tuple[str, ...] = key("sandbox", (), "further folders that commands may read")
-    writable: tuple[str, ...] = key("sandbox", (), "further folders that commands may write")
-    environment: tuple[str, ...] = key("sandbox", (), "further variables that commands get", shape="variable")
+    readable: tuple[str, ...] = key("sandbox", (), "additional folders that commands may read")
+    writable: tuple[str, ...] = key("sandbox", (), "additional folders that commands may write")
+    environment: tuple[str, ...] = key("sandbox", (), "additional variables that commands get", shape="variable")
     memory_mb: int = key("sandbox", 4096, "memory that a command may use, in MiB", at_least=16)
     processes: int = key("sandbox", 512, "processes that a command may have at once", at_least=4)
 
     keep_requests: Span = key("store", "30d", "how long API requests without a session are kept")
 
     turn_tokens: int = key("budget", 0, "tokens a turn may use with its sub-agents; 0 for no limit", at_least=0)
-    turn_cost: float = key("budget", 0.0, "cost of a turn, by the prices below; 0 for no limit", at_least=0)
-    day_tokens: int = key("budget", 0, "tokens a day", at_least=0)
-    day_cost: float = key("budget", 0.0, "cost of a day", at_least=0)
+    turn_cost: float = key("budget", 0.0, "cost of a turn at the configured prices; 0 for no limit", at_least=0)
+    day_tokens: int = key("budget", 0, "tokens per day", at_least=0)
+    day_cost: float = key("budget", 0.0, "cost per day", at_least=0)
 
     lease_seconds: float = key("worker", 15.0, "seconds until a silent worker is considered dead; PostgreSQL", above=0)
     worker_drain: float = key("worker", 30.0, "seconds for running steps at SIGTERM", key="drain_seconds", at_least=0)
@@ -246,10 +246,10 @@ class Config:
     port: int = key("server", 8002, "the port it listens on; 0 for any free one", flag=True, at_least=0)
     server_rounds: int = key("server", 5, "rounds a request may take", key="rounds", at_least=1)
     server_agent: Agent = key(
-        "server", "own", "whose tools a request without tools uses", key="agent", choices=get_args(Agent)
+        "server", "own", "which tools a request without tools gets", key="agent", choices=get_args(Agent)
     )
-    server_models: tuple[str, ...] = key("server", (), "patterns of further models a client may request", key="models")
-    server_hosts: tuple[str, ...] = key("server", (), "further host names of the server", key="hosts", shape="host")
+    server_models: tuple[str, ...] = key("server", (), "patterns of other models a client may request", key="models")
+    server_hosts: tuple[str, ...] = key("server", (), "additional host names of the server", key="hosts", shape="host")
     server_origins: tuple[str, ...] = key("server", (), "origins of web pages that may use it", key="origins")
     server_turns: bool = key("server", True, "run turns in it; otherwise workers do", key="turns", env="EVERLOOP_TURNS")
     server_tokens: bool = key("server", False, "require a token on this machine even before one exists", key="tokens")
@@ -257,11 +257,11 @@ class Config:
     messages_limit: int = key("server", 5000, "messages of a request", at_least=1)
     at_once: int = key("server", 2000, "concurrent requests", at_least=1)
     at_once_each: int = key("server", 1000, "concurrent requests of one token", at_least=1)
-    requests_per_minute: int = key("server", 0, "requests a minute of one owner; 0 for no limit", at_least=0)
+    requests_per_minute: int = key("server", 0, "requests per minute of one owner; 0 for no limit", at_least=0)
     ping_seconds: float = key("server", 15.0, "seconds between keep-alive comments of a stream", above=0)
     drain_seconds: float = key("server", 30.0, "seconds for requests to finish at shutdown", at_least=0)
 
-    telemetry_endpoint: str = key("telemetry", "", "address for spans, by OTLP over HTTP", key="endpoint", url=True)
+    telemetry_endpoint: str = key("telemetry", "", "address for spans (OTLP over HTTP)", key="endpoint", url=True)
     telemetry_content: bool = key("telemetry", False, "include message texts in spans", key="content")
 
     plugin_tools: tuple[str, ...] = key("plugins", (), "tools of other packages, by their entry points", key="tools")
@@ -275,7 +275,7 @@ class Config:
     policy: tuple[Rule, ...] = key("", (), "rules for tool calls", record=Rule)
     prices: tuple[Price, ...] = key("", (), "prices of models", key="price", record=Price)
     mcp: tuple[McpServer, ...] = key("", (), "MCP servers", record=McpServer)
-    channels: tuple[ChannelConfig, ...] = key("", (), "accounts at chat networks", record=ChannelConfig)
+    channels: tuple[ChannelConfig, ...] = key("", (), "accounts on chat networks", record=ChannelConfig)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from ..errors import EverloopError
 if TYPE_CHECKING:
     import yaml
 
-LONGEST = 16_000  # maximum characters of front matter
-DEEPEST = 20  # maximum levels of nested lists and mappings
+MAX_LENGTH = 16_000  # maximum characters of front matter
+MAX_DEPTH = 20  # maximum levels of nested lists and mappings
 FIRST_LINE = 2  # line of the file in which the YAML begins
 
 _FENCE = re.compile(r"^---[ \t]*$", re.MULTILINE)
@@ -71,11 +71,11 @@ def _split(text: str) -> tuple[str, str]:
     if start is None:
         raise FrontMatterError(1, "the file must begin with a line --- and its front matter")
     begin = start.end() + 1
-    end = _FENCE.search(text, begin, begin + LONGEST + 1000)
-    if end is not None and end.start() - begin <= LONGEST:
+    end = _FENCE.search(text, begin, begin + MAX_LENGTH + 1000)
+    if end is not None and end.start() - begin <= MAX_LENGTH:
         return text[begin : end.start()], text[end.end() + 1 :]
-    if len(text) - begin > LONGEST:
-        raise FrontMatterError(1, f"the front matter is longer than {LONGEST} characters, or no line --- ends it")
+    if len(text) - begin > MAX_LENGTH:
+        raise FrontMatterError(1, f"the front matter is longer than {MAX_LENGTH} characters, or no line --- ends it")
     raise FrontMatterError(1, "no line --- ends the front matter")
 
 
@@ -164,8 +164,8 @@ def _check(header: str, events: Iterator[Any]) -> None:
             raise FrontMatterError(_line(header, place), f"tags like {event.tag[:60]} are not supported")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > DEEPEST:
-                raise FrontMatterError(_line(header, place), f"more than {DEEPEST} nested lists and mappings")
+            if depth > MAX_DEPTH:
+                raise FrontMatterError(_line(header, place), f"more than {MAX_DEPTH} nested lists and mappings")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 

@@ -300,7 +300,7 @@ PER_CALL = 24  # units for the same around a tool call, with its id
 PICTURE = 6_400
 START = 0.3  # tokens per unit for a model without observations; higher than for most models
 _LEAST, _MOST = 0.12, 1.2  # plausible ratios; other counts omit cached tokens, or are wrong
-_SMALLEST = 1_000  # units of a request to learn from; in smaller ones the provider's overhead dominates
+_MIN_LEARNED_UNITS = 1_000  # units of a request to learn from; in smaller ones the provider's overhead dominates
 _MAX_MODELS = 64
 LONG = 1_000_000  # characters; a longer text is weighed by samples, a longer conversation in a thread
 SAMPLES = 50
@@ -379,7 +379,7 @@ class Meter:
 
     def observe(self, model: str, units: int, tokens: int) -> None:
         """Learn from the tokens that a provider counted in a request. Implausible counts are ignored."""
-        if units < _SMALLEST or not _LEAST <= tokens / units <= _MOST:
+        if units < _MIN_LEARNED_UNITS or not _LEAST <= tokens / units <= _MOST:
             return
         ratio, seen = self._ratios.get(model, (START, 0))
         ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # adapts to the kind of text in use
@@ -392,10 +392,10 @@ class Meter:
 # ---------------------------------------------------------------------------------------------- how full the window is
 
 ANSWER_SHARE = 4  # at most one in so many tokens of the window is reserved for the answer
-FITS = 0.95  # share of the rest that may be filled, since the estimate is inexact
-MOST_OF_A_CHARACTER = 5  # maximum tokens per character, for any text and tokenizer
-SMALLEST = 2_000  # tokens; an error that names a smaller window means something else
-BELIEVED_SECONDS = 3600.0  # validity of a window named in an error: servers change, and errors quote text
+USABLE_SHARE = 0.95  # share of the rest that may be filled, since the estimate is inexact
+MAX_TOKENS_PER_CHARACTER = 5  # maximum tokens per character, for any text and tokenizer
+MIN_WINDOW = 2_000  # tokens; an error that names a smaller window means something else
+REPORTED_WINDOW_SECONDS = 3600.0  # validity of a window named in an error: servers change, and errors quote text
 
 
 class Measure:
@@ -429,7 +429,7 @@ class Measure:
     @property
     def limit(self) -> float:
         """The maximum number of tokens of a request that fits."""
-        return FITS * self.room
+        return USABLE_SHARE * self.room
 
     def weight(self, conversation: Conversation) -> int:
         """Return the units of a request. Each message is weighed only once."""
@@ -443,7 +443,7 @@ class Measure:
 
     def is_small(self, conversation: Conversation, share: float) -> bool:
         """Return whether a request certainly fills less than this share of the room, without weighing it."""
-        return MOST_OF_A_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
+        return MAX_TOKENS_PER_CHARACTER * (conversation.characters + self._weigh_tools()) < share * self.room
 
     def learn(self, answered: str | None, conversation: Conversation, counted: int) -> None:
         """Learn from the provider's count for a request: for the first few answers, then for every 32nd, and for each
@@ -502,10 +502,10 @@ class Measure:
         if not is_overflow(text):
             return False
         named = window_in_error(text)
-        if named and not refused.several and SMALLEST <= named <= 1.5 * self.tokens(conversation):
+        if named and not refused.several and MIN_WINDOW <= named <= 1.5 * self.tokens(conversation):
             if named < self.window:
                 log.warning("%s says that it takes %s tokens: set window under [provider]", self.model, f"{named:,}")
-            self._named = (named, time.monotonic() + BELIEVED_SECONDS)
+            self._named = (named, time.monotonic() + REPORTED_WINDOW_SECONDS)
         return True
 
     def _weigh_tools(self) -> int:

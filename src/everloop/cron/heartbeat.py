@@ -96,9 +96,9 @@ class Heartbeat:
             anchor = math.ceil(self._service.clock())
             data = {"every": self._every, "anchor": anchor}
             await store.set_timer(Timer(owner, HEARTBEAT, anchor + self._every, data))
-        self._service.fire_heartbeat_by(self._fire)
+        self._service.set_heartbeat(self._fire)
 
-    async def insist(self) -> None:
+    async def start_with_retries(self) -> None:
         """Call `start`, and retry after a store error: a full or locked disk must not end scheduled work."""
         while True:
             try:
@@ -109,7 +109,7 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """Stop the heartbeat for this service and later ones."""
-        self._service.fire_heartbeat_by(None)
+        self._service.set_heartbeat(None)
         await self._service.store.cancel_timer(self._service.owner, HEARTBEAT)
 
     async def _fire(self, timer: Timer, now: float) -> tuple[InboundMessage | None, float | None]:

@@ -15,9 +15,9 @@ import msgspec
 
 from .zones import BadSchedule, local_name, zone
 
-LONGEST_EVERY = 366 * 86400
-FARTHEST_AT = 100 * 366 * 86400
-LONGEST_EXPRESSION = 200
+MAX_INTERVAL = 366 * 86400
+MAX_AHEAD = 100 * 366 * 86400
+MAX_EXPRESSION = 200
 SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - cronsim is given clock times without a zone
 DAY_AND_MORE = 25 * 3600  # no clock is set back by more than this
 
@@ -180,8 +180,8 @@ def _every(every: str | float, shortest: int) -> int:
     seconds = int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else duration(text)
     if seconds is None:
         raise BadSchedule(f'every: "{str(every)[:60]}" is not a duration: write it like 10m, 1h30m or 2 days')
-    if not shortest <= seconds <= LONGEST_EVERY:
-        raise BadSchedule(f"every: at least {span(shortest)} and at most {span(LONGEST_EVERY)}, not {span(seconds)}")
+    if not shortest <= seconds <= MAX_INTERVAL:
+        raise BadSchedule(f"every: at least {span(shortest)} and at most {span(MAX_INTERVAL)}, not {span(seconds)}")
     return seconds
 
 
@@ -193,7 +193,7 @@ def _at(text: str, tz: str, now: float, asked: str | None) -> At:
     at = math.ceil(found)
     if at <= now:
         raise BadSchedule(f'at: "{text}" has passed: it is now {moment(now, tz)}')
-    if at > now + FARTHEST_AT:
+    if at > now + MAX_AHEAD:
         raise BadSchedule(f'at: "{text[:60]}" is more than 100 years away')
     return At(at, tz)
 
@@ -246,7 +246,7 @@ def check_expression(expression: str) -> None:
     from cronsim import CronSim, CronSimError
 
     wrong = ""
-    if len(expression.split()) != 5 or len(expression) > LONGEST_EXPRESSION:
+    if len(expression.split()) != 5 or len(expression) > MAX_EXPRESSION:
         wrong = "it needs five fields: minute, hour, day of the month, month, day of the week"
     else:
         try:

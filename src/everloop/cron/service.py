@@ -23,8 +23,8 @@ from .schedules import At, Schedule, next_after, parse_schedule
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 30.0  # maximum time between two reads of the store: another process may have added a job
-AT_ONCE = 500  # timers read per query
+POLL_SECONDS = 30.0  # maximum time between two reads of the store: another process may have added a job
+BATCH_SIZE = 500  # timers read per query
 MAX_JOBS = 100  # per owner
 MAX_MESSAGE = 4_000  # characters
 
@@ -58,7 +58,7 @@ class CronService:
 
     # ------------------------------------------------------------------------------------------ jobs
 
-    def fire_heartbeat_by(self, beat: Beat | None) -> None:
+    def set_heartbeat(self, beat: Beat | None) -> None:
         """Call `beat` when the heartbeat's timer is due; it returns the next due time. None disables the heartbeat."""
         self._beat = beat
         self.changed()
@@ -100,7 +100,7 @@ class CronService:
             id, made = _free_id(there, owner, key)
             if made is not None:
                 return await in_thread(job_of, made)
-            if key and (come := await self._come(owner, session or f"{channel}:{chat_id}", id, tz)) is not None:
+            if key and (come := await self._was_fired(owner, session or f"{channel}:{chat_id}", id, tz)) is not None:
                 return come
             if sum(id != HEARTBEAT for id in there) >= MAX_JOBS:
                 raise EverloopError(f"there are {MAX_JOBS} jobs, the maximum: remove one first")
@@ -168,7 +168,7 @@ class CronService:
         """Read the jobs again, because one was added, perhaps by another process."""
         self._changed.set()
 
-    async def _come(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
+    async def _was_fired(self, owner: str, session: str, id: str, tz: str | None) -> Job | None:
         """Return a one-shot job that was fired before the call that added it had its result.
 
         Its timer is gone, but its message still waits behind the open turn of that call. Without this check, a call
@@ -211,8 +211,8 @@ class CronService:
         now = self.clock()
         due: builtins.list[Timer] = []
         later: builtins.list[float] = []
-        timers = await self.store.timers(limit=AT_ONCE)
-        more = len(timers) == AT_ONCE
+        timers = await self.store.timers(limit=BATCH_SIZE)
+        more = len(timers) == BATCH_SIZE
         for timer in timers:
             if timer.due_at > now:
                 later.append(timer.due_at)
@@ -264,7 +264,7 @@ class CronService:
             self._fired(owner, session_key)
 
     async def _sleep(self, due: float | None) -> None:
-        seconds = LOOK_SECONDS if due is None else min(LOOK_SECONDS, max(0.0, due - self.clock()))
+        seconds = POLL_SECONDS if due is None else min(POLL_SECONDS, max(0.0, due - self.clock()))
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

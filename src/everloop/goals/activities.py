@@ -15,7 +15,7 @@ from ..events import ToolEnded, ToolStarted
 __all__ = ["Activities", "Activity", "ActivityError", "OnActivity", "ThoughtChunk", "ToolEnded", "ToolStarted"]
 
 log = logging.getLogger(__name__)
-LAST_SECONDS = 5.0  # grace period for a slow callback to catch up once the run is over
+DRAIN_SECONDS = 5.0  # grace period for a slow callback to catch up once the run is over
 
 Context = Literal[
     "inputs", "model", "tool", "unlisted_tool", "output", "max_turns", "timeout", "aborted", "error", "grace"
@@ -67,7 +67,7 @@ class Activities:
         if self._task is None:
             return
         self._waiting.put_nowait(None)
-        _, late = await asyncio.wait([self._task], timeout=LAST_SECONDS)
+        _, late = await asyncio.wait([self._task], timeout=DRAIN_SECONDS)
         if late:
             log.warning("on_activity is too slow: the activities that it has not received yet are dropped")
             self._task.cancel()

@@ -17,11 +17,11 @@ from ..tools.schema.values import KINDS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-LONGEST_DESCRIPTION = 1024
-MOST_TURNS = 1_000
-MOST_MINUTES = 24 * 60.0
+MAX_DESCRIPTION = 1024
+MAX_TURNS = 1_000
+MAX_MINUTES = 24 * 60.0
 REASONING = ("none", "minimal", "low", "medium", "high")
-DEEPEST = 30  # levels of a schema
+MAX_DEPTH = 30  # levels of a schema
 # Keywords allowed at the top of the schema of inputs. Anything else there is a misplaced input.
 AT_THE_TOP = frozenset({
     "$comment", "$defs", "$id", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "default", "definitions",
@@ -133,8 +133,8 @@ def _problems(definition: Any) -> Iterator[Problem]:
         text = getattr(definition, key)
         if not isinstance(text, str) or not text.strip():
             yield (key,), f"must be a string, not {_kind(text)}"
-    if len(definition.description) > LONGEST_DESCRIPTION:
-        yield ("description",), f"must be at most {LONGEST_DESCRIPTION} characters, not {len(definition.description)}"
+    if len(definition.description) > MAX_DESCRIPTION:
+        yield ("description",), f"must be at most {MAX_DESCRIPTION} characters, not {len(definition.description)}"
     if not isinstance(definition.query, str):
         yield ("query",), f"must be a string, not {_kind(definition.query)}"
     for key in ("model", "output_description"):
@@ -166,13 +166,13 @@ def _tool_problems(tools: Any) -> Iterator[Problem]:
 
 def _limit_problems(definition: Any) -> Iterator[Problem]:
     turns = definition.max_turns
-    if type(turns) is not int or not 1 <= turns <= MOST_TURNS:
-        yield ("max_turns",), f"must be a whole number from 1 to {MOST_TURNS}, not {turns!r:.60}"
+    if type(turns) is not int or not 1 <= turns <= MAX_TURNS:
+        yield ("max_turns",), f"must be a whole number from 1 to {MAX_TURNS}, not {turns!r:.60}"
     minutes = definition.max_time_minutes
     if isinstance(minutes, bool) or not isinstance(minutes, int | float):
         yield ("max_time_minutes",), f"must be a number of minutes, not {_kind(minutes)}"
-    elif not (math.isfinite(minutes) and 0 < minutes <= MOST_MINUTES):
-        yield ("max_time_minutes",), f"must be above 0 and at most {MOST_MINUTES:g}, not {minutes!r:.60}"
+    elif not (math.isfinite(minutes) and 0 < minutes <= MAX_MINUTES):
+        yield ("max_time_minutes",), f"must be above 0 and at most {MAX_MINUTES:g}, not {minutes!r:.60}"
 
 
 def _option_problems(definition: Any) -> Iterator[Problem]:
@@ -202,7 +202,7 @@ def _message_problems(messages: Any) -> Iterator[Problem]:
         elif not isinstance(content, str) or not content.strip():
             yield path, f"the content of message {number} must be a string, not {_kind(content)}"
         elif role == "assistant" and before != "user":  # chat templates reject it
-            yield path, f"message {number} is the assistant's: a message of the user must stand before it"
+            yield path, f"message {number} is the assistant's: a message of the user must precede it"
         before = role
 
 
@@ -224,8 +224,8 @@ def schema_problems(schema: Any, path: tuple[str, ...] = ()) -> Iterator[Problem
     if not isinstance(schema, dict):
         yield path, "must be a JSON schema, a mapping"
         return
-    if len(path) > DEEPEST:
-        yield path, f"is nested more than {DEEPEST} levels deep"
+    if len(path) > MAX_DEPTH:
+        yield path, f"is nested more than {MAX_DEPTH} levels deep"
         return
     yield from _keyword_problems(schema, path)
     for keyword in ("properties", "patternProperties", "$defs", "definitions"):

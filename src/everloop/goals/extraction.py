@@ -13,8 +13,8 @@ from .templates import as_text, fill
 
 GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
 RETRIES = 3  # after an invalid result
-LONGEST = 2_000_000  # maximum length of an answer that is searched for JSON
-MOST_STARTS = 2_000  # positions in it where JSON may start
+MAX_ANSWER = 2_000_000  # maximum length of an answer that is searched for JSON
+MAX_STARTS = 2_000  # positions in it where JSON may start
 
 RULES = """\
 Nobody is there to answer questions: decide for yourself, and say later what you assumed. Work with your tools until \
@@ -105,13 +105,13 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield (length, value) of the JSON in an answer: the whole answer, or each value found in its text."""
     decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant)
     whole = text.strip()
-    if len(whole) > LONGEST:
+    if len(whole) > MAX_ANSWER:
         return
     if (read := _decode(decoder, whole, 0)) is not None and read[1] == len(whole):
         yield len(whole), read[0]
         return
     at = 0
-    for _ in range(MOST_STARTS):
+    for _ in range(MAX_STARTS):
         start = _START.search(whole, at)
         if start is None:
             break

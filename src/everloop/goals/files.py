@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "shipped"
 FOLDER_NAME = "agents"
-BIGGEST = 64_000  # maximum file size in bytes
-MOST = 200  # maximum number of files in a folder
-MOST_ENTRIES = 5_000  # directory entries read at most
-LONGEST_LISTING = 12_000  # characters of the listing shown to a model
+MAX_FILE_BYTES = 64_000  # maximum file size in bytes
+MAX_FILES = 200  # maximum number of files in a folder
+MAX_ENTRIES = 5_000  # directory entries read at most
+MAX_LISTING = 12_000  # characters of the listing shown to a model
 
 
 class Definitions(msgspec.Struct):
@@ -116,7 +116,7 @@ class Catalogue:
 def describe(definitions: list[AgentDefinition]) -> str:
     """Return the description of these agents for a model; "" if there are none."""
     lines: list[str] = []
-    left = LONGEST_LISTING
+    left = MAX_LISTING
     for definition in definitions:
         line = f"- {definition.name}: {' '.join(definition.description.split())} Inputs: {_inputs(definition)}."
         if (left := left - len(line)) < 0:
@@ -145,7 +145,7 @@ def _versions(folder: str) -> Iterator[tuple[str, int, int, int]]:
     """Yield a version of each file in the folder, in name order; it changes when the file does."""
     try:
         with os.scandir(folder) as entries:
-            for entry in sorted(islice(entries, MOST_ENTRIES), key=lambda entry: entry.name):
+            for entry in sorted(islice(entries, MAX_ENTRIES), key=lambda entry: entry.name):
                 if entry.name.endswith(".md"):
                     info = entry.stat()
                     yield entry.name, info.st_mtime_ns, info.st_size, info.st_ino
@@ -156,11 +156,11 @@ def _versions(folder: str) -> Iterator[tuple[str, int, int, int]]:
 def _files(reach: Reach, found: Definitions) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the workspace's files; unreadable ones are recorded as broken."""
     with reach.open(FOLDER_NAME, FOLDER) as opened, os.scandir(opened.descriptor) as entries:
-        names = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
+        names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES))
     names = [name for name in names if name.endswith(".md") and not name.startswith(".")]
-    if len(names) > MOST:
-        found.problem = f"{FOLDER_NAME}: only the first {MOST} of {len(names)} files are used, by name"
-    for name in names[:MOST]:
+    if len(names) > MAX_FILES:
+        found.problem = f"{FOLDER_NAME}: only the first {MAX_FILES} of {len(names)} files are used, by name"
+    for name in names[:MAX_FILES]:
         agent = name.removesuffix(".md")
         try:
             yield agent, _read(f"{FOLDER_NAME}/{name}", reach)
@@ -175,11 +175,11 @@ def _read(path: str, reach: Reach) -> str:
             if not stat.S_ISREG(os.fstat(opened.descriptor).st_mode):
                 raise DefinitionError(f"{path}:1: it is not a regular file")
             with open(opened.descriptor, "rb", closefd=False) as file:
-                data = file.read(BIGGEST + 1)
+                data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, OutOfReach) as error:
         raise DefinitionError(f"{path}:1: {_reason(error)}") from None
-    if len(data) > BIGGEST:
-        raise DefinitionError(f"{path}:1: it is larger than {BIGGEST // 1000} kB")
+    if len(data) > MAX_FILE_BYTES:
+        raise DefinitionError(f"{path}:1: it is larger than {MAX_FILE_BYTES // 1000} kB")
     try:
         return data.decode()
     except UnicodeDecodeError as error:

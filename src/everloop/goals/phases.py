@@ -23,7 +23,7 @@ from ..log import Logged, Reason, TurnEnded
 from ..runtime.turn_spec import TurnSpec
 from ..tools.base import ToolError
 from ..tools.registry import ToolRegistry, marked
-from .definitions import MOST_TURNS, AgentDefinition
+from .definitions import MAX_TURNS, AgentDefinition
 from .extraction import (
     RETRIES,
     extraction_message,
@@ -50,7 +50,7 @@ HOW = {
 }
 NO_RESULT = "It has no result."
 STOPPED = frozenset({"cancelled", "replaced", "abandoned", "aborted"})
-SHORTEST_GRACE = 1.0  # seconds
+MIN_GRACE_SECONDS = 1.0
 # seconds of overhead between two log entries that count as work, in addition to the duration of the step itself
 BETWEEN_STEPS = 1.0
 
@@ -173,7 +173,7 @@ def turn_spec(
 ) -> TurnSpec:
     """Return the spec of one of the agent's turns. It has tools only in the work phase."""
     works = task.phase == "work"
-    rounds = min(definition.max_turns, MOST_TURNS if task.rounds is None else task.rounds)
+    rounds = min(definition.max_turns, MAX_TURNS if task.rounds is None else task.rounds)
     # During extraction the model may call a tool by mistake: it gets an error and one more round.
     limits = Limits(rounds=rounds) if works else Limits(rounds=2 if task.phase == "extract" else 1, empty_answers=1)
     initial = [{**said, "content": fill(said["content"], task.inputs)} for said in definition.initial_messages]
@@ -200,7 +200,7 @@ def follow(
     if following.phase == "extract":
         asked = retry_message(following.problem) if following.problem else extraction_message(definition, task.inputs)
         return [_next(message, asked, later)]
-    if (task.latest or math.inf) - time.time() < SHORTEST_GRACE:  # the parent agent has no time left either
+    if (task.latest or math.inf) - time.time() < MIN_GRACE_SECONDS:  # the parent agent has no time left either
         return report(message, TurnEnded(ended.reason, NO_RESULT), untrusted)
     seconds = grace_seconds(60 * definition.max_time_minutes)
     later = msgspec.structs.replace(later, seconds=seconds, ends_at=None)

@@ -97,6 +97,12 @@ def extra_of(provider: LLMProvider) -> dict[str, Any]:
     return dict(extra) if extra and isinstance(extra, Mapping) else {}
 
 
+def own_prompt_of(provider: object) -> int:
+    """The tokens that a provider sends in place of the system prompt and the tools. Any object may be a provider."""
+    tokens = getattr(provider, "own_prompt", 0)
+    return tokens if type(tokens) is int else 0
+
+
 def counts(response: LLMResponse) -> dict[str, int]:
     """Return the plausible token counts in the usage of an answer, whatever the provider put there."""
     usage: Any = getattr(response, "usage", None)

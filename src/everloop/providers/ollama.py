@@ -11,7 +11,7 @@ from .endpoints import ENDPOINTS
 from .http import Origin, origin_of
 
 SECONDS = 5.0  # for a busy machine; if no Ollama runs, the connection is refused at once
-LARGEST = 1 << 20  # bytes of a list of models
+MAX_BYTES = 1 << 20  # bytes of a list of models
 NO_CHAT = ("embed", "bert", "rerank", "bge-", "minilm")
 
 
@@ -30,7 +30,7 @@ async def _listed(origin: Origin) -> bytes:
     try:
         writer.write(f"GET /api/tags HTTP/1.0\r\nHost: {origin.authority}\r\n\r\n".encode())
         parts, size = [], 0
-        while size < LARGEST and (data := await reader.read(1 << 16)):
+        while size < MAX_BYTES and (data := await reader.read(1 << 16)):
             parts.append(data)
             size += len(data)
     finally:

@@ -11,7 +11,18 @@ from typing import Any
 from ..log import FailedAttempt
 from ..text import one_line
 from ..text_cursor import TextCursor
-from .base import Delta, LLMProvider, LLMResponse, Messages, Options, ProviderError, Tools, honours, option_keywords
+from .base import (
+    Delta,
+    LLMProvider,
+    LLMResponse,
+    Messages,
+    Options,
+    ProviderError,
+    Tools,
+    honours,
+    option_keywords,
+    own_prompt_of,
+)
 
 Failure = ProviderError | ConnectionError | TimeoutError
 FAILURES = (ProviderError, ConnectionError, TimeoutError)
@@ -136,7 +147,7 @@ class Resilient(LLMProvider):
 
     @property
     def own_prompt(self) -> int:  # type: ignore[override]
-        return self._providers[0][0].own_prompt
+        return own_prompt_of(self._providers[0][0])
 
     @property
     def doing(self) -> str:

@@ -317,7 +317,7 @@ class AgentLoop:
 
     async def _serve_cron(self) -> None:
         if self._heartbeat is not None:
-            await self._heartbeat.insist()
+            await self._heartbeat.start_with_retries()
         await self.cron_service.serve(self._fired)
 
     def _fired(self, owner: str, key: str) -> None:

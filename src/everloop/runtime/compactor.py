@@ -20,12 +20,12 @@ from .. import events
 from ..config import Config
 from ..context.compaction import KEPT_TURNS, Plan, Room, conversation_of, digest, plan, summarise
 from ..context.pictures import without_pictures
-from ..context.window import FITS, LONG, Measure, Meter, model_info, weigh
+from ..context.window import LONG, USABLE_SHARE, Measure, Meter, model_info, weigh
 from ..engine import Turn
 from ..errors import StoreError
 from ..log import CallEnded, Compacted, Logged
 from ..messages import Blind, Conversation, Message
-from ..providers.base import LLMProvider, ProviderError, counts
+from ..providers.base import LLMProvider, ProviderError, counts, own_prompt_of
 from ..store.base import Claim, SessionInfo, Store
 from ..threads import in_thread
 from ..tools.registry import ToolRegistry, keep_output, outputs_folder
@@ -191,7 +191,7 @@ class Compactor:
         name = model or self.model
         if name not in self._measures:
             window = self._config.window if name == self.model else 0
-            own_prompt = self._provider.own_prompt if name == self.model else 0
+            own_prompt = own_prompt_of(self._provider) if name == self.model else 0
             self._measures[name] = Measure(name, window, self._meter, self._tools, own_prompt)
         while len(self._measures) > 64:
             self._measures.popitem(last=False)
@@ -222,7 +222,7 @@ class Compactor:
         """Make the request fit, before a model call or after a refusal. Return whether anything was left out."""
         conversation, changed = turn.conversation, False
         note = self._notes.get(claim.session)
-        if not refused and note is None and measure.is_small(conversation, FITS):
+        if not refused and note is None and measure.is_small(conversation, USABLE_SHARE):
             return False
         if conversation.characters > LONG:  # each message is counted only once, but this many take a while
             await in_thread(measure.weight, conversation)

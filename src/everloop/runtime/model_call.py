@@ -90,14 +90,11 @@ class ModelCall:
         options = option_keywords(self._provider, self._options)
         answer = AnswerReader(conversation, tools if self._text_calls else None, emit, self._brought)
         if emit is None or not isinstance(self._provider, StreamingProvider):
-            asked = self._provider.chat(conversation, tools=tools, model=self._model, **options)
-            if not isawaitable(asked):
-                raise TypeError(
-                    f"{type(self._provider).__name__}.chat() is not an async function: write `async def chat`"
-                )
-            return await answer.whole(await asked)
+            return await answer.whole(await self._chat(conversation, tools, options))
         whole: LLMResponse | None = None
+        is_streamed = False
         async for item in self._provider.stream(conversation, tools=tools, model=self._model, **options):
+            is_streamed = True
             if not isinstance(item, Delta):
                 whole = item
                 continue
@@ -112,7 +109,15 @@ class ModelCall:
                     emit(events.Text(text))
                 else:
                     await answer.read(text)
+        if not is_streamed:  # any object may be a provider, such as a mock, whose `stream` yields nothing
+            return await answer.whole(await self._chat(conversation, tools, options))
         return await answer.end(whole)
+
+    async def _chat(self, conversation: Conversation, tools: Tools, options: Mapping[str, Any]) -> LLMResponse:
+        asked = self._provider.chat(conversation, tools=tools, model=self._model, **options)
+        if not isawaitable(asked):
+            raise TypeError(f"{type(self._provider).__name__}.chat() is not an async function: write `async def chat`")
+        return await asked
 
 
 class TurnModelCall(ModelCall):

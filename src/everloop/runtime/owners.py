@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -381,5 +382,6 @@ class Owners:
     async def close(self) -> None:
         """Close all agents, the store and the provider. Open turns stay on disk."""
         await self.release()
-        if (close := getattr(self.provider, "close", None)) is not None:  # a custom provider may have no `close`
-            await close()
+        # A custom provider may have no `close`, or one that is not async.
+        if callable(close := getattr(self.provider, "close", None)) and isawaitable(closed := close()):
+            await closed

@@ -26,7 +26,7 @@ from ..goals.phases import CHANNEL as SUBAGENTS
 from ..goals.phases import report
 from ..log import Call, CallsAsked, CallsDecided, Compacted, Entry, TurnEnded, UserSaid, Written
 from ..messages import Conversation
-from ..providers.base import LLMProvider
+from ..providers.base import LLMProvider, own_prompt_of
 from ..sandbox.reach import Places, Workspace, WorkspaceError
 from ..store.base import Claim, FileMark, Finished, SessionInfo, Store
 from ..text import clean
@@ -243,7 +243,7 @@ class TurnRunner:
         """
         assert session.system is not None
         request = request_of(claim)
-        if self.models.provider.own_prompt or (request is not None and brings_all(request)):
+        if own_prompt_of(self.models.provider) or (request is not None and brings_all(request)):
             return None
         if is_own := claim.message.task is not None:  # written for this task
             prompt = turn.conversation[0]["content"]

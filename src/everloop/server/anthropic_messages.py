@@ -48,7 +48,7 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .responses import event_comment, named_event
+from .responses import arguments_of, event_comment, named_event
 from .turns import SESSION, Asked, Turns, finish_of
 
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
@@ -461,7 +461,7 @@ class MessagesWire:
         self._index += 1
         block = {"type": "tool_use", "id": clean(call.id), "name": clean(call.name), "input": {}}
         opened = _event("content_block_start", index=self._index, content_block=block)
-        arguments = encode(dict(call.arguments)).decode()
+        arguments = arguments_of(call)
         delta = self._delta({"type": "input_json_delta", "partial_json": arguments})
         return closed + opened + delta + _event("content_block_stop", index=self._index)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -137,14 +137,14 @@ _show_decoder = msgspec.json.Decoder(OllamaShowBody)
 def read_ollama_chat(body: bytes, *, honours: frozenset[str], messages_limit: int) -> ChatRequest:
     """Parse a body. One without messages only loads the model; the request then has no messages either."""
     asked = parse_body(body, _chat_decoder)
-    history = _History()
-    messages = [made for number, message in enumerate(asked.messages) for made in history.read(message, number)]
+    conversation = _Conversation()
+    messages = [made for number, message in enumerate(asked.messages) for made in conversation.read(message, number)]
     tools = [
         Tool(Function(one.function.name, one.function.description, one.function.parameters))
         for one in asked.tools or ()
     ]
     chat = ChatBody(messages or [UserMessage("")], model=asked.model, tools=tools or None, stream=asked.stream)
-    made = _request(chat, asked, body, honours, messages_limit, bool(tools), places=history.places)
+    made = _request(chat, asked, body, honours, messages_limit, bool(tools), places=conversation.places)
     return made if messages else replace(made, messages=[])
 
 
@@ -207,7 +207,7 @@ def _set_options(chat: ChatBody, given: dict[str, Any], honours: frozenset[str])
     return ignored
 
 
-class _History:
+class _Conversation:
     """Assigns the ids that calls in Ollama's messages lack; results are matched to calls in order."""
 
     def __init__(self) -> None:
@@ -356,11 +356,14 @@ class OllamaHandler:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_ollama_generate, OllamaGenerateWire)
 
-    async def _answer(self, request: web.Request, read: Any, wire: type[OllamaWire]) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, read: Callable[..., ChatRequest], wire: type[OllamaWire]
+    ) -> web.StreamResponse:
         limits = {"honours": self._turns.honours, "messages_limit": self._turns.messages_limit}
         chat = await self._turns.read(request, lambda body: _latest(read(body, **limits)))
         if not chat.messages:
-            session_of(request.headers), header_of(request.headers)  # validates the headers
+            session_of(request.headers)  # these two validate the headers
+            header_of(request.headers)
             return json_response(encode_json(wire.loaded(chat.model or "")))
         asked = await self._turns.ask(request, chat, new_id("ollama-"))
         return await self._turns.respond(request, asked, wire)

@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 
 from ..log import Call, Logged, Request, ResponseFacts, TurnEnded, UserSaid
 from ..messages import encode_json
-from ..providers.openai import encode
 from ..runtime.agent import AgentLoop
 from ..runtime.api_requests import Outcome
 from ..runtime.owners import OWN
@@ -66,8 +65,19 @@ from .requests import (
     parse_body,
     unknown_keys,
 )
-from .responses import custom_input, event_comment, json_string, named_event
-from .turns import CHANNEL, IDEMPOTENCY_KEY, SESSION, Asked, Known, Thread, Turns, finish_of, json_response, new_id
+from .responses import arguments_of, custom_input, event_comment, json_string, named_event
+from .turns import (
+    CHANNEL,
+    IDEMPOTENCY_KEY,
+    SESSION,
+    Asked,
+    Known,
+    StoredSession,
+    Turns,
+    finish_of,
+    json_response,
+    new_id,
+)
 
 PREFIX = "resp_"
 ITEM = re.compile(r"(msg|fc|ctc|rs)_([0-9a-f]{24})_(\d{1,4})", re.ASCII)
@@ -404,7 +414,7 @@ def _parts(content: list[Part], where: str) -> list[TextPart | ImagePart]:
 
 
 def _tool_call(call: Call) -> ToolCall:
-    return ToolCall(call.id, CalledFunction(call.name, encode(dict(call.arguments)).decode()))
+    return ToolCall(call.id, CalledFunction(call.name, arguments_of(call)))
 
 
 def _tools(body: ResponsesBody) -> tuple[list[Tool], list[str]]:
@@ -500,8 +510,8 @@ class ResponsesHandler:
         )
         id = new_id(PREFIX)
         facts = ResponseFacts(body.previous_response_id or "", bool(body.background), chat.names, tuple(chat.custom))
-        thread = await self._thread(agent, request, body, previous, id, facts)
-        asked = await self._turns.ask(request, chat, id, thread)
+        session = await self._session(agent, request, body, previous, id, facts)
+        asked = await self._turns.ask(request, chat, id, session)
         if asked.background and not chat.stream:
             await self._turns.enqueue(asked)
             return json_response(encode_json(_shown(asked, facts, status="queued")), chat)
@@ -594,7 +604,7 @@ class ResponsesHandler:
                 found[id] = stored
         return found
 
-    async def _thread(
+    async def _session(
         self,
         agent: AgentLoop,
         request: web.Request,
@@ -602,7 +612,7 @@ class ResponsesHandler:
         previous: Stored | None,
         id: str,
         facts: ResponseFacts,
-    ) -> Thread | None:
+    ) -> StoredSession | None:
         """Return the stored session that a response belongs to; None if it is not stored."""
         header = request.headers.get(SESSION)
         if previous is not None:
@@ -610,10 +620,10 @@ class ResponsesHandler:
                 raise bad_request(f"previous_response_id: not together with {SESSION}", "previous_response_id")
             stored = body.store is not False
             key = await continued(agent.store, request[OWNER], previous, id, copied=not stored)
-            return Thread(key, False, facts if stored else None)
+            return StoredSession(key, False, facts if stored else None)
         if body.store is False:
             return None
-        return Thread(header or f"{CHANNEL}:{id}", header is None, facts)
+        return StoredSession(header or f"{CHANNEL}:{id}", header is None, facts)
 
 
 async def find(agent: AgentLoop, owner: str, id: str) -> Stored | None:
@@ -849,11 +859,23 @@ def _call_item(about: str, number: int, call: Call, facts: ResponseFacts, status
     id, name, empty = clean(call.id), clean(call.name), status != "completed"
     if name in facts.custom:
         text = "" if empty else custom_input(call)
-        return {"type": "custom_tool_call", "id": f"ctc_{about}_{number}", "call_id": id, "name": name, "input": text,
-                "status": status}  # fmt: skip
-    arguments = "" if empty else encode(dict(call.arguments)).decode()
-    return {"type": "function_call", "id": f"fc_{about}_{number}", "call_id": id, "name": name, "arguments": arguments,
-            "status": status}  # fmt: skip
+        return {
+            "type": "custom_tool_call",
+            "id": f"ctc_{about}_{number}",
+            "call_id": id,
+            "name": name,
+            "input": text,
+            "status": status,
+        }
+    arguments = "" if empty else arguments_of(call)
+    return {
+        "type": "function_call",
+        "id": f"fc_{about}_{number}",
+        "call_id": id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
 
 
 # A text delta, by far the most frequent event. Its text and number come last.

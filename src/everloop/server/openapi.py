@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import fields
 
 from .. import __version__
-from . import anthropic_messages, model_endpoints, ollama, openai_responses, responses
+from . import anthropic_messages, model_endpoints, ollama, openai_chat, openai_responses, responses
 from .anthropic_messages import AnsweredMessages, CountBody, MessagesBody, MessagesError, TokenCount
 from .model_endpoints import (
     CompletionsBody,
@@ -31,11 +31,12 @@ from .ollama import (
     OllamaShown,
     OllamaVersion,
 )
+from .openai_chat import Chunk, Completion
 from .openai_responses import DeletedResponse, Response, ResponsesBody
 from .page_api import HANDLERS
 from .page_routes import operations_of, paths_of
 from .requests import DEFAULTS, FIXED, IGNORED, WITHOUT_EFFECT, ChatBody
-from .responses import Chunk, Completion, Error, Health, Model, Models
+from .responses import Error, Health, Model, Models
 
 Json = dict[str, Any]
 Effect = Literal["honoured", "passed on", "no effect", "ignored", "refused"]
@@ -482,7 +483,7 @@ PAGE_BODIES: list[type] = list(dict.fromkeys(made.body for made in PAGE if made.
 
 def _answer(name: str) -> type[msgspec.Struct] | None:
     """Return the response type of this name, if there is one."""
-    modules = (responses, anthropic_messages, openai_responses, ollama, model_endpoints)
+    modules = (openai_chat, responses, anthropic_messages, openai_responses, ollama, model_endpoints)
     found: Any = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
     return found if name in _ANSWER_NAMES else None
 

@@ -67,11 +67,11 @@ class Known:
 
 
 @dataclass(slots=True, frozen=True)
-class Thread:
+class StoredSession:
     """A stored session that a request continues or starts, other than through its header."""
 
-    session: str
-    begins: bool  # the request brings the history
+    key: str
+    is_new: bool  # the request brings the history
     facts: ResponseFacts | None  # None for a response that is not stored
 
 
@@ -88,8 +88,8 @@ class Asked:
     known: Known
     position: Position | None = None  # where the client resumes the answer
     commands: bool = True  # text such as /stop is a command
-    # It may answer a question of the agent. A command with network access can send requests, too, but it has no token.
-    answers: bool = False
+    # It may answer a question of the agent. A sandboxed command with network access has no token, so it may not.
+    may_answer: bool = False
     background: bool = False  # the turn continues after the client disconnects
 
     @property
@@ -231,14 +231,14 @@ class Turns:
         """Return the agent of the request's owner."""
         return await self._owners.agent(request[OWNER])
 
-    async def ask(self, request: web.Request, chat: ChatRequest, id: str, thread: Thread | None = None) -> Asked:
+    async def ask(self, request: web.Request, chat: ChatRequest, id: str, stored: StoredSession | None = None) -> Asked:
         """Convert a request to a message for its owner's agent."""
         agent = await self.agent(request)
         header, position = session_of(request.headers), position_of(request.headers)
-        session = thread.session if thread is not None else header
-        has_history = session is not None and not (thread is not None and thread.begins)
+        session = stored.key if stored is not None else header
+        has_history = session is not None and not (stored is not None and stored.is_new)
         said, parts, before = said_in(chat.messages, kept=has_history)
-        known = await self._known(agent, request, header, text_of(said), position) if thread is None else Known()
+        known = await self._known(agent, request, header, text_of(said), position) if stored is None else Known()
         if position is not None and not (known.is_repeatable and chat.stream):
             raise bad_request(
                 f"{LAST_EVENT_ID}: only allowed for a stream that is repeated with its {IDEMPOTENCY_KEY}", LAST_EVENT_ID
@@ -266,7 +266,7 @@ class Turns:
                 kept=session is not None,
                 answer_only=chat.answer_only,
                 model_only=chosen == "client",
-                response=thread.facts if thread is not None else None,
+                response=stored.facts if stored is not None else None,
             ),
             parts=parts,
         )
@@ -279,9 +279,9 @@ class Turns:
             int(time.time()),
             known,
             position,
-            commands=thread is None or header is not None,
-            answers=token is not None,
-            background=thread is not None and thread.facts is not None and thread.facts.background,
+            commands=stored is None or header is not None,
+            may_answer=token is not None,
+            background=stored is not None and stored.facts is not None and stored.facts.background,
         )
 
     async def _count(self, asked: Asked) -> None:
@@ -384,7 +384,7 @@ class Turns:
         own, message, show = asked.message.owner == OWN, asked.message, stream.show if stream is not None else None
         known, attempt = asked.known, asked.known.attempt
         try:
-            outcome = await asked.agent.requests.run(message, show, asked.commands, asked.answers)
+            outcome = await asked.agent.requests.run(message, show, asked.commands, asked.may_answer)
             # the earlier client was just disconnecting, while this one is connected
             while outcome.left and known.is_repeatable:
                 await self._count(asked)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..cron.jobs import Job
     from ..cron.service import CronService
 
-SHORTEST_EVERY = 60  # seconds: each firing starts a turn, which costs tokens
-SHOWN_OF_A_MESSAGE = 200  # characters in the list of jobs
+MIN_INTERVAL = 60  # seconds: each firing starts a turn, which costs tokens
+MAX_SHOWN_MESSAGE = 200  # characters in the list of jobs
 
 PARAMETERS = {
     "type": "object",
@@ -121,7 +121,7 @@ class CronTool(Tool):
             owner=call.owner,
             key=call.idempotency_key,
             by=call.sender,
-            shortest=SHORTEST_EVERY,
+            shortest=MIN_INTERVAL,
             deliver=deliver,
         )
         return await in_thread(lambda: f"Added job {job.id}: {job.words}. It comes first on {job.next_words}.")
@@ -140,7 +140,7 @@ def _listed(jobs: list[Job]) -> str:
     lines = []
     for job in jobs:
         message = " ".join(job.message.split())
-        if len(message) > SHOWN_OF_A_MESSAGE:
-            message = f"{message[: SHOWN_OF_A_MESSAGE - 1]}…"
+        if len(message) > MAX_SHOWN_MESSAGE:
+            message = f"{message[: MAX_SHOWN_MESSAGE - 1]}…"
         lines.append(f"{job.id}: {job.words}; next on {job.next_words}; to {job.session_key}: {message}")
     return "\n".join(lines)

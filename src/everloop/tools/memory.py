@@ -28,7 +28,7 @@ MEMORY_FOLDER = "memory"
 MEMORY_FILE = f"{MEMORY_FOLDER}/MEMORY.md"
 MAX_BYTES = 1024 * 1024
 MAX_COUNT = 20
-OWN_WORDS = 50  # maximum results from the running turn itself
+MAX_OWN_RESULTS = 50  # maximum results from the running turn itself
 LOCK_SECONDS = 10.0
 
 _BULLET = re.compile(r"([ \t]*)[-*+] +(?:\d{4}-\d\d-\d\d: +)?")
@@ -55,7 +55,7 @@ def _search_tool(search: Search) -> Tool:
         """
         call = current_call()
         count = max(1, min(count, MAX_COUNT))
-        found = await search(call.owner, query, count + OWN_WORDS)
+        found = await search(call.owner, query, count + MAX_OWN_RESULTS)
         others = [one for one in found if one.turn is None or one.turn != call.turn][:count]
         if not others:
             return Output(
@@ -118,15 +118,15 @@ class RememberTool(Tool):
 
     def _remember(self, text: str, instead_of: str) -> str:
         if not text and not instead_of:
-            raise ToolError("There is nothing to remember: give a text, or in instead_of what is to be removed.")
-        with explained(MEMORY_FILE), _alone():
+            raise ToolError("There is nothing to remember: give a text, or in instead_of the text to remove.")
+        with explained(MEMORY_FILE), _locked():
             return self._change(text, instead_of)
 
     def _change(self, text: str, instead_of: str) -> str:
         info, form, before = _load()
         after = replaced(before, instead_of, text, form.newline) if instead_of else added(before, text, form.newline)
         if after == before:
-            return f"It stands in {MEMORY_FILE} already."
+            return f"{MEMORY_FILE} already contains it."
         if len(after) > self._limit and len(after) > len(before):
             raise ToolError(
                 f"{MEMORY_FILE} has {len(before)} of at most {self._limit} characters, and this would make it "
@@ -134,13 +134,13 @@ class RememberTool(Tool):
             )
         with opened_target(MEMORY_FILE) as target:
             if (target.old and state_of(target.old)) != (info and state_of(info)):
-                raise ToolError(f"{MEMORY_FILE} was changed at the same time by something else: try again.")
+                raise ToolError(f"{MEMORY_FILE} was changed by another process at the same time: try again.")
             replace(target, form.encode(after))
         return f"{'Remembered' if text else 'Removed'}. {MEMORY_FILE} is {100 * len(after) // self._limit}% full."
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _locked() -> Iterator[None]:
     """Lock the memory folder, created if necessary, against other writers in this and other processes.
 
     Any process that can open the folder can hold it, also a command in the sandbox, so the wait has a limit.
@@ -155,7 +155,7 @@ def _alone() -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise ToolError("Something else holds the memory folder: try again later.") from None
+                    raise ToolError("Another process has locked the memory folder: try again later.") from None
                 time.sleep(0.005)
         yield
 
@@ -172,7 +172,7 @@ def _load() -> tuple[os.stat_result | None, Form, str]:
     form = form_of(data)
     try:
         if is_binary(data[:BINARY_HEAD]):
-            raise ToolError(f"{MEMORY_FILE} is no text: tell the user.")
+            raise ToolError(f"{MEMORY_FILE} is not a text file: tell the user.")
         return info, form, form.decode(data)
     except UnicodeDecodeError:
         raise ToolError(f"{MEMORY_FILE} is not valid {form.encoding.upper()}: tell the user.") from None
@@ -197,14 +197,14 @@ def replaced(content: str, old: str, text: str, newline: str = "\n") -> str:
     start = plain.find(old)
     if start < 0:
         raise ToolError(
-            f"That text does not stand in {MEMORY_FILE}: give instead_of exactly as it stands there. It may have been "
+            f"{MEMORY_FILE} does not contain that text: give instead_of exactly as it is there. It may have been "
             "changed already."
         )
     if plain.find(old, start + 1) >= 0:
-        raise ToolError(f"That text stands in {MEMORY_FILE} more than once: give more of its line in instead_of.")
+        raise ToolError(f"{MEMORY_FILE} contains that text more than once: give more of its line in instead_of.")
     start, end, new = _part(plain, start, start + len(old), text)
     if not _done(plain[:start] + new + plain[end:], old, text):  # repeating the call would change it again
-        raise ToolError("What is left would hold that text again: give the whole line in instead_of.")
+        raise ToolError("The result would contain that text again: give the whole line in instead_of.")
     return content if plain[start:end] == new else replace_text(content, plain[start:end], new, newline=newline).text
 
 

@@ -291,7 +291,7 @@ class ToolRegistry:
         except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 done = "what it had begun may still take effect"
-                return _failure(f"{name} was given up because it took longer than {limit:g} seconds; {done}.")
+                return _failure(f"{name} timed out after {limit:g} seconds; {done}.")
             logger.debug("tool %s failed", name, exc_info=True)
             if registered.tool.untrusted:  # it may quote what the tool got from outside
                 return replace(_failure(marked(f"{name} failed: {_describe(error)}", name)), untrusted=True)

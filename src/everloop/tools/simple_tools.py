@@ -55,16 +55,18 @@ TRIGGER_MEANINGS = {"cron": "remind", "remember": "remember", "memory_search": "
 TOOL_BY_MEANING = {"rename": "move", "move": "move", "copy": "copy", "add": "append"}
 _INTERPRETERS = {"py": "python3", "sh": "sh", "js": "node"}
 _NO_EXPANSION = re.compile(r"[^$`\\]*")  # text that the shell does not expand between double quotes
+_NOT_FOR_ECHO = re.compile(r"^-[neE]+$|\\")  # an option of echo, or what some shells' echo takes for an escape
 _SED_SPECIAL = re.compile(r"([][\\.*^$/])")  # characters with a meaning in sed's patterns
 
 
 def to_command(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the shell command for a call of a simple tool."""
     path, text = str(arguments.get("path", "")), str(arguments.get("text", "")).strip("\n")
-    place, to = _quote_word(path), _quote_word(str(arguments.get("to", "")))
+    place, to = _quote_path(path), _quote_path(str(arguments.get("to", "")))
     match name:
         case "append":
-            return f"echo {_quote_text(text)} >> {place}"
+            write = r"printf '%s\n'" if _NOT_FOR_ECHO.search(text) else "echo"
+            return f"{write} {_quote_text(text)} >> {place}"
         case "remove_line":
             return f"sed -i {_quote_text(f'/{_SED_SPECIAL.sub(_escape, text)}/d')} {place}"
         case "move" | "copy":
@@ -78,7 +80,7 @@ def to_command(name: str, arguments: Mapping[str, Any]) -> str:
 def interpreter_command(path: str) -> str:
     """Return the command that runs a script, or "" if the path is not a script's."""
     program = _INTERPRETERS.get(path.rpartition(".")[2])
-    return f"{program} {_quote_word(path)}" if program else ""
+    return f"{program} {_quote_path(path)}" if program else ""
 
 
 def simplify_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -90,16 +92,19 @@ def simplify_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, 
     except ValueError:
         return name, arguments
     match words:
-        case ["echo", text, ">>", path]:
-            return "append", {"path": path, "text": text}
+        case ["echo", text, ">>", path] | ["printf", r"%s\n", text, ">>", path]:
+            return "append", {"path": _plain_path(path), "text": text}
         case ["sed", "-i", pattern, path] if re.fullmatch(r"/\^?.*/d", pattern):
-            return "remove_line", {"path": path, "text": re.sub(r"\\(.)", r"\1", pattern[1:-2].strip("^$"))}
+            return "remove_line", {
+                "path": _plain_path(path),
+                "text": re.sub(r"\\(.)", r"\1", pattern[1:-2].strip("^$")),
+            }
         case ["mv" | "cp" as verb, path, to] if not path.startswith("-"):
-            return ("move" if verb == "mv" else "copy"), {"path": path, "to": to}
+            return ("move" if verb == "mv" else "copy"), {"path": _plain_path(path), "to": _plain_path(to)}
         case ["rm", path] if not path.startswith("-"):
-            return "delete", {"path": path}
+            return "delete", {"path": _plain_path(path)}
         case ["wc", "-l", "<", path]:
-            return "count_lines", {"path": path}
+            return "count_lines", {"path": _plain_path(path)}
     return name, arguments
 
 
@@ -107,8 +112,14 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\{found[1]}"
 
 
-def _quote_word(text: str) -> str:
-    return shlex.quote(text)
+def _quote_path(path: str) -> str:
+    """Quote a path for the shell; one that begins with a dash must not be taken for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
+
+
+def _plain_path(path: str) -> str:
+    """Undo the prefix of `_quote_path`."""
+    return path[2:] if path.startswith("./-") else path
 
 
 def _quote_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Servers on loopback that are slow, rude or broken in every known way, and a client for them."""
+"""Servers on loopback that are slow, disconnect or violate the protocol in every known way, and a client for them."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def raw(*headers: str, body: bytes = b"") -> bytes:
 
 
 async def polite(peer: Peer) -> None:
-    """Answers every request, as many as a connection brings."""
+    """Answer every request of every connection."""
     while True:
         _, body = await peer.request()
         await peer.send(answer(json.loads(body)["messages"][0]["content"]))
 
 
 def keeping(heads: list[str]) -> Handler:
-    """Well-behaved, and keeps the heads that it received."""
+    """A well-behaved server that keeps the heads that it received."""
 
     async def handler(peer: Peer) -> None:
         while True:
@@ -156,7 +156,7 @@ def keeping(heads: list[str]) -> Handler:
 
 
 def once(*blocks: bytes, then: bytes | None = None) -> Handler:
-    """Answers the first connection's first request with these bytes; after that it behaves well, or sends `then`."""
+    """Answer the first connection's first request with these bytes; after that, behave well or send `then`."""
 
     async def handler(peer: Peer) -> None:
         await peer.request()

@@ -1,4 +1,4 @@
-"""Proxies, which learn no more than they need and are named when they fail."""
+"""Proxies: they learn no more than necessary, and errors name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent, and what is refused before it is sent."""
+"""Requests as they are sent, and those that are refused before."""
 
 from __future__ import annotations
 

@@ -34,3 +34,9 @@ def weights(name: str) -> Path:
     if (found := models.find(name)) is None:
         pytest.skip(f"the weights of {name} are not here: `everloop model pull {name}` gets them")
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def found_tiny() -> None:
+    """Find the tiny model before there is an event loop to be blocked. Active in each module that imports it."""
+    weights(TINY)

@@ -19,17 +19,13 @@ from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 
 pytestmark = pytest.mark.timeout(300)  # in CI the weights may have to be pulled first
 
 LONG = {"prompt": "One, two, three, four,", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 SHORT = {"prompt": "One, two, three, four,", "max_tokens": 8, "temperature": 0}
 RULES = " ".join(f"Rule {n}: be kind to guest {n * 7}." for n in range(16))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)  # before there is an event loop to be blocked
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""What the machine offers, what a model needs, and the error if it is too little."""
+"""The machine's cores and memory, what a model needs, and the error if memory is short."""
 
 from __future__ import annotations
 

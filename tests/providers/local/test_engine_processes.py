@@ -1,4 +1,4 @@
-"""The engine's child as the operating system sees it: what ends it, what can reach it, what it is told."""
+"""The engine's child as the operating system sees it: what ends it, what can reach it, what it receives."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ from everloop.providers.base import ProviderError
 from everloop.providers.local.engine import Engine, Settings
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 from .test_engine import SHORT, alive, gone
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
 PROGRAM = [sys.executable, "-m", "tests.providers.local.engine_program"]
 SECRET = "canary-5f1c9a"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)
 
 
 @contextlib.contextmanager
@@ -49,7 +45,7 @@ def program(window: int = 512) -> Any:
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
-    """How a process ends by itself."""
+    """Return how a process ends by itself."""
     try:
         return process.wait(30)
     finally:
@@ -243,7 +239,7 @@ async def test_too_little_memory_is_reported_before_anything_is_started():
 
 
 def _without_llama(tmp_path: Path) -> dict[str, str]:
-    """An environment with only the packages that the engine imports."""
+    """Return an environment with only the packages that the engine imports."""
     (tmp_path / "few").mkdir()
     found = msgspec.__file__
     assert found is not None

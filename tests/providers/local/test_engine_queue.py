@@ -1,4 +1,4 @@
-"""Which request gets the model next."""
+"""The order in which requests get the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everloop.providers.local.queue import FairQueue
 
 
 async def order_of(queue: FairQueue, sessions: str) -> str:
-    """One request per letter, made in this order while the slot is taken; the order in which they were served."""
+    """Make one request per letter while the slot is taken, and return the order in which they were served."""
     served = []
 
     async def ask(session: str) -> None:

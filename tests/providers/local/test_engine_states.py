@@ -15,17 +15,13 @@ from everloop.providers.local.engine import Engine, Settings
 from everloop.providers.local.states import States, fingerprint
 
 from .real import TINY, weights
+from .real import found_tiny as found_tiny
 from .test_engine import text_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.may_block]
 
 # Long enough to be kept, in few tokens, which take the time.
 RULES = " ".join(f"Rule {n}: respect international environmental regulations everywhere." for n in range(16))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)
 
 
 async def first_turn(states: Path, question: str = "Who is there?", rules: str = RULES) -> dict[str, Any]:
@@ -115,35 +111,34 @@ def test_states_of_another_model_or_version_are_other_files(tmp_path):
     assert len(names) == 4
 
 
+def states_by_age(folder: Path, count: int, most_bytes: int) -> States:
+    """Write states of 1,000 bytes, `0.state` being the oldest."""
+    states, now = States(folder, "model", most_bytes=most_bytes), time.time()
+    for n in range(count):
+        (folder / "new").write_bytes(bytes(1_000 - 64))
+        states.add("new", f"{n}.state")
+        for path in folder.glob(f"{n}.state*"):
+            os.utime(path, (now - 100 + n, now - 100 + n))
+    return states
+
+
 def test_the_oldest_states_are_removed_when_there_are_too_many(tmp_path):
     tmp_path /= "cache"
-    states = States(tmp_path, "model", most_bytes=3_000)
-    now = time.time()
-    for n in range(5):
-        (tmp_path / "new").write_bytes(bytes(1_000 - 64))
-        states.written("new", f"{n}.state")
-        for path in tmp_path.glob(f"{n}.state*"):
-            os.utime(path, (now - 100 + n, now - 100 + n))
-    assert not states.right("0.state")
-    assert not states.right("1.state")
-    assert states.right("4.state")
+    states = states_by_age(tmp_path, 5, most_bytes=3_000)
+    assert not states.is_intact("0.state")
+    assert not states.is_intact("1.state")
+    assert states.is_intact("4.state")
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000
 
 
 def test_a_state_in_use_is_not_the_oldest(tmp_path):
     tmp_path /= "cache"
-    states = States(tmp_path, "model", most_bytes=2_200)
-    now = time.time()
-    for n in range(2):
-        (tmp_path / "new").write_bytes(bytes(1_000 - 64))
-        states.written("new", f"{n}.state")
-        for path in tmp_path.glob(f"{n}.state*"):
-            os.utime(path, (now - 100 + n, now - 100 + n))
-    assert states.right("0.state")
+    states = states_by_age(tmp_path, 2, most_bytes=2_200)
+    assert states.is_intact("0.state")
     (tmp_path / "new").write_bytes(bytes(1_000 - 64))
-    states.written("new", "2.state")
-    assert states.right("0.state")
-    assert not states.right("1.state")
+    states.add("new", "2.state")
+    assert states.is_intact("0.state")
+    assert not states.is_intact("1.state")
 
 
 def test_models_are_distinguished_by_their_content(tmp_path):

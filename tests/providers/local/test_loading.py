@@ -1,4 +1,4 @@
-"""A person who waits for a model to load is told so."""
+"""While a model loads, the user is told so."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from everloop.providers.retry import Resilient
 from tests.support.commands import terminal, until
 
 from .real import TINY, weights
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)  # before there is an event loop to be blocked
+from .real import found_tiny as found_tiny
 
 
 async def test_the_provider_reports_that_the_model_is_loading() -> None:

@@ -20,6 +20,7 @@ from everloop.providers.local.provider import LocalProvider, Plain, local_provid
 from everloop.threads import in_thread
 
 from .real import SMALL, TINY, weights
+from .real import found_tiny as found_tiny
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,11 +42,6 @@ CALLED: list[dict[str, Any]] = [
     },
     {"role": "tool", "tool_call_id": "c1", "name": "list_dir", "content": "a.txt"},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)
 
 
 @contextlib.asynccontextmanager

@@ -73,7 +73,7 @@ async def child_that(does: str, silence: float = 300.0) -> AsyncIterator[ModelPr
 
 @contextlib.asynccontextmanager
 async def engine_with(child: ModelProcess, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    """An engine whose next start yields this child."""
+    """Return an engine whose next start yields this child."""
 
     async def start(*_: Any) -> ModelProcess:
         return child

@@ -1,4 +1,4 @@
-"""Saved states of a prompt's beginning if the disk or the folder refuses: no leftovers take up space."""
+"""Saved states of a prompt's prefix if the disk or the folder fails: no leftovers take up space."""
 
 from __future__ import annotations
 

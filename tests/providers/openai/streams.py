@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from everloop.providers.base import Delta, LLMResponse
+from tests.support.waiting import until as until
 
 ASK = [{"role": "user", "content": "hello"}]
 ECHO = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object", "properties": {}}}}]
@@ -38,12 +38,6 @@ def piece(index: int | None = None, id: str | None = None, name: str | None = No
     if index is not None:
         made["index"] = index
     return {"tool_calls": [made]}
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}

@@ -1,4 +1,4 @@
-"""Thoughts in an answer's text are separated from it, whole or in pieces."""
+"""Reasoning in an answer's text is separated from it, whether it arrives whole or in pieces."""
 
 from __future__ import annotations
 

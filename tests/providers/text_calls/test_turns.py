@@ -1,4 +1,4 @@
-"""Models that write their calls into their text, through the real engine and over HTTP."""
+"""Models that write calls in their text, through the real engine and over HTTP."""
 
 from __future__ import annotations
 

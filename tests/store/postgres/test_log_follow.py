@@ -10,7 +10,7 @@ import pytest
 
 from everloop.bus import InboundMessage
 from everloop.cli import log as following
-from everloop.cli.log import Told, Wanted
+from everloop.cli.log import Query, SessionEvent
 from everloop.config import Config
 from everloop.config.sources import DSN
 from everloop.log import ModelAnswered, Noted, TurnEnded
@@ -82,10 +82,10 @@ async def test_a_follower_shows_what_another_process_writes_and_does_not_poll(da
 
     monkeypatch.setattr(following, "AGAIN_SECONDS", ())
     monkeypatch.setattr(following.Follower, "look", counted)
-    seen: asyncio.Queue[Told] = asyncio.Queue()
+    seen: asyncio.Queue[SessionEvent] = asyncio.Queue()
     config = Config(store=DSN(database), home=tmp_path)
     await store.note("me", "test:1", [Noted({"role": "user", "content": "before"})])
-    follow = asyncio.create_task(following.follow(config, Wanted("me", every=True), seen.put_nowait))  # type: ignore[arg-type]
+    follow = asyncio.create_task(following.follow(config, Query("me", every=True), seen.put_nowait))  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(30):
             assert (await seen.get()).session == "test:1"

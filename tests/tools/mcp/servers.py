@@ -74,13 +74,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def is_asked_to_wait(tools: dict[str, Tool]) -> asyncio.Task[Output]:
-    """Start a call that the server has received but does not answer."""
+async def cancel_a_call(tools: dict[str, Tool]) -> None:
+    """Cancel a call that the server has received but does not answer."""
     waiting = asyncio.create_task(run(tools["mcp_odd_wait"]))
     async with asyncio.timeout(20):
         while not (await seen(tools))["waiting"]:
             await asyncio.sleep(0.02)
-    return waiting
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def lists(group: McpServers, names: set[str]) -> None:

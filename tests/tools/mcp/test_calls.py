@@ -18,7 +18,7 @@ from everloop.tools.mcp import servers
 from everloop.tools.registry import ToolRegistry
 from tests.support.commands import until
 
-from .servers import alive, connected, failure, is_asked_to_wait, odd, run, seen, text
+from .servers import alive, cancel_a_call, connected, failure, odd, run, seen, text
 
 
 async def test_a_server_process_gets_its_configured_environment_and_no_key_of_the_runtime(monkeypatch):
@@ -47,10 +47,7 @@ async def test_progress_is_shown_in_lines_that_cannot_control_a_terminal(monkeyp
 async def test_a_cancelled_call_is_cancelled_at_the_server_and_the_connection_stays():
     async with connected(odd()) as (_, tools):
         pid = (await seen(tools))["pid"]
-        waiting = await is_asked_to_wait(tools)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        await cancel_a_call(tools)
         after = await seen(tools)
         assert after["pid"] == pid
         assert len(after["cancelled"]) == 1
@@ -119,10 +116,7 @@ async def test_a_server_that_stops_answering_is_restarted_after_the_timeout():
 async def test_a_server_that_only_speaks_the_newest_protocol_is_understood():
     async with connected(odd("plain", "modern")) as (_, tools):
         pid = (await seen(tools))["pid"]
-        waiting = await is_asked_to_wait(tools)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        await cancel_a_call(tools)
         after = await seen(tools)
         assert after["pid"] == pid
         assert len(after["cancelled"]) == 1

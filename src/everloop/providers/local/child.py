@@ -37,7 +37,7 @@ class Output:
                 while data:
                     data = data[self._file.write(data) or 0 :]
             except OSError:  # the parent has exited
-                leave()
+                exit_now()
 
 
 class Cancelled(Exception):
@@ -154,7 +154,7 @@ def _usable(folder: str) -> str:
     return ""
 
 
-def leave() -> NoReturn:
+def exit_now() -> NoReturn:
     """Exit at once: the library is known to hang during a normal exit."""
     os._exit(0)
 
@@ -164,7 +164,7 @@ def main() -> NoReturn:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent ended before the kernel was asked to watch it
-        leave()
+        exit_now()
     os.umask(0o077)
     with suppress(OSError):  # when memory is short, the kernel kills the model and not the agent
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -173,7 +173,7 @@ def main() -> NoReturn:
     output = Output(os.dup(1))
     os.dup2(2, 1)
     Child(output).run(open(os.dup(0), "rb"))  # noqa: SIM115 - open for as long as we run
-    leave()
+    exit_now()
 
 
 if __name__ == "__main__":

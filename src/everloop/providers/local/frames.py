@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 HEAD = struct.Struct(">I")
-LONGEST = 1 << 28
+MAX_FRAME = 1 << 28
 
 
 def pack(value: Any) -> bytes:
@@ -18,6 +18,6 @@ def pack(value: Any) -> bytes:
 def length(head: bytes) -> int:
     """Return the number of bytes that follow."""
     (size,) = HEAD.unpack(head)
-    if size > LONGEST:
+    if size > MAX_FRAME:
         raise ValueError("no frame is so long")
     return int(size)

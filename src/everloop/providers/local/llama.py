@@ -23,7 +23,7 @@ from typing import Any
 SOCKETS = "everloop-engine-"
 _SOCKET = "s.sock"  # in the working folder
 BATCH = 128  # tokens of a prompt per batch; a request can be stopped between two batches
-KEPT_MIB = 256  # for conversations that were evicted from their slot
+CACHE_MIB = 256  # for conversations that were evicted from their slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Llama:
         xllamacpp: Any = import_module("xllamacpp")
         self.version = str(xllamacpp.__version__)
         self._key = secrets.token_hex(16)
-        sweep(Path(tempfile.gettempdir()))
+        remove_stale_sockets(Path(tempfile.gettempdir()))
         self._folder = tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-")  # mode 0700
         os.chdir(self._folder)  # the path of a socket may have at most 107 bytes
         params = xllamacpp.CommonParams()
@@ -71,7 +71,7 @@ class Llama:
         params.fit_params = False
         params.use_jinja = True
         params.warmup = False
-        params.cache_ram_mib = KEPT_MIB
+        params.cache_ram_mib = CACHE_MIB
         params.n_threads_http = loading.slots + 2
         params.verbosity = 0
         if loading.states:
@@ -148,7 +148,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(_SOCKET)
 
 
-def sweep(folder: Path) -> None:
+def remove_stale_sockets(folder: Path) -> None:
     """Remove the sockets that killed processes of this user left behind."""
     for path in folder.glob(f"{SOCKETS}*-*"):
         with suppress(OSError, ValueError):

@@ -30,7 +30,7 @@ class PartialFile:
         self._file: BinaryIO = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - closed by `close`
         self.done = 0
         self._hash = hashlib.sha256()
-        self._read_again(os.fstat(descriptor).st_size)
+        self._rehash(os.fstat(descriptor).st_size)
 
     def write(self, data: bytes) -> None:
         """Append bytes. Raises a WeightsError that names the cause, such as a full disk."""
@@ -41,12 +41,12 @@ class PartialFile:
         self._hash.update(data)
         self.done += len(data)
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Truncate the file to this length."""
         if length < self.done:
             with self._disk():
                 self._file.truncate(length)
-            self._read_again(length)
+            self._rehash(length)
 
     def digest(self) -> str:
         return self._hash.hexdigest()
@@ -60,10 +60,10 @@ class PartialFile:
 
     def discard(self) -> None:
         """Discard the whole file."""
-        self.cut(0)
+        self.truncate(0)
         self._tag.unlink(missing_ok=True)
 
-    def become(self, path: Path) -> None:
+    def rename_to(self, path: Path) -> None:
         """Rename the file to the model's name, atomically and durably."""
         with self._disk():
             os.fchmod(self._file.fileno(), 0o644)
@@ -85,7 +85,7 @@ class PartialFile:
         with self._disk():
             self._tag.write_text(json.dumps({url: version}))
 
-    def _read_again(self, length: int) -> None:
+    def _rehash(self, length: int) -> None:
         """Compute the checksum of the bytes so far. A file longer than the model cannot be right, and is discarded."""
         self._hash, self.done = hashlib.sha256(), 0
         self._file.seek(0)

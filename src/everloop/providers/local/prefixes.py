@@ -25,7 +25,7 @@ class Prefixes:
         self._states = states
         self._lock = threading.Lock()  # of two requests with the same prefix, the second waits until it is read
         self._warm: OrderedDict[str, None] = OrderedDict()
-        self._held: dict[int, str] = {}  # slot: the prefix last loaded into it
+        self._loaded: dict[int, str] = {}  # slot: the prefix last loaded into it
         self._texts: OrderedDict[bytes, str] = OrderedDict()
 
     def prepare(self, request: dict[str, Any], stable: int, alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Prefixes:
     def _prepare(self, states: States, name: str, text: str, stopped: Callable[[], bool]) -> dict[str, Any]:
         idle = self._llama.idle_slots()
         warm = name in self._warm
-        if warm and (not idle or any(self._held.get(slot) == name for slot in idle)):
+        if warm and (not idle or any(self._loaded.get(slot) == name for slot in idle)):
             return {}
         done = self._restored(states, name, idle)
         if not done and not warm:
@@ -62,11 +62,11 @@ class Prefixes:
         return done
 
     def _restored(self, states: States, name: str, idle: list[int]) -> dict[str, Any]:
-        if not idle or not states.right(name):
+        if not idle or not states.is_intact(name):
             return {}
         try:
             tokens = self._llama.restore(idle[0], name)
-            self._held[idle[0]] = name
+            self._loaded[idle[0]] = name
             return {"prefix_restored": tokens}
         except LlamaError:
             states.remove(name)
@@ -76,11 +76,11 @@ class Prefixes:
         if (found := self._llama.read_prompt(text, stopped)) is None:
             return {}
         slot, tokens = found
-        self._held[slot] = name
+        self._loaded[slot] = name
         temporary = f".{os.getpid()}-{name}"
         try:
             self._llama.save(slot, temporary)
-            states.written(temporary, name)
+            states.add(temporary, name)
         except (LlamaError, OSError):  # a partial state would take space on a full disk
             states.remove(temporary)
             states.remove(name)

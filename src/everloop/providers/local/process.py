@@ -52,7 +52,7 @@ class ModelProcess:
         self._loaded: asyncio.Future[str] = self._loop.create_future()
         self._silence_timer: asyncio.TimerHandle | None = None
         self._said = b""
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._overhear())]
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._read_stderr())]
         self.dead = False
 
     @classmethod
@@ -91,7 +91,7 @@ class ModelProcess:
         work = Work(next(self._ids), self._loop.create_future(), on_delta)
         self._send({"id": work.id, "request": request})
         self._works[work.id] = work
-        self._heard()
+        self._restart_silence_timer()
         return work
 
     def cancel(self, work: Work) -> None:
@@ -109,7 +109,7 @@ class ModelProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._lost("the local model was closed")
+        self._fail_all("the local model was closed")
 
     async def _ended(self) -> None:
         """Wait a short time for the child to exit by itself."""
@@ -135,24 +135,24 @@ class ModelProcess:
             self._kill()
             status = await self._process.wait()
             await asyncio.wait(self._tasks[1:], timeout=0.5)
-            self._lost(_obituary(status, self._said))
+            self._fail_all(_death_message(status, self._said))
         except asyncio.CancelledError:  # closed, or the event loop ends and the child could not be ended later
             self._kill()
             await self._process.wait()
-            self._lost("the local model was closed")
+            self._fail_all("the local model was closed")
             raise
 
     def _take(self, frame: dict[str, Any]) -> None:
         if "ready" in frame:
             self._settle(self._loaded, frame["ready"])
         elif "failed" in frame:
-            why = _last_words(self._said) or frame["failed"]
+            why = _stderr_tail(self._said) or frame["failed"]
             text = f"the local model could not be loaded ({one_line(why)}): if its file is damaged, get it again"
             if frame.get("missing"):
                 text = f"the local model needs llama.cpp, which cannot be used ({one_line(frame['failed'])}): {INSTALL}"
             self._fail(self._loaded, ProviderError(text))
         elif (work := self._works.get(frame["id"])) is not None:
-            self._heard()
+            self._restart_silence_timer()
             if "delta" in frame:
                 self._show(work, frame["delta"])
             else:
@@ -175,13 +175,13 @@ class ModelProcess:
         if not self._works and self._silence_timer is not None:
             self._silence_timer.cancel()
 
-    def _heard(self) -> None:
+    def _restart_silence_timer(self) -> None:
         """Restart the silence timeout, because the child has sent something."""
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         self._silence_timer = self._loop.call_later(self._silence, self._kill)
 
-    def _lost(self, why: str) -> None:
+    def _fail_all(self, why: str) -> None:
         """Fail all requests, because the child has died."""
         self.dead = True
         if self._silence_timer is not None:
@@ -196,7 +196,7 @@ class ModelProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def _overhear(self) -> None:
+    async def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(65_536):
             self._said = (self._said + data)[-_TAIL:]
@@ -226,12 +226,12 @@ def _refusal(error: Any) -> ProviderError:
     return ProviderError(f"the local model: {error_text(error)}", retryable=status not in _FINAL, status=status)
 
 
-def _obituary(status: int, said: bytes) -> str:
+def _death_message(status: int, said: bytes) -> str:
     how = f"was killed (signal {-status})" if status < 0 else f"ended by itself (status {status})"
-    words = _last_words(said)
+    words = _stderr_tail(said)
     return f"the local model's process {how}{f': {one_line(words)}' if words else ''}; the next request starts it again"
 
 
-def _last_words(said: bytes) -> str:
+def _stderr_tail(said: bytes) -> str:
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else ""

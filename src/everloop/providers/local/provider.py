@@ -23,7 +23,7 @@ Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
 ANSWER_TOKENS = 1_024  # a rambling small model writes until it is stopped
 TEMPERATURE = 0.2
-LONGEST_ANSWER = 2_000_000  # characters
+MAX_ANSWER = 2_000_000  # characters
 HONOURED = OPTIONS - {
     "logprobs",
     "metadata",
@@ -83,7 +83,7 @@ class Plain:
         return text
 
     def read(self, answer: dict[str, Any], request: dict[str, Any]) -> LLMResponse:
-        whole = Answer(LONGEST_ANSWER, "the local model")
+        whole = Answer(MAX_ANSWER, "the local model")
         whole.feed(encode(answer))
         return whole.response()
 

@@ -19,10 +19,10 @@ from .partial_file import CHUNK, PartialFile
 from .progress import Progress, ProgressReporter
 
 TIMEOUT = 30.0  # seconds without a byte
-CONNECT_SECONDS = 10.0  # over all addresses of a host
+CONNECT_SECONDS = 10.0  # to connect, over all addresses of a host
 MAX_ATTEMPTS = 3  # consecutive attempts that each brought less than 1 % of the file
 PAUSES = (0.2, 1.0, 3.0)
-_MAY_PASS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NUMBER = re.compile(r"[0-9]{1,18}")  # a longer one is not a size, and Python refuses to parse very long ones
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
@@ -70,7 +70,7 @@ class HttpSource:
         reached = False
         reporter.report(Progress("download", part.done, card.size, self.name))
         if part.done < card.size:
-            _reach(self._url)
+            _check_reachable(self._url)
         while part.done < card.size:
             before = part.done
             try:
@@ -110,9 +110,9 @@ class HttpSource:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416:  # range not satisfiable: the partial file is of another version
-                part.cut(0)
+                part.truncate(0)
             said = f"answers {error.code} {' '.join(str(error.reason).split())[:200]}".rstrip()
-            if error.code in _MAY_PASS or error.code == 416:
+            if error.code in _TRANSIENT or error.code == 416:
                 raise ConnectionLost(said) from None
             raise SourceError(said) from None
         except urllib.error.URLError as error:
@@ -137,7 +137,7 @@ class HttpSource:
             raise SourceError(f"answers {response.status}")
         if total != str(card.size):
             raise SourceError(f"has {total or 'an unknown number of'} bytes there, not {card.size}: another file")
-        part.cut(start)  # a server without ranges starts from the beginning
+        part.truncate(start)  # a server without ranges starts from the beginning
         version = response.headers.get("ETag", "")
         if version and not version.startswith("W/"):  # a weak ETag does not identify the bytes
             part.tag(self._url, version)
@@ -156,7 +156,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _reach(url: str) -> None:
+def _check_reachable(url: str) -> None:
     """Connect with a short timeout: a firewall that drops packets would otherwise cost minutes."""
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""

@@ -44,7 +44,7 @@ class States:
         """Return the name of the file for this prefix of a prompt."""
         return f"{hashlib.sha256(repr((*self._about, text)).encode()).hexdigest()[:40]}.state"
 
-    def right(self, name: str) -> bool:
+    def is_intact(self, name: str) -> bool:
         """Return whether the file exists and is intact, and mark it as used now."""
         path = self.folder / name
         try:
@@ -57,7 +57,7 @@ class States:
             self.remove(name)
         return right
 
-    def written(self, temporary: str, name: str) -> None:
+    def add(self, temporary: str, name: str) -> None:
         """Add a file that was written under a temporary name."""
         path = self.folder / temporary
         digest = _sha256(path)

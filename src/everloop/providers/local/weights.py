@@ -27,8 +27,8 @@ from .progress import Progress, ProgressReporter, WeightsError
 from .sources import Source, SourceError, hub, mirrored
 from .wheels import Registry
 
-_LOOK_AGAIN = 0.5  # seconds between checks of a download in another process
-_STOPPING = 2.0  # seconds for a cancelled pull to clean up
+_LOCK_POLL_SECONDS = 0.5  # seconds between checks of a download in another process
+_STOP_SECONDS = 2.0  # seconds for a cancelled pull to clean up
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ class Weights:
         if is_path(name):
             return own_file(name)
         card = self.card(name)
-        for path in self._places(card):
-            if self._is_right(path, card, reporter or ProgressReporter(), again):
+        for path in self._candidates(card):
+            if self._is_intact(path, card, reporter or ProgressReporter(), again):
                 return path
         return None
 
     def present(self, name: str) -> bool:
         """Return whether there is a file for this model, intact or damaged."""
-        return any(path.exists() for path in self._places(self.card(name)))
+        return any(path.exists() for path in self._candidates(self.card(name)))
 
     def missing(self, name: str) -> str:
         """Return why `find` found nothing: the model's file is missing or damaged."""
-        for path in self._places(self.card(name)):
+        for path in self._candidates(self.card(name)):
             if path.exists():
                 return f"{name} is damaged: {path} is not the file that was published"
         return f"{name} is not downloaded yet"
 
-    def so_far(self, name: str) -> int:
+    def downloaded_bytes(self, name: str) -> int:
         """Return the number of bytes that a pull has downloaded so far."""
         try:
             return self._part(self.card(name)).stat().st_size
@@ -133,7 +133,7 @@ class Weights:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
             reporter.stop()
-            await asyncio.wait([pulling], timeout=_STOPPING)
+            await asyncio.wait([pulling], timeout=_STOP_SECONDS)
             if pulling.done() and not pulling.cancelled():
                 pulling.exception()  # marks it as retrieved: it is `PullStopped`, and the caller no longer waits
             else:
@@ -152,8 +152,8 @@ class Weights:
             raise disk_error(error, self.folder) from None
 
         def busy(holder: str) -> None:
-            reporter.report(Progress("wait", self.so_far(name), card.size, holder=holder))
-            reporter.pause(_LOOK_AGAIN)
+            reporter.report(Progress("wait", self.downloaded_bytes(name), card.size, holder=holder))
+            reporter.pause(_LOCK_POLL_SECONDS)
 
         with locked(self._lock(card), busy):
             # The previous holder of the lock may have pulled it.
@@ -183,12 +183,12 @@ class Weights:
             self.installed(card.name).unlink(missing_ok=True)  # a damaged file of this name
         except OSError as error:
             raise disk_error(error, self.folder) from None
-        failures = self._not_right(card)
+        failures = self._why_unusable(card)
         part = PartialFile(self._part(card), card.size, reporter)
         try:
             for source in self._sources.of(card, self.folder):
                 try:
-                    if self._filled(source, card, part, reporter):
+                    if self._fetch_from(source, card, part, reporter):
                         return self._install(card, part)
                     failures.append(f"{source.name} sent a file with the wrong SHA-256: deleted")
                 except SourceError as error:
@@ -200,7 +200,7 @@ class Weights:
             f"or get {card.file} some other way and set EVERLOOP_WEIGHTS to it"
         )
 
-    def _filled(self, source: Source, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> bool:
+    def _fetch_from(self, source: Source, card: ModelCard, part: PartialFile, reporter: ProgressReporter) -> bool:
         """Return whether this source provided the right bytes. Wrong ones may be an earlier attempt's: start over."""
         while True:
             resumed = part.done > 0
@@ -222,32 +222,32 @@ class Weights:
 
     def _install(self, card: ModelCard, part: PartialFile) -> Path:
         path = self.folder / card.file
-        part.become(path)
+        part.rename_to(path)
         with contextlib.suppress(OSError):
             self._remember(path, path.stat(), card)
         Registry(self.folder / f".{card.name}.wheels").clear()
         return path
 
-    def _places(self, card: ModelCard) -> list[Path]:
+    def _candidates(self, card: ModelCard) -> list[Path]:
         """Return where the file may already be: the place in the user's settings, and the place of a pull."""
         theirs = self._sources.weights
         if theirs is None:
             return [self.folder / card.file]
         return [theirs / card.file if theirs.is_dir() else theirs, self.folder / card.file]
 
-    def _not_right(self, card: ModelCard) -> list[str]:
+    def _why_unusable(self, card: ModelCard) -> list[str]:
         """Return why the file in the user's settings cannot be used."""
         if self._sources.weights is None:
             return []
-        path = self._places(card)[0]
+        path = self._candidates(card)[0]
         return [f"{path} is {'another file' if path.exists() else 'missing'}"]
 
-    def _is_right(self, path: Path, card: ModelCard, reporter: ProgressReporter, again: bool) -> bool:
+    def _is_intact(self, path: Path, card: ModelCard, reporter: ProgressReporter, again: bool) -> bool:
         try:
             found = path.stat()
             if found.st_size != card.size:
                 return False
-            if not again and self._remembered(card) == _seal(path, found, card):
+            if not again and self._remembered(card) == _check_record(path, found, card):
                 return True
             if _sha256(path, card, reporter) != card.sha256:
                 return False
@@ -267,7 +267,7 @@ class Weights:
         new = record.with_name(f"{record.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # the folder is not writable: the file is checked each time
             self.folder.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(_seal(path, found, card)))
+            new.write_text(json.dumps(_check_record(path, found, card)))
             new.replace(record)
 
     def _part(self, card: ModelCard) -> Path:
@@ -309,7 +309,7 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
 
 
-def _seal(path: Path, found: os.stat_result, card: ModelCard) -> dict[str, object]:
+def _check_record(path: Path, found: os.stat_result, card: ModelCard) -> dict[str, object]:
     return {"path": str(path), "size": found.st_size, "changed": found.st_mtime_ns, "sha256": card.sha256}
 
 

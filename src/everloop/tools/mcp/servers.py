@@ -31,7 +31,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 PROGRESS_SECONDS = 0.1  # minimum time between two lines of progress
-_LOUD = ("mcp", "client", "httpx2", "httpcore2")  # loggers that print what servers send, and URLs with keys
+_NOISY_LOGGERS = ("mcp", "client", "httpx2", "httpcore2")  # loggers that print what servers send, and URLs with keys
 
 
 class McpServers:
@@ -135,7 +135,7 @@ class RemoteTool(Tool):
         self.parameters = results.parameters_of(tool)
         self.timeout = connection.server.timeout
         self.described_outside = not connection.server.trusted
-        self.sends = not _stays(hints, connection.server)
+        self.sends = not _keeps_data_local(hints, connection.server)
         self.replay: Replay = "safe" if self.read_only or (hints and hints.idempotent_hint) else "never"
         self._tool = tool
         self._connection = connection
@@ -158,7 +158,7 @@ class RemoteTool(Tool):
         return output
 
 
-def _stays(hints: types.ToolAnnotations | None, server: McpServer) -> bool:
+def _keeps_data_local(hints: types.ToolAnnotations | None, server: McpServer) -> bool:
     """Return whether a call carries no data away.
 
     A remote server receives the data as soon as it is called, whatever it claims, unless a person vouches for it.
@@ -239,6 +239,6 @@ def _load() -> None:
         if (error.name or "").startswith("everloop"):
             raise
         raise EverloopError('MCP servers need the MCP SDK: pip install "everloop[mcp]"') from None
-    for name in _LOUD:
+    for name in _NOISY_LOGGERS:
         if (found := logging.getLogger(name)).level == logging.NOTSET:
             found.setLevel(logging.CRITICAL)

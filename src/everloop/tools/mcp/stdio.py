@@ -32,7 +32,7 @@ MAX_RATE = 2_000  # messages per second, over WINDOW seconds
 WINDOW = 5.0
 STOP_SECONDS = 1.0  # between closing the standard input, SIGTERM and SIGKILL
 DRAIN_SECONDS = 0.5  # for the last output of a program that has ended
-LAST_WORDS = 4_000  # bytes of standard error that are kept
+STDERR_BYTES = 4_000  # bytes of standard error that are kept
 _CHUNK = 65_536
 # Variables that a program may need to run, and that cannot contain a key of the runtime.
 _INHERITED = {
@@ -140,9 +140,9 @@ class Program:
                 if (now := asyncio.get_running_loop().time()) > until:
                     count, until = 0, now + WINDOW
                 elif count > MAX_RATE * WINDOW:
-                    raise _Misbehaved(f"floods: it sent more than {MAX_RATE} messages a second")
+                    raise _ProtocolViolation(f"floods: it sent more than {MAX_RATE} messages a second")
                 await incoming.send(message)
-        except _Misbehaved as error:
+        except _ProtocolViolation as error:
             self.problem = str(error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the session is closed
@@ -161,7 +161,7 @@ class Program:
                 yield bytes(rest)
                 rest = bytearray(other)
             if len(rest) > MAX_MESSAGE:
-                raise _Misbehaved(f"sent a message of more than {MAX_MESSAGE >> 20} MB")
+                raise _ProtocolViolation(f"sent a message of more than {MAX_MESSAGE >> 20} MB")
         yield bytes(rest)
 
     def _parse(self, line: bytes) -> SessionMessage | None:
@@ -174,7 +174,7 @@ class Program:
             self._noisy += 1
             if self._noisy > MAX_NOISE:
                 shown = one_line(self._noise, 200)
-                raise _Misbehaved(
+                raise _ProtocolViolation(
                     f"writes something other than MCP messages to its standard output: {shown!r}"
                 ) from None
             return None
@@ -195,8 +195,8 @@ class Program:
         stderr = self._process.stderr
         assert stderr is not None
         while chunk := await stderr.read(_CHUNK):
-            self._errors = (self._errors + chunk)[-LAST_WORDS:]
-            if len(chunk) > LAST_WORDS:
+            self._errors = (self._errors + chunk)[-STDERR_BYTES:]
+            if len(chunk) > STDERR_BYTES:
                 await asyncio.sleep(0.01)
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
@@ -227,7 +227,7 @@ class Program:
             os.killpg(self._process.pid, number)
 
 
-class _Misbehaved(Exception):
+class _ProtocolViolation(Exception):
     """A violation by the program that ends the connection."""
 
 

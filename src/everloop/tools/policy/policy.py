@@ -31,7 +31,7 @@ from .taint import objection
 MAX_SHOWN = 20_000  # characters of a command or message; a person cannot judge longer ones
 MAX_ARGUMENT = 2_000
 ALWAYS = "allowed for this session"
-QUICK = 500  # characters of an argument that are judged in less time than a thread takes to start
+QUICK_LENGTH = 500  # characters of an argument that are judged in less time than a thread takes to start
 _DEVICE = re.compile(r"/dev/(null|zero|full|stdin|stdout|stderr|fd/[0-9]+)")
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
@@ -117,8 +117,8 @@ class Policy:
     def takes_long(self, arguments: dict[str, Any]) -> bool:
         """Return whether judging a call may take long enough to block the event loop noticeably."""
         if self.rules:
-            return any(_size(value) > QUICK for value in arguments.values())
-        return bool(self.taint) and _size(arguments.get("command")) > QUICK
+            return any(_size(value) > QUICK_LENGTH for value in arguments.values())
+        return bool(self.taint) and _size(arguments.get("command")) > QUICK_LENGTH
 
     def guard(
         self,

@@ -109,7 +109,7 @@ class Searxng(msgspec.Struct, frozen=True):
 
 
 _NO_JSON = (
-    "The SearXNG server gives no JSON: a person must add json to search.formats in its settings.yml, "
+    "The SearXNG server does not return JSON: a person must add json to search.formats in its settings.yml, "
     "or check searxng_url in the settings."
 )
 

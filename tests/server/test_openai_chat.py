@@ -1,4 +1,4 @@
-"""What clients are answered: whole, and in the pieces that all of them read."""
+"""The format of chat completions, whole and streamed, and of the small bodies that the APIs share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everloop.log import Call
-from everloop.server import responses
+from everloop.server import openai_chat, responses
 from everloop.server.errors import bad_gateway
-from everloop.server.responses import Chunks, completion, usage_of
-from everloop.server.responses import choice as made_choice
+from everloop.server.openai_chat import Chunks, completion
+from everloop.server.openai_chat import choice as made_choice
+from everloop.server.responses import usage_of
 
 CALLS = (Call("c1", "look", {"path": "é\u2028"}), Call("c2", "list"))
 
@@ -106,7 +107,7 @@ def test_every_event_has_the_documents_types():
     for made in (chunks(), chunks(include_usage=True)):
         said = made.role() + made.text("x") + made.reasoning("y") + made.calls(CALLS) + made.finish("length")
         for event in events(said + made.usage({"prompt_tokens": 1, "cached_tokens": 1, "reasoning_tokens": 2})):
-            strict(responses.Chunk, event)
+            strict(openai_chat.Chunk, event)
     (error,) = events(chunks().error(bad_gateway("the model is away")))
     assert error["error"]["message"] == "the model is away"
     strict(responses.Error, error)
@@ -129,7 +130,7 @@ def test_a_whole_answer_is_an_openai_completion():
         ],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
     }
-    strict(responses.Completion, json.loads(data))
+    strict(openai_chat.Completion, json.loads(data))
 
 
 def test_a_whole_answer_may_contain_calls_and_thoughts():
@@ -143,7 +144,7 @@ def test_a_whole_answer_may_contain_calls_and_thoughts():
     assert made == [("c1", "function", "look"), ("c2", "function", "list")]
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"path": "é\u2028"}
     assert "usage" not in answer
-    strict(responses.Completion, answer)
+    strict(openai_chat.Completion, answer)
 
 
 def test_the_details_of_the_usage_are_nested_if_known():
@@ -158,13 +159,13 @@ def test_the_details_of_the_usage_are_nested_if_known():
     assert details == {"reasoning_tokens": 3}
 
 
-def test_the_other_routes_have_bodies_too():
+def test_models_and_health_are_answered_as_by_openai():
     assert json.loads(responses.model("org/model")) == {
         "id": "org/model", "object": "model", "created": 0, "owned_by": "everloop",
     }  # fmt: skip
-    listed = json.loads(responses.models(["a", "org/b"], 5))
+    listed = json.loads(responses.models(["a", "org/b"]))
     assert listed["object"] == "list"
-    assert [(model["id"], model["created"]) for model in listed["data"]] == [("a", 5), ("org/b", 5)]
+    assert [(model["id"], model["created"]) for model in listed["data"]] == [("a", 0), ("org/b", 0)]
     assert json.loads(responses.health()) == {"status": "ok"}
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from everloop.errors import StaleLease
 from everloop.store import jobs
 from everloop.store.claims import SessionState
-from everloop.store.postgres import connections, queries, store, transactions
+from everloop.store.postgres import connections, overview, store, transactions
 from everloop.store.postgres.transactions import PostgresTransaction
 
 
@@ -41,7 +41,7 @@ def _no_fence() -> None:
 
 def _thief() -> None:
     """Treat every other worker as dead, and take its lease without a higher fence."""
-    for module in (queries, store, transactions):
+    for module in (overview, store, transactions):
         vars(module).update(living=lambda holder, fresh: False)
     read_state = PostgresTransaction.read_state
 

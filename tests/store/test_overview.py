@@ -13,7 +13,7 @@ from everloop.log import CallsAsked, ModelAnswered, UserSaid
 from everloop.store.overview import MOST, PATIENCE, Overview, Unheld, WorkerSeen
 from everloop.store.peers import process_of, retire
 from everloop.store.sqlite import SQLiteStore
-from everloop.store.sqlite.queries import COUNT, OPEN, TOTALS, UNSENT_TOTALS
+from everloop.store.sqlite.overview import COUNT, OPEN, TOTALS, UNSENT
 
 from .steps import answer, begun, finish, message
 
@@ -176,7 +176,7 @@ async def test_the_overview_reads_only_open_rows_of_a_file(tmp_path):
     await store.accept(message())
     await store.close()
     with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        for query in (TOTALS, OPEN, UNSENT_TOTALS, COUNT):
+        for query in (TOTALS, OPEN, UNSENT, COUNT):
             plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}")]
             for step in plan:
                 assert "SCAN" not in step or step.endswith(

@@ -51,6 +51,7 @@ from .connections import Connections
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .notify import NotifiedPeer, Notifier, send_now
+from .overview import overview
 from .prepared import Call, LoneWrite, MustTransact, repeatable
 from .schema import Migration
 from .transactions import NOW, Appended, Looked, PostgresTransaction, TakenAlone, is_alive, living
@@ -578,7 +579,7 @@ class PostgresStore:
         await self._execute("UPDATE worker SET address = NULL WHERE id = %s", worker)
 
     async def overview(self) -> Overview:
-        return await self._in_reader(lambda db: queries.overview(db, self._lease))
+        return await self._in_reader(lambda db: overview(db, self._lease))
 
     async def standbys(self) -> Replication:
         return await self._in_reader(replication.look)

@@ -488,7 +488,9 @@ class SQLiteStore:
         return None
 
     async def overview(self) -> Overview:
-        return await self._in_reader(queries.overview)
+        from .overview import overview
+
+        return await self._in_reader(overview)
 
     # ------------------------------------------------------------------------------------------ without an event loop
 

@@ -20,7 +20,7 @@ FILES_OF_RUN = {
     "providers": 6,  # the port, the known endpoints, the choice among them, OpenAI's API, its connections, retries
     "runtime": 13,  # one for each part of a turn: dispatcher, session, turn, model call, stream, budgets, and so on
     "sandbox": 1,  # the workspace's files are read within its reach
-    "store": 9,  # the port, decisions, jobs and peers of any store; SQLite's schema, store, transactions, writer, peers
+    "store": 9,  # the port, decisions, transactions, jobs and peers of any store; SQLite's schema, store, SQL, writer
     "tools": 11,  # one for each capability that is offered to the model, with registry, policy and checks of commands
 }
 MOST = {

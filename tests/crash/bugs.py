@@ -11,6 +11,7 @@ from everloop.store import jobs
 from everloop.store.peers import alive
 from everloop.store.sqlite import store as sqlite
 from everloop.store.sqlite import transactions, writer
+from everloop.store.sqlite.transactions import SQLiteTransaction
 from everloop.tools.registry import ToolRegistry
 
 
@@ -21,34 +22,36 @@ def plant(name: str) -> None:
 
 def _thief() -> None:
     """Treat every other worker as dead when claiming leases; both still get wake-ups."""
-    join = transactions.join
+    join = SQLiteTransaction.join
 
-    def honest_join(db: sqlite3.Connection, worker: str, address: str) -> None:
+    def honest_join(self: SQLiteTransaction, worker: str, address: str) -> None:
         vars(transactions).update(alive=alive)
         try:
-            join(db, worker, address)
+            join(self, worker, address)
         finally:
             vars(transactions).update(alive=lambda worker: False)
 
-    vars(transactions).update(alive=lambda worker: False, join=honest_join)
-    vars(sqlite).update(_free=lambda holder, worker: True)
+    vars(transactions).update(alive=lambda worker: False)
+    SQLiteTransaction.join = honest_join  # type: ignore[method-assign]
+    vars(sqlite).update(_is_free=lambda holder, worker: True)
 
 
 def _no_fence() -> None:
     """A thief, and no fence that stops the worker it took over from."""
     _thief()
-    append, finish = transactions.append, transactions.finish
+    append, finish = SQLiteTransaction.append, SQLiteTransaction.finish
 
-    def any_append(db: sqlite3.Connection, claim: Any, rows: Any) -> None:
-        claim.fence, last = _now(db, claim)
+    def any_append(self: SQLiteTransaction, claim: Any, rows: Any) -> None:
+        claim.fence, last = _now(self.db, claim)
         # The position in the log would be the last guard, so the stale worker takes the next free one.
-        append(db, claim, rows._replace(seqs=[last + n for n in range(1, len(rows.seqs) + 1)]))
+        append(self, claim, rows._replace(seqs=[last + n for n in range(1, len(rows.seqs) + 1)]))
 
-    def any_finish(db: sqlite3.Connection, claim: Any, *rest: Any) -> Any:
-        claim.fence, _ = _now(db, claim)
-        return finish(db, claim, *rest)
+    def any_finish(self: SQLiteTransaction, claim: Any, *rest: Any) -> Any:
+        claim.fence, _ = _now(self.db, claim)
+        return finish(self, claim, *rest)
 
-    vars(transactions).update(append=any_append, finish=any_finish)
+    SQLiteTransaction.append = any_append  # type: ignore[method-assign]
+    SQLiteTransaction.finish = any_finish  # type: ignore[assignment, method-assign]
 
 
 def _now(db: sqlite3.Connection, claim: Any) -> tuple[int, int]:

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from everloop.errors import StaleLease
 from everloop.store import jobs
-from everloop.store.postgres import connections, queries, store, transactions
+from everloop.store.claims import SessionState
+from everloop.store.postgres import connections, overview, store, transactions
+from everloop.store.postgres.transactions import PostgresTransaction
 
 
 def plant(name: str) -> None:
@@ -19,38 +23,36 @@ def plant(name: str) -> None:
 def _no_fence() -> None:
     """A worker that lost its lease sends its answer anyway, and its writes appear to succeed."""
     _always_in_transactions()
-    kept: Callable[..., list[int]] = transactions._kept
+    run_step: Callable[..., list[int]] = PostgresTransaction._run_step
 
-    def unfenced(db: Any, query: str, values: Any, appended: Any) -> list[int]:
+    def unfenced(self: PostgresTransaction, query: str, values: Any, appended: Any) -> list[int]:
         try:
-            return kept(db, query, values, appended)
+            return run_step(self, query, values, appended)
         except StaleLease:
             if query != transactions.STEP_FINISH:
                 return [1]
         claim, (sender, *messages) = appended.claim, values[-4:]
         given = (claim.owner, claim.session, claim.turn, sender, 1 if sender else 0, None, *messages)
-        return [1, *(id for (id,) in db.execute(transactions.SEND, given).fetchall())]
+        return [1, *(id for (id,) in self.db.execute(transactions.SEND, given).fetchall())]
 
-    vars(transactions).update(_kept=unfenced, _check=lambda result, claim: None)
+    PostgresTransaction._run_step = unfenced  # type: ignore[method-assign]
+    vars(transactions).update(_check=lambda result, claim: None)
 
 
 def _thief() -> None:
     """Treat every other worker as dead, and take its lease without a higher fence."""
-    for module in (queries, store, transactions):
+    for module in (overview, store, transactions):
         vars(module).update(living=lambda holder, fresh: False)
-    for name in ("_state", "_state_if_free"):
-        vars(transactions)[name] = _lower(vars(transactions)[name])
+    read_state = PostgresTransaction.read_state
 
+    def lower(self: PostgresTransaction, *given: Any, **options: Any) -> Any:
+        """Read a held session with a lower fence, so that the next fence is not higher."""
+        state = read_state(self, *given, **options)
+        if isinstance(state, SessionState) and state.holder is not None:
+            return replace(state, fence=state.fence - 1)
+        return state
 
-def _lower(look: Callable[..., Any]) -> Callable[..., Any]:
-    """Read a held session with a lower fence, so that the next fence is not higher."""
-
-    def lower(*given: Any, **options: Any) -> Any:
-        found = look(*given, **options)
-        held = isinstance(found, tuple) and isinstance(found[0], transactions.Locked) and found[0].worker is not None
-        return (found[0]._replace(fence=found[0].fence - 1), found[1]) if held else found
-
-    return lower
+    PostgresTransaction.read_state = lower  # type: ignore[method-assign]
 
 
 def _settle_early() -> None:

@@ -33,7 +33,7 @@ from everloop.server import placement
 from everloop.store.base import Timer
 from everloop.store.history_check import check_history
 from everloop.store.postgres import directory as directories
-from everloop.store.postgres.directory import Directory, Place, entry_of
+from everloop.store.postgres.directory import Directory, Place, owner_row
 from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
 from everloop.store.tokens import hash_of, new_token
@@ -206,9 +206,9 @@ async def test_a_request_waits_for_the_end_of_a_move_and_then_gets_a_503(databas
     async with FakeOpenAI() as fake, placed(tmp_path, fake, database) as server:
         client = server.client(anna)
         assert text_of(await client.ask("mark:1")) == "done:1"
-        with entry_of("anna", DSN(database)) as entry:
+        with owner_row("anna", DSN(database)) as entry:
             await asyncio.to_thread(entry.hold, DSN(database), 60.0)
-            await until(lambda: server.databases._directory._kept["anna"][1] == -math.inf)  # it was notified
+            await until(lambda: server.databases._directory._cache["anna"][1] == -math.inf)  # it was notified
             asked = asyncio.create_task(client.ask("mark:2"))
             assert text_of(await server.client(bob).ask("mark:b")) == "done:b"
             assert not asked.done()
@@ -216,7 +216,7 @@ async def test_a_request_waits_for_the_end_of_a_move_and_then_gets_a_503(databas
             assert text_of(await asked) == "done:2"
             monkeypatch.setattr(placement, "HOLD_SECONDS", 0.2)
             await asyncio.to_thread(entry.hold, DSN(database), 60.0)
-            await until(lambda: server.databases._directory._kept["anna"][1] == -math.inf)
+            await until(lambda: server.databases._directory._cache["anna"][1] == -math.inf)
             async with client.post({"messages": [{"role": "user", "content": "mark:3"}]}) as response:
                 body = await response.json()
             assert (response.status, response.headers["Retry-After"]) == (503, "2")
@@ -302,7 +302,7 @@ async def test_a_token_is_required_whatever_database_has_one(database, other, tm
 
 async def test_a_login_with_a_token_of_any_database_opens_the_page(database, other, tmp_path):
     anna = await add_token(other, "anna")
-    with entry_of("anna", DSN(database)) as entry:
+    with owner_row("anna", DSN(database)) as entry:
         await asyncio.to_thread(entry.put, DSN(other))
     async with FakeOpenAI() as fake, placed(tmp_path, fake, database) as server:
         async with server.http.post(f"{server.url}/api/login", json={"token": anna}) as response:
@@ -406,7 +406,7 @@ async def test_a_failed_move_holds_no_requests(database, other):
 
 
 async def test_the_directory_is_read_again_after_a_notification_or_a_while(postgres, database, other, monkeypatch):
-    monkeypatch.setattr(directories, "KEPT_SECONDS", 1e6)  # longer than this machine has been up
+    monkeypatch.setattr(directories, "CACHE_SECONDS", 1e6)  # longer than this machine has been up
     directory, where = Directory(DSN(database)), name_of(database)
     assert await directory.place("anna") == Place(None)
     await until(lambda: directory._listener is not None and directory._listener.listens)
@@ -421,7 +421,7 @@ async def test_the_directory_is_read_again_after_a_notification_or_a_while(postg
         await changed.wait()
     assert await directory.place("anna") == Place(DSN(other))
     assert await directory.databases() == [DSN(other)]
-    monkeypatch.setattr(directories, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directories, "CACHE_SECONDS", 0.0)
     await asyncio.to_thread(postgres.sql, "DELETE FROM owner_place", database=where)
     assert await directory.place("anna") == Place(None)
     await directory.close()
@@ -430,12 +430,12 @@ async def test_the_directory_is_read_again_after_a_notification_or_a_while(postg
 async def test_an_owner_stays_in_the_last_known_database_while_the_directory_is_unavailable(
     postgres, database, other, tmp_path, monkeypatch
 ):
-    with entry_of("anna", DSN(database)) as entry:
+    with owner_row("anna", DSN(database)) as entry:
         await asyncio.to_thread(entry.put, DSN(other))
     async with proxied(database, tmp_path) as (_, through):
         directory = Directory(DSN(through), patience=0.1)
         assert (await directory.place("anna")).store is not None
-    monkeypatch.setattr(directories, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(directories, "CACHE_SECONDS", 0.0)
     monkeypatch.setattr(directories, "UNNOTIFIED_SECONDS", 0.0)
     assert (await directory.place("anna")).store is not None
     with pytest.raises(StoreError):

@@ -247,8 +247,7 @@ async def test_only_old_requests_without_a_session_are_pruned(store, me, other):
 
 
 async def test_requests_are_pruned_in_small_steps_in_the_background_by_the_clock(store, me, monkeypatch):
-    for module in ("sqlite", "postgres"):
-        monkeypatch.setattr(f"everloop.store.{module}.deleting.STEP_DELETIONS", 3)
+    monkeypatch.setattr("everloop.store.deletion.STEP_DELETIONS", 3)
     for n in range(8):
         await requested(store, me, f"r{n}")
     now = time.time()

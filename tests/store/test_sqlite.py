@@ -263,7 +263,7 @@ async def test_a_failing_write_takes_no_other_with_it(store, first):
     assert len(await in_writer(store, "SELECT id FROM inbox")) == 6
 
 
-async def test_when_sqlite_rolls_back_a_whole_transaction_all_its_writes_are_told(store):
+async def test_when_sqlite_rolls_back_a_whole_transaction_all_its_writes_fail(store):
     await store.accept(message())
 
     def give_up(db: sqlite3.Connection) -> None:

@@ -154,7 +154,7 @@ def _progress(sessions: int) -> None:
 def _reading(store: Path | DSN) -> Iterator[Rows]:
     """Yield a query function whose results all come from one moment of the store."""
     if isinstance(store, DSN):
-        from ..store.postgres.connections import connect, explain
+        from ..store.postgres.connect import connect, explain
 
         with connect(store) as database:
             import psycopg
@@ -196,7 +196,7 @@ def migrate(options: argparse.Namespace) -> int:
 
     target = DSN(options.target)
     source = Path(options.source).expanduser()
-    moved = import_sqlite.move(source, target, lambda table, rows: print(f"{table:<8} {rows:>9}"))
+    moved = import_sqlite.import_store(source, target, lambda table, rows: print(f"{table:<8} {rows:>9}"))
     logs = "the log of 1 session is" if moved.logs == 1 else f"the logs of {moved.logs} sessions are"
     print(f"All rows have arrived, and {logs} the same in both, entry by entry.")
     print(f"EVERLOOP_STORE={target.without_password} (with its password) uses it from now on. The file is still there.")
@@ -345,7 +345,7 @@ async def _show(config: Config, dsn: DSN, owner: str | None, json: bool) -> int:
 
 async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) -> int:
     """Name the pooler in front of a database, once it is known to lead there."""
-    from ..store.postgres.connections import parts_of
+    from ..store.postgres.connect import parts_of
     from ..store.postgres.directory import check_password, put_pool
     from ..store.postgres.store import PostgresStore
 
@@ -371,10 +371,10 @@ async def _put_pool(config: Config, dsn: DSN, address: str, pooler: str | None) 
 
 async def _put(config: Config, dsn: DSN, owner: str, store: DSN) -> int:
     """Give a new owner a database. An owner with data is moved by `everloop move`."""
-    from ..store.postgres.directory import check_password, entry_of
+    from ..store.postgres.directory import check_password, owner_row
 
     check_password(store, dsn)
-    with entry_of(owner, dsn) as entry:
+    with owner_row(owner, dsn) as entry:
         known = await asyncio.to_thread(entry.place)
         place = config.store if known is None else DSN(known).with_password_of(dsn)
         if isinstance(place, DSN) and place.without_password != store.without_password and await _has_any(place, owner):

@@ -157,14 +157,6 @@ class Removed(msgspec.Struct, frozen=True):
     turns: int = 0
     messages: int = 0  # in their inboxes and outboxes
 
-    def __add__(self, other: Removed) -> Removed:
-        return Removed(
-            self.keys + other.keys,
-            self.entries + other.entries,
-            self.turns + other.turns,
-            self.messages + other.messages,
-        )
-
 
 class Pruned(msgspec.Struct, frozen=True):
     """The result of one pruning step: the removed sessions, and the position of the next step."""

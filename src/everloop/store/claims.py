@@ -1,7 +1,7 @@
 """Decisions about sessions, log, inbox and outbox: pure functions that both stores call in their transactions.
 
-A store reads rows, asks these functions what follows from them, and writes the result. So SQLite and PostgreSQL differ
-in their SQL and in nothing else.
+A transaction reads rows, asks these functions what follows from them, and writes the result. So SQLite and PostgreSQL
+differ in their SQL and in nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..log import (
     kind_of,
     open_turn,
 )
-from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Waiting, new_turn_id
+from .base import Busy, Claim, DeadLetter, Delivery, Incoming, Outgoing, SentPart, Spent, Waiting, new_turn_id
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -253,9 +253,29 @@ def rows_from(first: int, entries: Sequence[Entry], at: float | None = None) -> 
     return LogRows(seqs, list(map(kind_of, entries)), list(map(entry_bytes, entries)), at)
 
 
-def page_marks(rows: LogRows) -> Iterator[tuple[str, int]]:
+def boundaries(rows: LogRows) -> Iterator[tuple[str, int]]:
     """Return (kind, position) of the entries that change which part of the log is shown: "new" and "compacted"."""
     return ((kind, seq) for seq, kind, _ in rows.each() if kind in ("new", "compacted"))
+
+
+class TurnStep(NamedTuple):
+    """The writes of one step of a turn: entries, the pending messages that they contain, and usage."""
+
+    rows: LogRows
+    took: Sequence[int]
+    spent: Sequence[Spent]
+
+    @classmethod
+    def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int]) -> TurnStep:
+        """Assign the claim's next positions to these entries, and take over its usage."""
+        claim.inbox += took
+        spent, claim.spent = claim.spent, []
+        return cls(rows_of(claim, entries), took, spent)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether it changes nothing about the session itself."""
+        return not any(True for _ in boundaries(self.rows))
 
 
 def logged(session: int, rows: Iterable[Sequence[Any]]) -> Iterator[Logged]:
@@ -426,6 +446,13 @@ def encoded_outgoing(messages: Iterable[OutboundMessage]) -> list[Outbound]:
 def outbox_column(text: str) -> str:
     """Return a channel or chat id as stored in its column: PostgreSQL cannot store NUL."""
     return text.replace("\0", "\ufffd")
+
+
+def outbox_filter(chat: tuple[str, str] | None, channels: Sequence[str] | None) -> tuple[list[str] | None, str | None]:
+    """Return the columns of the outbox rows to take: those of one chat or of some channels, or all (None)."""
+    names = channels if chat is None else chat[:1]
+    of = None if names is None else [outbox_column(name) for name in names]
+    return of, None if chat is None else outbox_column(chat[1])
 
 
 def missing_addresses(rows: Iterable[Sequence[Any]], taken: Taken) -> list[Address]:

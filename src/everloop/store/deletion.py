@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -82,6 +84,24 @@ def is_prunable(key: str, first_entry: str | None, message: str | None, exists: 
         return is_stateless(first_entry if first_entry is not None else message)
     parent = parent_of(message)
     return parent.startswith((API, SUBAGENT)) and not exists(parent)
+
+
+def prunable(
+    rows: Iterable[Sequence[Any]], position: int, last: int, exists: Callable[[str, str], bool]
+) -> OldRequests:
+    """Return those of the old sessions after a position that may be pruned, a limited number of them.
+
+    `rows` are (id, owner, key, first entry, first message); `last` is the highest id of a session.
+    """
+    until = position + STEP_SESSIONS
+    found: list[int] = []
+    for id, owner, key, entry, message in rows:
+        if is_prunable(key, entry, message, partial(exists, owner)):
+            found.append(id)
+            if len(found) == STEP_DELETIONS:
+                until = id
+                break
+    return OldRequests(found, until if until < last else None)
 
 
 # ---------------------------------------------------------------------------------------------- pruning

@@ -19,8 +19,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
-_here: set[str] = set()
+_here: set[str] = set()  # workers of this process that have not ended
+
+
+# ---------------------------------------------------------------------------------------------- ids and liveness
 
 
 def new_worker() -> str:
@@ -137,7 +141,8 @@ _PLACE = _place()
 _me = (os.getpid(), _start_time(os.getpid()))
 
 
-log = logging.getLogger(__name__)
+# ---------------------------------------------------------------------------------------------- notices
+
 ANY = "a"  # anything may have changed
 WORK = "w"  # sessions have messages in their inbox
 ENDED = "e"  # messages were answered that another process may await
@@ -169,6 +174,9 @@ def decode_notice(text: str) -> Notice:
         return Notice(what, to, tuple(int(id) for id in ids.split(",") if id)) if known else Notice()
     except ValueError:
         return Notice()
+
+
+# ---------------------------------------------------------------------------------------------- membership
 
 
 class Workers(Protocol):
@@ -237,6 +245,9 @@ class Peer(ABC):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("%s", error)
+
+
+# ---------------------------------------------------------------------------------------------- the event relay
 
 
 class EventPublisher(Protocol):

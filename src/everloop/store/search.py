@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from ..text import clean
+from .base import Found
 
 Role = Literal["user", "assistant"]
 BATCH_ENTRIES = 256  # read per transaction
@@ -133,6 +134,13 @@ def said(kind: str, data: str) -> tuple[Role, str] | None:
         # Messages from inside the system, such as a sub-agent's result, were not said by the user.
         role, content = "user" if kind == "user" and not entry.inside else "assistant", entry.content
     return (role, _text_of(content)) if role == "user" or role == "assistant" else None
+
+
+def found_of(row: Sequence[Any]) -> Found:
+    """Return the message of a row (session's key, turn, at, kind, data, untrusted, seq)."""
+    key, turn, at, kind, data, untrusted, seq = row
+    role, text = said(kind, data) or ("assistant", "")
+    return Found(key, turn, at, role, text, bool(untrusted), seq)
 
 
 def _text_of(content: Any) -> str:

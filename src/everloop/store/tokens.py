@@ -69,6 +69,14 @@ def checked_agent(agent: str) -> str:
     return agent
 
 
+def checked_fields(name: str, owner: str, rights: Iterable[str], agent: str) -> frozenset[str]:
+    """Return the rights of a new token, or raise an EverloopError about any of its fields."""
+    checked_name(name)
+    checked_owner(owner)
+    checked_agent(agent)
+    return checked_rights(rights)
+
+
 def name_taken(name: str) -> EverloopError:
     return EverloopError(f'there is a token "{name}" already: choose another name, or revoke that one first')
 

@@ -19,7 +19,7 @@ from everloop.log import ModelAnswered, TurnEnded, UserSaid, decode_entry
 from everloop.store.base import Busy, Claim
 from everloop.store.history_check import check_history
 from everloop.store.peers import new_worker, retire
-from everloop.store.postgres.connections import break_off
+from everloop.store.postgres.connect import break_off
 from everloop.store.postgres.store import PostgresStore
 
 SESSIONS = 6

@@ -148,7 +148,7 @@ class Server:
     def make_template(self) -> None:
         """A database with our tables."""
         from everloop.config.sources import DSN
-        from everloop.store.postgres.connections import connect
+        from everloop.store.postgres.connect import connect
         from everloop.store.postgres.schema import migrate
 
         self.sql("CREATE DATABASE everloop_template")

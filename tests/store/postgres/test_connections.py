@@ -18,8 +18,7 @@ import pytest
 
 from everloop.config.sources import DSN
 from everloop.errors import StoreError
-from everloop.store.postgres import schema
-from everloop.store.postgres.connections import passwords
+from everloop.store.postgres.connect import SCHEMA_LOCK, passwords
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import everloop, until
@@ -161,7 +160,7 @@ async def test_several_processes_may_open_a_new_database_at_once(empty):
 async def test_a_process_that_comes_while_the_tables_are_created_waits_for_them(empty):
     store = PostgresStore(empty)
     with psycopg.connect(empty) as maker:
-        maker.execute("SELECT pg_advisory_xact_lock(%s)", (schema.LOCK,))
+        maker.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         opening = asyncio.create_task(store.sessions("me"))
         await asyncio.sleep(0.3)
         assert not opening.done()

@@ -17,18 +17,18 @@ from everloop.observability.metrics import Meters, Page
 from everloop.store.base import Busy
 from everloop.store.peers import new_worker, retire
 from everloop.store.postgres import heartbeat, replication
-from everloop.store.postgres.connections import Primary, Unreachable
+from everloop.store.postgres.connect import Primary, Unreachable
 from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import everloop, until
 
 from . import failover_load
 from .failover_load import Load, closing, load
+from .network import lines
 from .pgbouncer import pgbouncer
-from .silence import lines
 from .standby import Pair, pair
 
 if TYPE_CHECKING:
-    from everloop.store.postgres.connections import Connection
+    from everloop.store.postgres.connect import Connection
 
 LONG = pytest.param(50, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)])
 _numbers = itertools.count(1)

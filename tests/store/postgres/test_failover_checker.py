@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from everloop.config.sources import DSN
-from everloop.store.postgres import connections
-from everloop.store.postgres.connections import Primary
+from everloop.store.postgres import connect, connections
+from everloop.store.postgres.connect import Primary
 from everloop.store.postgres.heartbeat import Heartbeat
 
 from . import failover_load, test_failover
@@ -27,19 +27,19 @@ Test = Callable[[Pair, str, pytest.CaptureFixture[str], pytest.MonkeyPatch], Awa
 
 
 def acknowledge_before_the_standby_has_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(connections.SETTINGS, "synchronous_commit", "local")
+    patch.setitem(connect.SETTINGS, "synchronous_commit", "local")
 
 
 def take_a_visible_commit_for_done(patch: pytest.MonkeyPatch) -> None:
     read = "SELECT number, result FROM lane WHERE id = %s AND (true OR %s = %s)"
-    kept = connections.Connections._kept
+    outcome = connections.Connections._outcome
 
     def look(self: Any, state: Any, give_up: float) -> Any:
-        connection = state.connection = state.connection or self._connection()
+        connection = self._connection(state)
         row = connection.execute(read, (state.name, 0, 0)).fetchone()
-        return row[1:] if row is not None and row[0] == state.number else kept(self, state, give_up)
+        return row[1:] if row is not None and row[0] == state.number else outcome(self, state, give_up)
 
-    patch.setattr(connections.Connections, "_kept", look)
+    patch.setattr(connections.Connections, "_outcome", look)
 
 
 def use_a_primary_of_an_earlier_timeline(patch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ async def test_a_step_that_reaches_the_server_after_its_outcome_was_looked_up_is
         lane, number = postgres.sql("SELECT id, number FROM lane ORDER BY number DESC LIMIT 1", database=name)[0]
         state = ThreadState()
         state.name, state.number, state.has_row = lane, number + 1, True
-        assert await asyncio.to_thread(store.connections._kept, state, time.monotonic() + 5) is None
+        assert await asyncio.to_thread(store.connections._outcome, state, time.monotonic() + 5) is None
         late = "SELECT everloop_accept(%s, %s, 'me', 'test:1', NULL, 'message', '{}')"
         with pytest.raises(psycopg.errors.Error) as refused:
             postgres.sql(late, lane, number + 1, database=name)

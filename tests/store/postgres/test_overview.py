@@ -12,7 +12,7 @@ import psycopg
 
 from everloop.bus import InboundMessage
 from everloop.store.overview import PATIENCE
-from everloop.store.postgres.queries import OVERVIEW
+from everloop.store.postgres.overview import OVERVIEW
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import environment, everloop, finished, start

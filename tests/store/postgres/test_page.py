@@ -7,7 +7,7 @@ import re
 from everloop.bus import InboundMessage, OutboundMessage
 from everloop.log import TurnEnded
 from everloop.store.peers import new_worker, retire
-from everloop.store.postgres import connections, store
+from everloop.store.postgres import connect, store
 from everloop.store.postgres.store import PostgresStore
 from tests.support.places import DOCS
 
@@ -35,5 +35,5 @@ def test_the_figures_of_the_postgres_page_are_those_of_the_code():
     assert f"{store.PATIENCE:.0f} seconds" in PAGE
     assert f"{store.LEASE_SECONDS:.0f} by default" in PAGE
     assert store.CONNECTIONS == 8
-    assert connections.MISSING.endswith("pip install 'everloop[postgres]'")
+    assert connect.MISSING.endswith("pip install 'everloop[postgres]'")
     assert "pip install 'everloop[postgres]'" in PAGE

@@ -17,7 +17,7 @@ from everloop.errors import ConfigError, StoreError
 from everloop.log import ModelAnswered, TurnEnded
 from everloop.store.location import store_at
 from everloop.store.peers import new_worker, retire
-from everloop.store.postgres.connections import SETTINGS
+from everloop.store.postgres.connect import SETTINGS
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing.openai_server import FakeOpenAI
 from tests.support.commands import everloop

@@ -17,7 +17,7 @@ from everloop.errors import OwnerMoved
 from everloop.log import Call, CallEnded, ModelAnswered, TurnEnded
 from everloop.store.base import Timer
 from everloop.store.peers import new_worker, retire
-from everloop.store.postgres.directory import entry_of
+from everloop.store.postgres.directory import owner_row
 from everloop.store.postgres.move_owner import move_owner
 from everloop.store.postgres.store import PostgresStore
 from everloop.testing import ScriptedProvider
@@ -109,7 +109,7 @@ async def test_owners_who_have_moved_since_the_backup_are_deleted_where_it_is_re
     await asyncio.to_thread(run, "pg_dump", "--format=custom", f"--file={dump}", database)
     with postgres.database() as other, postgres.database() as directory:
         await asyncio.to_thread(move_owner, "anna", DSN(database), DSN(other), directory=DSN(directory))
-        with entry_of("bob", DSN(directory)) as entry:  # the restored database, by another address
+        with owner_row("bob", DSN(directory)) as entry:  # the restored database, by another address
             await asyncio.to_thread(entry.put, DSN(f"{empty}&application_name=x"))
         await asyncio.to_thread(run, "pg_restore", "--no-owner", f"--dbname={empty}", dump)
         done = await everloop("restore", "--in-place", EVERLOOP_STORE=empty, EVERLOOP_STORE_DIRECTORY=directory)

@@ -24,7 +24,7 @@ from .pgbouncer import pgbouncer
 from .server import Server, name_of
 
 if TYPE_CHECKING:
-    from everloop.store.postgres.connections import Connection
+    from everloop.store.postgres.connect import Connection
 
 TURNS = 10
 WRITES = ("everloop_accept", "everloop_begin", "everloop_finish", "COMMIT")

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and the threads that read and write through them.
+"""Threads that read and write through connections to PostgreSQL.
 
 These threads are used instead of psycopg_pool because a write needs more than a connection: all queued writes of one
 session form one transaction, its statements are pipelined, and if the response to a COMMIT is lost, the thread's own
@@ -16,74 +16,32 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
-import os
 import random
-import re
 import secrets
-import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import unquote, urlsplit
 
-from ...config.sources import DSN
-from ...errors import EverloopError, OwnerMoved, StoreError
+from ...errors import StoreError
 from ..jobs import CommitHooks, Job, Wakers, Write, settle
 from . import prepared
+from .connect import READ_ONLY, Unreachable, break_off
 from .prepared import LoneWrite, MustTransact
-from .replication import TIMELINE
 from .transactions import NOW
 
 if TYPE_CHECKING:
-    import psycopg
-
-    Connection = psycopg.Connection[tuple[Any, ...]]
-    Result = psycopg.Cursor[tuple[Any, ...]]  # of a statement that may still be in flight
+    from .connect import Connection, Result
 
 T = TypeVar("T")
 # "unflushed" writes survive the death of this process. They survive a crash of the database once it has flushed them,
 # which every other write does along with everything before it: the WAL is a single stream.
 Kind = Literal["writes", "unflushed", "reads", "aside"]
-CONNECT_SECONDS = 10
-# A client that freezes inside a transaction must not lock a session's row for longer than this.
-IDLE_SECONDS = 10
-LOCK_SECONDS = 10
-SETTINGS = {
-    "idle_in_transaction_session_timeout": f"{IDLE_SECONDS}s",
-    "lock_timeout": f"{LOCK_SECONDS}s",
-    "client_min_messages": "warning",
-    "synchronous_commit": "on",
-    # Statements look up a few rows by key: no plan depends on the values, and planning costs more than running.
-    "plan_cache_mode": "force_generic_plan",
-    # A plan made while a table is small or not yet analyzed would read all of it, and is kept as the table grows.
-    # Servers before PostgreSQL 18 rate disabled plan types as very expensive, and so consider JIT compilation
-    # worthwhile.
-    "enable_seqscan": "off",
-    "jit": "off",
-}
-# A vanished peer is detected within seconds instead of minutes.
-KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
-# For an address with several servers: connect to the primary, and give up quickly on a machine that does not answer.
-FAILOVER = {
-    "target_session_attrs": "read-write",
-    "connect_timeout": 3,
-    "keepalives_idle": 4,
-    "keepalives_interval": 2,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 8_000,
-}
-MISSING = "a PostgreSQL store needs the extra `postgres`: pip install 'everloop[postgres]'"
 BATCH = 64  # writes per transaction
 RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
-SLOW_SECONDS = 1.5  # a failed attempt that took this long marks its server as silent: others are tried first
-SILENT_SECONDS = 5.0  # delay before a silent server is tried again
-BROKEN_OFF_SECONDS = 1.0  # the same for one that was connected: it may only have been slow
 LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
 # Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
@@ -94,220 +52,8 @@ MARK = f"UPDATE lane SET number = %s, at = {NOW}, result = NULL WHERE id = %s AN
 RESOLVE = f"""UPDATE lane SET number = CASE WHEN number < %s THEN %s ELSE number END, at = {NOW}
     WHERE id = %s RETURNING number, result"""
 UNMARKED = "EL001"  # raised by a lone write whose thread's row is gone
-MOVED = "EL002"  # raised for an owner who has moved to another database
-READ_ONLY = "25006"  # a standby, or a former primary
 CONFLICTS = ("40001", "40P01")  # serialization failure and deadlock: the transaction can be retried
 TRIES = 10
-
-
-# ---------------------------------------------------------------------------------------------- connecting
-
-
-class Unreachable(StoreError):
-    """No connection is possible now; there may be one later."""
-
-
-def connect(dsn: DSN, *, pooled: bool = False, number: int | None = None) -> Connection:
-    """Open a connection in autocommit mode, or raise a one-line StoreError.
-
-    With a `number`, only that server of the address is tried. A `pooled` connection goes through a pooler, which may
-    run each transaction in a different server process, so no statements are prepared on it.
-    """
-    given = parts_of(dsn)
-    import psycopg
-
-    logging.getLogger("psycopg").setLevel(logging.ERROR)  # broken connections are reported by this module
-    defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "everloop", **KEEPALIVE}
-    if dsn.has_several_hosts:
-        defaults |= FAILOVER
-    options: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
-    if number is not None:
-        options |= _only(given, number)
-    try:
-        connection = psycopg.connect(dsn.secret, autocommit=True, **options)
-        if pooled:
-            connection.prepare_threshold = None
-    except psycopg.Error as error:
-        raise Unreachable(
-            f"cannot open the store {dsn} ({one_line(dsn, error)}): check that the server runs, and the address, the "
-            "user and the password"
-        ) from None
-    try:
-        sets = ", ".join(["set_config(%s, %s, false)"] * len(SETTINGS))
-        connection.execute(f"SELECT {sets}", list(chain(*SETTINGS.items())))
-    except psycopg.Error as error:
-        connection.close()
-        raise Unreachable(f"cannot use the store {dsn}: {one_line(dsn, error)}") from None
-    return connection
-
-
-def parts_of(dsn: DSN) -> dict[str, Any]:
-    """Return the parts of an address by libpq's names, or raise a one-line StoreError."""
-    try:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError as error:
-        raise StoreError(MISSING) from error
-    with contextlib.suppress(psycopg.Error):  # its text may quote the address, and so the password
-        if dsn.well_formed:
-            return conninfo_to_dict(dsn.secret)
-    raise StoreError(
-        f"{dsn} is not the address of a PostgreSQL database: write postgresql://USER:PASSWORD@HOST/DATABASE, with "
-        "special characters as in web addresses (@ is %40)"
-    )
-
-
-def _only(given: Mapping[str, Any], number: int) -> dict[str, str]:
-    """Return the part of an address that names one of its servers. A single port applies to all of them."""
-    found = {}
-    for name in ("host", "hostaddr", "port"):
-        values = str(given.get(name) or "").split(",")
-        if values != [""]:
-            found[name] = values[number if len(values) > 1 else 0]
-    return found
-
-
-class Primary:
-    """Connects to the primary of several servers.
-
-    A primary that was frozen or disconnected does not know about a failover when it comes back: it accepts connections,
-    but commits there wait for a standby that it no longer has. Each failover raises the timeline. So a server with an
-    earlier timeline than the latest one seen is skipped, and `break_all` is called when a later one is seen: existing
-    connections may be to the old primary.
-
-    A machine that is lost does not answer at all, and each try costs `connect_timeout`. So a server that was silent is
-    tried by one thread now and then, while the others look at the rest.
-    """
-
-    def __init__(self, dsn: DSN, break_all: Callable[[], None]) -> None:
-        self.break_all = break_all
-        self._dsn = dsn
-        self._latest = ""
-        self._lock = threading.Lock()
-        self._try_at: dict[int, float] = {}  # when to retry a silent server
-        self._servers: weakref.WeakKeyDictionary[Connection, int] = weakref.WeakKeyDictionary()
-
-    def connect(self) -> Connection:
-        """Open a connection, or raise a one-line StoreError."""
-        failed: Unreachable | None = None
-        for number in self._to_try():
-            began = time.monotonic()
-            try:
-                connection = connect(self._dsn, number=number)
-            except Unreachable as error:
-                if time.monotonic() - began > SLOW_SECONDS:
-                    self._try_at[number] = time.monotonic() + SILENT_SECONDS
-                else:
-                    self._try_at.pop(number, None)
-                failed = failed or error
-                continue
-            self._try_at.pop(number, None)
-            if self._is_latest(connection):
-                with self._lock:
-                    self._servers[connection] = number
-                return connection
-            connection.close()
-            failed = Unreachable(
-                f"cannot open the store {self._dsn}: a server that was the primary before a failover is back, and the "
-                "primary cannot be reached; stop the old one"
-            )
-        assert failed is not None
-        raise failed
-
-    def give_up(self, connection: Connection | None) -> None:
-        """Break all connections, because the server of this one is silent. The others are tried before it."""
-        if connection is not None:
-            with self._lock:
-                number = self._servers.get(connection)
-                if number is not None:
-                    self._try_at[number] = time.monotonic() + BROKEN_OFF_SECONDS
-            break_off(connection)
-        self.break_all()
-
-    def _to_try(self) -> list[int]:
-        """Return the servers in order, without those that another thread has just found silent."""
-        now = time.monotonic()
-        with self._lock:
-            due = [number for number in range(self._dsn.hosts) if self._try_at.get(number, 0.0) <= now]
-            self._try_at |= {number: now + SILENT_SECONDS for number in due if number in self._try_at}
-        return due or list(range(self._dsn.hosts))
-
-    def _is_latest(self, connection: Connection) -> bool:
-        timeline = _timeline(connection)
-        with self._lock:
-            latest, self._latest = self._latest, max(self._latest, timeline)
-        if latest and timeline > latest:
-            self.break_all()
-        return timeline >= latest
-
-    def has_changed(self) -> bool:
-        """Check every server, and return whether one of them is a later primary."""
-        before = self._latest
-        for number in range(self._dsn.hosts):
-            with contextlib.suppress(Unreachable), contextlib.closing(connect(self._dsn, number=number)) as connection:
-                self._is_latest(connection)
-        return self._latest > before
-
-
-def _timeline(connection: Connection) -> str:
-    import psycopg
-
-    try:
-        row = connection.execute(TIMELINE).fetchone()
-    except psycopg.Error as error:
-        connection.close()
-        raise Unreachable(f"the primary cannot be asked for its timeline ({error})") from None
-    return str(row[0]) if row is not None else ""
-
-
-def break_off(connection: Connection) -> None:
-    """Break a connection that another thread may be waiting on: that thread gets an error at once."""
-    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:
-        ours.shutdown(socket.SHUT_RDWR)  # unless it is already closed
-
-
-def explain(dsn: DSN, error: Exception) -> Exception:
-    """Convert a database error to one line that says what to do."""
-    if isinstance(error, EverloopError):
-        return error
-    state, what = getattr(error, "sqlstate", None) or "", one_line(dsn, error)
-    if state == MOVED:
-        return OwnerMoved(f"{what}: {dsn} no longer accepts their data")
-    if state == "53100":
-        what = f"the disk of the store {dsn} is full: free some space and try again"
-    elif state == READ_ONLY:
-        what = f"the store {dsn} is read-only: use the address of the primary server"
-    elif state == "42501":
-        what = f"the user of the store {dsn} lacks a privilege ({what}): grant it those of the database's owner"
-    elif state == "55P03":
-        what = f"the store {dsn} is locked by another worker's write: it will be retried"
-    elif state in ("42P01", "42703"):
-        what = f"the tables of the store {dsn} were altered ({what}): restore a copy"
-    else:
-        what = f"the store {dsn}: {what}"
-    return StoreError(f"{what}. What was written before is safe.")
-
-
-def one_line(dsn: DSN, error: Exception) -> str:
-    """Return the first line of an error, without the password."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = (lines[0] if lines else type(error).__name__).removesuffix(".")
-    for secret in passwords(dsn.secret):
-        text = text.replace(secret, "…")
-    return text
-
-
-def passwords(dsn: str) -> list[str]:
-    """Return the parts of an address that must not be shown: the password, quoted and unquoted."""
-    try:
-        written = [urlsplit(dsn).password or ""]
-    except ValueError:
-        written = []
-    written += re.findall(r"[?&\s]password=([^&\s]+)", dsn)
-    return [word for secret in written if secret for word in dict.fromkeys((secret, unquote(secret)))]
-
-
-# ---------------------------------------------------------------------------------------------- threads
 
 
 class _Again(Exception):
@@ -493,7 +239,7 @@ class Connections:
         pause = RETRY_SECONDS
         while True:
             try:
-                connection = state.connection = state.connection or self._connection()
+                connection = self._connection(state)
                 self._reached = True
                 if jobs[0].kind == "reads":
                     self._read(connection, jobs)
@@ -502,18 +248,22 @@ class Connections:
                 self._works.set()
                 return
             except Exception as error:
-                if not self._may_pass(error, state) or self._is_late(give_up):
+                if not self._is_outage(error, state) or self._is_late(give_up):
                     for job in jobs:
                         job.error = job.error or self._explain(error)
                     return
             self._wait(pause)
             pause = min(2 * pause, LONGEST_RETRY)
 
-    def _connection(self) -> Connection:
+    def _connection(self, state: ThreadState) -> Connection:
+        """Return the thread's connection, or a new one if it broke."""
+        if state.connection is not None and not state.connection.closed:
+            return state.connection
+        state.connection = None
         if self._away:
             raise Unreachable("the store is unreachable, and the process is shutting down")
         try:
-            connection = self._connect()
+            connection = state.connection = self._connect()
             self._open.add(connection)
             return connection
         except Unreachable:
@@ -529,14 +279,10 @@ class Connections:
     def _is_late(self, give_up: float) -> bool:
         return self._hurried or time.monotonic() > give_up
 
-    def _may_pass(self, error: Exception, state: ThreadState) -> bool:
+    def _is_outage(self, error: Exception, state: ThreadState) -> bool:
         """Return whether the connection or the server failed, rather than the job."""
-        if isinstance(error, Unreachable):
-            return True
-        if state.connection is not None and state.connection.closed:
-            state.connection = None
-            return not isinstance(error, StoreError)
-        return False
+        is_broken = state.connection is not None and state.connection.closed
+        return isinstance(error, Unreachable) or (is_broken and not isinstance(error, StoreError))
 
     def _read(self, connection: Connection, jobs: list[Job]) -> None:
         import psycopg
@@ -545,7 +291,7 @@ class Connections:
             try:
                 job.result = job.work(connection)
             except psycopg.Error as error:
-                if self._is_lost(connection, error):
+                if self._close_if_lost(connection, error):
                     raise
                 job.error = self._explain(error)
             except Exception as error:
@@ -563,7 +309,7 @@ class Connections:
             except _Again:
                 continue
             except psycopg.Error as error:
-                if self._is_lost(state.connection, error):
+                if self._close_if_lost(state.connection, error):
                     raise
                 with contextlib.suppress(Exception):  # a broken connection has already rolled back
                     state.connection.execute("ROLLBACK")
@@ -616,13 +362,12 @@ class Connections:
             if error.sqlstate == UNMARKED:
                 state.has_row = False
                 raise _Again from error
-            if not self._is_lost(connection, error):
+            if not self._close_if_lost(connection, error):
                 raise
-            state.connection = None
-            kept = self._kept(state, give_up)
-            if kept is None:
+            outcome = self._outcome(state, give_up)
+            if outcome is None:
                 raise _Again from error
-            rows = [kept]
+            rows = [outcome]
         self.commits += 1
         self.commit_hooks.call("after")
         return rows
@@ -662,10 +407,9 @@ class Connections:
                 ending = connection.execute("COMMIT")  # sent and answered when this block ends
             kept = ending.statusmessage == "COMMIT"
         except psycopg.Error as error:
-            if ending is None or not self._is_lost(connection, error):
+            if ending is None or not self._close_if_lost(connection, error):
                 raise
-            state.connection = None
-            kept = self._kept(state, give_up) is not None
+            kept = self._outcome(state, give_up) is not None
         if kept:
             self.commits += 1
             self.commit_hooks.call("after")
@@ -697,7 +441,7 @@ class Connections:
             return False
         return True
 
-    def _kept(self, state: ThreadState, give_up: float) -> tuple[Any, ...] | None:
+    def _outcome(self, state: ThreadState, give_up: float) -> tuple[Any, ...] | None:
         """Return the result of a transaction whose outcome was not received.
 
         None if it was not and never will be committed. PostgreSQL's own transaction ids do not suffice: after a crash
@@ -706,7 +450,7 @@ class Connections:
         pause = RETRY_SECONDS
         while True:
             try:
-                connection = state.connection = state.connection or self._connection()
+                connection = self._connection(state)
                 values = (state.number, state.number + 1, state.name)
                 row = connection.execute(RESOLVE, values).fetchone()  # waits for the transaction to end
                 if row is not None and row[0] == state.number:
@@ -716,19 +460,19 @@ class Connections:
             except Exception as error:
                 is_running = getattr(error, "sqlstate", None) == "55P03"  # it did not end within the lock timeout
                 if state.connection is not None:
-                    self._is_lost(state.connection, error)
-                if not is_running and not self._may_pass(error, state):
+                    self._close_if_lost(state.connection, error)
+                if not is_running and not self._is_outage(error, state):
                     raise _unknown(error) from error
             if self._is_late(give_up):
                 raise _unknown(None)
             self._wait(pause)
             pause = min(2 * pause, LONGEST_RETRY)
 
-    def _is_lost(self, connection: Connection, error: Exception) -> bool:
-        """Return whether the connection can no longer be used.
+    def _close_if_lost(self, connection: Connection, error: Exception) -> bool:
+        """Close a connection that can no longer be used, and return whether it is closed.
 
         That is the case after a fatal error, if it broke inside its pipeline, or if its server no longer accepts writes
-        while another one is or will be the primary.
+        because another one is or will be the primary.
         """
         diagnosis = getattr(error, "diag", None)
         fatal = diagnosis is not None and diagnosis.severity_nonlocalized in ("FATAL", "PANIC")

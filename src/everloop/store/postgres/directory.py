@@ -25,19 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from .connections import Connections, connect, explain, parts_of
+from .connect import connect, explain, parts_of
+from .connections import Connections
 from .heartbeat import RETRY_SECONDS, Stop, wait_for
 from .schema import Migration, migrate
 from .transactions import NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop_directory"
-KEPT_SECONDS = 5.0  # cache lifetime while notifications arrive
+CACHE_SECONDS = 5.0  # cache lifetime while notifications arrive
 UNNOTIFIED_SECONDS = 1.0  # and while none can arrive
-MOST_KEPT = 10_000  # owners; beyond that the oldest are evicted
+CACHE_SIZE = 10_000  # owners; beyond that the oldest are evicted
 PATIENCE = 3.0  # seconds that a lookup waits for an unreachable directory
 CONNECTIONS = 2
 HELD = f"coalesce(held_until > {NOW}, false)"
@@ -76,7 +77,7 @@ class Directory:
         self.dsn = dsn
         self._migration = Migration(dsn)
         self._connections = Connections(self._connect, partial(explain, dsn), CONNECTIONS, patience)
-        self._kept: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with the time of the lookup
+        self._cache: OrderedDict[str, tuple[Place, float]] = OrderedDict()  # with the time of the lookup
         self._watchers: list[Callable[[str | None], None]] = []
         self._listener: _Listener | None = None
 
@@ -88,9 +89,9 @@ class Directory:
         """
         if self._listener is None:
             self._listener = _Listener(self._connect, self.dsn, self._on_change)
-        kept = self._kept.get(owner)
+        kept = self._cache.get(owner)
         if kept is not None and not fresh:
-            lasts = KEPT_SECONDS if self._listener.listens else UNNOTIFIED_SECONDS
+            lasts = CACHE_SECONDS if self._listener.listens else UNNOTIFIED_SECONDS
             if time.monotonic() - kept[1] < lasts:
                 return kept[0]
         began = time.monotonic()
@@ -100,10 +101,10 @@ class Directory:
             if kept is None or fresh:
                 raise
             log.warning("the directory is unreachable, assuming that %s has not moved: %s", owner, error)
-            self._keep(owner, kept[0], began)
+            self._remember(owner, kept[0], began)
             return kept[0]
         place = Place(self._address(rows[0][0]), rows[0][1]) if rows else Place(None)
-        self._keep(owner, place, began)
+        self._remember(owner, place, began)
         return place
 
     async def databases(self) -> list[DSN]:
@@ -133,17 +134,17 @@ class Directory:
             await listener.close()
         await self._connections.close()
 
-    def _keep(self, owner: str, place: Place, at: float) -> None:
-        self._kept[owner] = (place, at)
-        self._kept.move_to_end(owner)
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+    def _remember(self, owner: str, place: Place, at: float) -> None:
+        self._cache[owner] = (place, at)
+        self._cache.move_to_end(owner)
+        while len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
 
     def _on_change(self, owner: str | None) -> None:
         if owner is None:
-            self._kept = OrderedDict((name, (place, -math.inf)) for name, (place, _) in self._kept.items())
-        elif owner in self._kept:
-            self._kept[owner] = (self._kept[owner][0], -math.inf)
+            self._cache = OrderedDict((name, (place, -math.inf)) for name, (place, _) in self._cache.items())
+        elif owner in self._cache:
+            self._cache[owner] = (self._cache[owner][0], -math.inf)
         for watcher in self._watchers:
             watcher(owner)
 
@@ -186,7 +187,7 @@ class _Listener:
                     while not self._stop.is_set:
                         for owner in {notice.payload for notice in connection.notifies(timeout=0)}:
                             self._tell(owner)
-                        wait_for(KEPT_SECONDS, connection.fileno(), self._stop.fileno())
+                        wait_for(CACHE_SECONDS, connection.fileno(), self._stop.fileno())
                         connection.execute("SELECT 1")  # detects a connection that broke silently
             except Exception as error:
                 self.listens = False
@@ -215,8 +216,8 @@ async def places_of(dsn: DSN, own: Path | DSN, owner: str | None) -> list[Path |
 # ---------------------------------------------------------------------------------------------- changing it
 
 
-class Entry:
-    """An owner's row, for a command that changes it. Only one command at a time may change an owner's row."""
+class OwnerRow:
+    """An owner's row, for a command that changes it. Only one command at a time may do so."""
 
     def __init__(self, db: Connection, owner: str, dsn: DSN) -> None:
         self._db = db
@@ -258,7 +259,7 @@ class Entry:
 
 
 @contextlib.contextmanager
-def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
+def owner_row(owner: str, dsn: DSN) -> Iterator[OwnerRow]:
     """Open an owner's row of the directory in order to change it."""
     with closing(connect(dsn)) as db:
         try:
@@ -266,7 +267,7 @@ def entry_of(owner: str, dsn: DSN) -> Iterator[Entry]:
             row = db.execute("SELECT pg_try_advisory_lock(hashtext('everloop directory'), hashtext(%s))", (owner,))
             if row.fetchone() != (True,):
                 raise StoreError(f"another command is currently moving {owner}: wait until it ends")
-            yield Entry(db, owner, dsn)
+            yield OwnerRow(db, owner, dsn)
         except StoreError:
             raise
         except Exception as error:

@@ -21,7 +21,8 @@ from ..peers import ENDED
 from .heartbeat import CHANNEL, Heartbeat
 
 if TYPE_CHECKING:
-    from .connections import Connection, Connections
+    from .connect import Connection
+    from .connections import Connections
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.04
@@ -38,9 +39,9 @@ NOTIFY_ALL = """SELECT set_config('synchronous_commit', 'off', true), pg_notify(
 class Message(msgspec.Struct, omit_defaults=True):
     """A message to all processes."""
 
-    what: (
-        str  # watch, ask (watch, and get the current state), unwatch, tell, listens (subscribers, announce yourselves)
-    )
+    # "watch": the sender subscribes to these topics, until "unwatch"; "ask": it also needs their current state.
+    # "tell": `data` is for the publishers of the topics. "listens": the sender needs to know its subscribers.
+    what: str
     address: str
     topics: list[str] = []
     data: str = ""
@@ -58,9 +59,9 @@ class NotifyRelay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, SendQueue] = {}  # by address
         self._flushes: list[Callable[[], None]] = []
-        self._tick: asyncio.TimerHandle | None = None
-        self._ticked_at = 0.0
-        self._renewal: asyncio.TimerHandle | None = None
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self._sent_at = 0.0
+        self._renewal_timer: asyncio.TimerHandle | None = None
         self._publishers: dict[str, list[Publisher]] = {}  # by topic
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._subscribers: dict[str, dict[str, float]] = {}  # by topic: address and expiry
@@ -100,10 +101,10 @@ class NotifyRelay:
 
     def close(self) -> None:
         """Stop sending."""
-        for handle in (self._tick, self._renewal):
+        for handle in (self._batch_timer, self._renewal_timer):
             if handle is not None:
                 handle.cancel()
-        self._tick = self._renewal = None
+        self._batch_timer = self._renewal_timer = None
         self._flushes.clear()
         for queue in self._queues.values():
             queue.drop()
@@ -129,12 +130,12 @@ class NotifyRelay:
         if queue is None:
             queue = self._queues[address] = SendQueue(partial(self._notify, f"{CHANNEL}_{address}"), self.address)
         queue.put(b"%b %b\n" % (topic.encode(), data))
-        self._tick_later()
+        self._send_later()
 
     def before_batch(self, flush: Callable[[], None]) -> None:
         """Call `flush` once before the next batches are sent."""
         self._flushes.append(flush)
-        self._tick_later()
+        self._send_later()
 
     def broadcast(self, message: Message) -> None:
         self._notify(CHANNEL, [msgspec.json.encode(message).decode()])
@@ -143,20 +144,20 @@ class NotifyRelay:
         """Make all processes look into the store."""
         self._notify(CHANNEL, [ENDED])
 
-    def _tick_later(self) -> None:
+    def _send_later(self) -> None:
         """Schedule the next batch: the first event after a pause is sent at once, the following ones in batches."""
-        if self._tick is None:
+        if self._batch_timer is None:
             loop = asyncio.get_running_loop()
-            self._tick = loop.call_at(max(self._ticked_at + BATCH_SECONDS, loop.time()), self._ticks)
+            self._batch_timer = loop.call_at(max(self._sent_at + BATCH_SECONDS, loop.time()), self._send_batches)
 
-    def _ticks(self) -> None:
+    def _send_batches(self) -> None:
         flushes, self._flushes = self._flushes, []
         for flush in flushes:
             try:
                 flush()
             except Exception:  # one turn's failure must not affect the others
                 log.exception("turn events were lost")
-        self._tick, self._ticked_at = None, asyncio.get_running_loop().time()
+        self._batch_timer, self._sent_at = None, asyncio.get_running_loop().time()
         for address, queue in list(self._queues.items()):
             if not queue.send():
                 del self._queues[address]
@@ -181,22 +182,22 @@ class NotifyRelay:
     # ------------------------------------------------------------------------------------------ subscriptions
 
     def _renew_later(self) -> None:
-        if self._renewal is None:
-            self._renewal = asyncio.get_running_loop().call_later(RENEW_SECONDS, self._renews)
+        if self._renewal_timer is None:
+            self._renewal_timer = asyncio.get_running_loop().call_later(RENEW_SECONDS, self._renew)
 
-    def _renews(self) -> None:
-        self._renewal = None
+    def _renew(self) -> None:
+        self._renewal_timer = None
         if self._subscriptions:
-            self._watch("watch")
+            self._announce("watch")
             self._renew_later()
 
-    def _watch(self, what: str) -> None:
+    def _announce(self, what: str) -> None:
         """Announce all subscriptions of this process."""
         topics = list(self._subscriptions)
         for start in range(0, len(topics), TOPICS):
             self.broadcast(Message(what, self.address, topics[start : start + TOPICS]))
 
-    def closed(self, handle: Publisher | Subscription) -> None:
+    def remove(self, handle: Publisher | Subscription) -> None:
         """Remove a publisher or subscription that has ended."""
         by_topic: dict[str, list[Publisher]] | dict[str, list[Subscription]]
         by_topic = self._publishers if isinstance(handle, Publisher) else self._subscriptions
@@ -220,7 +221,7 @@ class NotifyRelay:
         if notices is None:
             self._parts.clear()
             if self._subscriptions:  # notifications may have been lost
-                self._watch("ask")
+                self._announce("ask")
             self.broadcast(Message("listens", self.address))  # subscribers may have announced themselves before
             return
         for channel, payload in notices:
@@ -239,7 +240,7 @@ class NotifyRelay:
         if message.address == self.address:
             return
         if message.what == "listens" and self._subscriptions:
-            self._watch("watch")
+            self._announce("watch")
         until = time.monotonic() + FORGET_SECONDS
         for topic in message.topics:
             if message.what in ("watch", "ask"):
@@ -352,7 +353,7 @@ class Publisher:
         """Close the stream of a turn that has ended here; subscribers look into the store for its outcome."""
         if self.has_subscribers:
             self._relay.wake()
-        self._relay.closed(self)
+        self._relay.remove(self)
 
 
 class Subscription:
@@ -367,7 +368,7 @@ class Subscription:
         self._relay.broadcast(Message("ask", self._relay.address, [self.topic]))
 
     def close(self) -> None:
-        self._relay.closed(self)
+        self._relay.remove(self)
 
 
 def topic_of(owner: str, key: str) -> str:

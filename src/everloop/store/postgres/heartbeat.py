@@ -23,12 +23,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..peers import ANY, JOINED, gone, of_this_process
-from .connections import Unreachable
+from .connect import Unreachable
 from .replication import StandbyWatch
 from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection, Primary
+    from .connect import Connection, Primary
 
 log = logging.getLogger(__name__)
 CHANNEL = "everloop"
@@ -61,19 +61,19 @@ Notices = list[tuple[str, str]]  # channel and payload
 
 
 class Heartbeat:
-    """Runs from the first worker or listener until it is closed."""
+    """Renews the leases of this process, from its first worker or listener until it is closed."""
 
     def __init__(
         self,
         connect: Callable[[], Connection],
         explain: Callable[[Exception], Exception],
         lease: float,
-        primary: Primary | None = None,
+        primary: Primary | None,
     ) -> None:
         """With a `primary` there are several servers: one that does not answer is given up."""
         self.address = secrets.token_hex(6)  # the name of this process's own channel
         self._subscriber: Callable[[Notices | None], None] | None = None
-        self.owes = False  # a wake-up could not be sent and is due
+        self.wake_is_due = False  # because it could not be sent
         self.standby = StandbyWatch(always=primary is not None)  # that also finds a silent server sooner
         self._timeline = ""  # of the most recently connected primary
         self._renewed_at = -math.inf  # time of the last renewal, by `_clock`
@@ -225,12 +225,12 @@ class Heartbeat:
         """Renew this process's leases, and remove dead workers."""
         self.standby.read_setting(connection)
         connection.execute(REMOVE_DEAD, (self._lease, self._renew(connection)))
-        if self.owes:
-            self.owes = False  # before sending: it may be set again in the meantime
+        if self.wake_is_due:
+            self.wake_is_due = False  # before sending: it may be set again in the meantime
             try:
                 connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, ANY))
             except Exception:
-                self.owes = True
+                self.wake_is_due = True
                 raise
 
     def _renew(self, connection: Connection) -> list[str]:

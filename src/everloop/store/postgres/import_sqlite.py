@@ -15,11 +15,11 @@ from ...errors import StoreError
 from ..peers import alive
 from ..sqlite.schema import NewerSchema
 from ..sqlite.schema import migrate as migrate_file
-from .connections import connect, explain
+from .connect import connect, explain
 from .schema import migrate
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 CHUNK = 500  # rows per batch
 # Leases and sending marks are not imported: no worker is running, and the next one takes up everything.
@@ -45,14 +45,14 @@ LOG = "SELECT session, seq, turn, kind, data, at FROM entry ORDER BY session, se
 
 
 @dataclass(slots=True)
-class Moved:
+class Imported:
     """What was imported: rows by table, and the number of sessions whose logs were compared."""
 
     rows: dict[str, int] = field(default_factory=dict)
     logs: int = 0
 
 
-def move(source: Path, target: DSN, tell: Callable[[str, int], None] = lambda table, rows: None) -> Moved:
+def import_store(source: Path, target: DSN, tell: Callable[[str, int], None] = lambda table, rows: None) -> Imported:
     """Copy everything in one transaction, count it, compare every session's log, and commit."""
     with closing(_file(source)) as file, closing(connect(target)) as database:
         try:
@@ -89,8 +89,8 @@ def _file(source: Path) -> sqlite3.Connection:
 
 def _copy(
     file: sqlite3.Connection, database: Connection, source: Path, target: DSN, tell: Callable[[str, int], None]
-) -> Moved:
-    moved = Moved()
+) -> Imported:
+    moved = Imported()
     names = ", ".join(TABLES)
     database.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
     database.execute(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")

@@ -18,7 +18,6 @@ database.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -28,15 +27,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from . import deleting
-from .connections import connect, explain
-from .directory import Entry, check_password, entry_of
+from . import deletion
+from .connect import connect, explain, is_same_database
+from .directory import OwnerRow, check_password, owner_row
 from .import_sqlite import TABLES
 from .schema import Migration
 from .transactions import NOW, is_alive
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 WAIT_SECONDS = 30.0  # for running turns, and for answers that are being sent
 HOLD_SECONDS = 90.0  # additional time for the copy: requests held back for longer go to the old database again
@@ -108,26 +107,26 @@ def move_owner(
 ) -> MovedOwner:
     """Move the owner. `before_commit` is called between the copy and the commits; if it raises, nothing is moved."""
     with ExitStack() as stack:
-        entry = stack.enter_context(entry_of(owner, directory)) if directory is not None else None
-        if entry is not None and directory is not None:
+        row = stack.enter_context(owner_row(owner, directory)) if directory is not None else None
+        if row is not None and directory is not None:
             check_password(target, directory)
-            if (known := entry.place()) not in (None, source.without_password, target.without_password):
+            if (known := row.place()) not in (None, source.without_password, target.without_password):
                 raise StoreError(f"the directory says that {owner} is in {known}: move them from there")
         old, new = stack.enter_context(closing(connect(source))), stack.enter_context(closing(connect(target)))
         Migration(source).through(old)
         Migration(target).through(new)
         try:
-            if is_same(old, new):
+            if is_same_database(old, new):
                 raise StoreError(f"{target} is the database that {owner} is in: name another one")
-            return _Move(owner, old, new, source, target, lease, entry).run(before_commit, wait)
+            return _Move(owner, old, new, source, target, lease, row).run(before_commit, wait)
         except StoreError:
             raise
         except Exception as error:
-            failed = _failed((source, old), (target, new))
+            failed = _failed_database((source, old), (target, new))
             raise StoreError(f"{explain(failed, error)} Run the same command again to complete the move.") from error
 
 
-def _failed(*databases: tuple[DSN, Connection]) -> DSN:
+def _failed_database(*databases: tuple[DSN, Connection]) -> DSN:
     """Return the database that an error came from. A copy that fails in one of them is aborted in the other, too."""
     from psycopg.pq import TransactionStatus
 
@@ -138,7 +137,7 @@ def _failed(*databases: tuple[DSN, Connection]) -> DSN:
 def delete_owner(db: Connection, owner: str, target: DSN, at: float) -> None:
     """Delete everything of an owner who is in another database, and leave the mark that refuses late arrivals."""
     ids = [id for (id,) in db.execute("SELECT id FROM session WHERE owner = %s", (owner,)).fetchall()]
-    for query in deleting.DELETE:
+    for query in deletion.DELETE:
         db.execute(query, (ids,))
     for table in (*OF_OWNER, "rate"):
         db.execute(f"DELETE FROM {table} WHERE owner = %s", (owner,))
@@ -152,17 +151,6 @@ def has_any(db: Connection, owner: str) -> bool:
     return any(db.execute(query, (owner,)).fetchone() for query in queries)
 
 
-def is_same(old: Connection, new: Connection) -> bool:
-    """Return whether both are the same database: an advisory lock belongs to one database of one server."""
-    key = secrets.randbits(62)
-    old.execute("SELECT pg_advisory_lock(%s)", (key,))
-    try:
-        row = new.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
-    finally:
-        old.execute("SELECT pg_advisory_unlock(%s)", (key,))
-    return row == (False,)
-
-
 class _Move:
     """One move. Closing a connection rolls its transaction back."""
 
@@ -174,13 +162,13 @@ class _Move:
         source: DSN,
         target: DSN,
         lease: float,
-        entry: Entry | None,
+        row: OwnerRow | None,
     ) -> None:
         self._owner = owner
         self._old, self._new = old, new
         self._source, self._target = source, target
         self._lease = lease
-        self._entry = entry  # the owner's row in the directory
+        self._row = row  # the owner's row in the directory
         self._staged = {table: f'"arriving_{table}:{owner}"' for table in STAGED}
         self._places: dict[int, int] = {}  # copied sessions, and their numbers in the new database
         self._lengths: dict[int, int] = {}  # lengths of their logs, as far as they are copied
@@ -194,12 +182,12 @@ class _Move:
             try:
                 self._copy_and_leave(before_commit, wait)
             except BaseException:
-                if self._entry is not None:
+                if self._row is not None:
                     with contextlib.suppress(Exception):  # the hold expires by itself
-                        self._entry.unhold()
+                        self._row.unhold()
                 raise
-        if self._entry is not None:
-            self._entry.put(self._target)
+        if self._row is not None:
+            self._row.put(self._target)
         return self._moved
 
     def _was_moved(self, before_commit: Callable[[], None]) -> bool:
@@ -226,7 +214,7 @@ class _Move:
             self._remove_staged()
             self._new.execute("DELETE FROM moved_owner WHERE owner = %s", (self._owner,))
             self._new.execute("COMMIT")
-        if gone[0] == self._target.without_password and self._entry is not None:
+        if gone[0] == self._target.without_password and self._row is not None:
             return True  # except for the directory
         raise StoreError(f"{self._owner} has already moved to {DSN(gone[0])}")
 
@@ -234,8 +222,8 @@ class _Move:
         self._new.execute(BEGIN)
         self._remove_staged()  # by a move that was interrupted before the second commit
         self._copy_log()
-        if self._entry is not None:
-            self._entry.hold(self._source, 2 * wait + HOLD_SECONDS)
+        if self._row is not None:
+            self._row.hold(self._source, 2 * wait + HOLD_SECONDS)
             self._wait_for_queue(wait)
         began = self._lock_out(wait)
         sessions = self._sessions()
@@ -253,8 +241,8 @@ class _Move:
         self._new.execute(MARK, (self._owner, self._source.without_password, at))
         delete_owner(self._old, self._owner, self._target, at)
         self._new.execute("COMMIT")
-        if self._entry is not None:
-            self._entry.keep_held()
+        if self._row is not None:
+            self._row.keep_held()
         self._old.execute("COMMIT")
         self._arrive()
         self._moved.pause = time.monotonic() - began
@@ -311,7 +299,7 @@ class _Move:
     def _remove_staged(self) -> None:
         query = "SELECT id FROM session WHERE owner = %s"
         ids = [id for (id,) in self._new.execute(query, (ARRIVING + self._owner,)).fetchall()]
-        for delete in deleting.DELETE:
+        for delete in deletion.DELETE:
             self._new.execute(delete, (ids,))
         self._new.execute(f"DROP TABLE IF EXISTS {', '.join(self._staged.values())}")
 

@@ -21,10 +21,10 @@ from ...log import Written
 from ..peers import JOINED, SENDING, WORK, Notice, Peer, decode_notice, encode_notice, new_worker, retire
 from . import prepared
 from .heartbeat import BROADCASTS, CHANNEL
-from .queries import NOTIFY
 
 if TYPE_CHECKING:
-    from .connections import Connection, Connections
+    from .connect import Connection
+    from .connections import Connections
     from .store import PostgresStore
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ LATE_SECONDS = 1.0  # delay after which a worker looks for work that another one
 # The addresses of workers that take any work, of those that only get other notices, and of those that follow the log.
 TAKES_WORK, LISTENS, FOLLOWS = "work", "ear", "log"
 AT_ONCE = 300  # ids per NOTIFY, which may have 8,000 bytes
+# Notices are not stored, so they need not wait for the disk.
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 DIRECTED = "SELECT everloop_direct(%s, %s, %s)"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from .connections import Connection
+    from .connect import Connection
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..overview import Replication, Standby
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.5  # interval of looks for the synchronous standby
@@ -27,8 +27,6 @@ MISSING = """SELECT current_setting('synchronous_standby_names') <> '' AND NOT E
     SELECT 1 FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum'))"""
 STANDBYS = """SELECT application_name, state, sync_state, pg_wal_lsn_diff(sent_lsn, replay_lsn)::bigint
     FROM pg_stat_replication ORDER BY application_name, pid"""
-# The timeline of a primary, which a promotion raises: the first eight digits of the name of a WAL file.
-TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 
 
 def look(db: Connection) -> Replication:
@@ -41,7 +39,7 @@ def look(db: Connection) -> Replication:
 class StandbyWatch:
     """Looks whether the server's commits wait for a synchronous standby, or would, and reports it once."""
 
-    def __init__(self, always: bool = False) -> None:
+    def __init__(self, always: bool) -> None:
         """With `always`, it looks even if the server is configured to wait for no standby."""
         # Seconds without a synchronous standby, or that a commit had been waiting for one, at the last look.
         self.wait = 0.0

@@ -17,14 +17,14 @@ from ...config.sources import DSN
 from ...errors import StoreError
 from ...log import CallsBegun, decode_entry, encode_entry, kind_of
 from ..claims import Restored, may_have_run
-from .connections import connect, explain
+from .connect import connect, explain, is_same_database
 from .heartbeat import RENEWALS
-from .move_owner import delete_owner, has_any, is_same
+from .move_owner import delete_owner, has_any
 from .schema import migrate
 from .transactions import FRESH, NOW
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 SEEM_ALIVE = f"SELECT id, at FROM worker w WHERE {FRESH}"
 RENEWED = "SELECT w.id FROM worker w JOIN unnest(%s::text[], %s::float8[]) AS o (id, at) ON w.id = o.id AND w.at > o.at"
@@ -85,7 +85,7 @@ def _moved(db: Connection, places: Mapping[str, DSN]) -> dict[str, DSN]:
                 continue
             if place not in others:
                 other = stack.enter_context(closing(connect(place)))
-                others[place] = None if is_same(db, other) else other
+                others[place] = None if is_same_database(db, other) else other
             if (there := others[place]) is not None and has_any(there, owner):
                 found[owner] = place
     return found

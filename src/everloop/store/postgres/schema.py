@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.sources import DSN
 from ...errors import StoreError
-from .connections import explain
+from .connect import SCHEMA_LOCK, explain
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 log = logging.getLogger(__name__)
-LOCK = 7_301_188_205_114_006_529  # held by the process that migrates
 
 m001_core = """
 CREATE TABLE session (
@@ -623,7 +622,7 @@ def migrate(db: Connection, dsn: DSN) -> None:
     if (found := _versions(db)).applied < len(MIGRATIONS):
         with db.transaction():
             db.execute("SELECT set_config('lock_timeout', '120s', true)")
-            db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
             db.execute("CREATE TABLE IF NOT EXISTS everloop_schema (version integer NOT NULL)")
             # Releases before this column compare `version` with what they know, and so do those that know the column.
             db.execute("ALTER TABLE everloop_schema ADD COLUMN IF NOT EXISTS applied integer")

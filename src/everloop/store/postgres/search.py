@@ -16,10 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..base import Found
-from ..search import MAX_TERMS, Batch, Lag, Query, Text, next_batches, said
+from ..search import MAX_TERMS, Batch, Lag, Query, Text, found_of, next_batches
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 T = TypeVar("T")
 LONGEST_WORD = 200  # characters that are used
@@ -96,9 +96,7 @@ def _find(db: Connection, owner: str, query: Query, limit: int) -> Iterator[Foun
             wanted = {"owner": owner, "mine": mine, "terms": terms, "query": expression}
             found = db.execute(RANKED, {**wanted, "now": time.time(), "limit": limit}).fetchall()
             ids |= dict.fromkeys(id for (id,) in found)
-    for key, turn, at, kind, data, untrusted, seq in db.execute(WHOLE, (list(ids)[:limit], owner)).fetchall():
-        role, text = said(kind, data) or ("assistant", "")
-        yield Found(key, turn, at, role, text, untrusted, seq)
+    yield from map(found_of, db.execute(WHOLE, (list(ids)[:limit], owner)).fetchall())
 
 
 def _as_it_stands(part: str, unspaced: bool, stems: dict[str, str]) -> str:

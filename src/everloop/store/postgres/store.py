@@ -40,24 +40,24 @@ from ..base import (
     Token,
     TurnInfo,
 )
-from ..claims import Begun, Held, Taken
+from ..claims import Begun, Taken
 from ..overview import Overview, Replication
 from ..peers import ANY, SENDING, Notice
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, prepared, queries, replication
+from . import deletion, prepared, queries, replication, transactions
 from . import search as searching
-from . import transactions as tx
-from .connections import Connections, Primary, connect, explain
+from .connect import Primary, check_pool, connect, explain, refuse_transaction_mode, set_defaults
+from .connections import Connections
 from .event_relay import NotifyRelay
 from .heartbeat import ANNOUNCE, Heartbeat
 from .notify import NotifiedPeer, Notifier, send_now
-from .pooler import check_pool, refuse_transaction_mode, set_defaults
+from .overview import overview
 from .prepared import Call, LoneWrite, MustTransact, repeatable
 from .schema import Migration
-from .transactions import NOW, Looked, LookedAt, living
+from .transactions import NOW, Appended, Looked, PostgresTransaction, TakenAlone, is_alive, living
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -120,8 +120,8 @@ class PostgresStore:
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
         # A key of its own: a new message need not wait for writes of the session's turn.
         key = ("inbox", message.owner, message.session_key)
-        alone = partial(tx.accept_alone, message=message, kind=kind)
-        return await self._write(LoneWrite(alone, partial(tx.accept, message=message, kind=kind)), key)
+        alone = partial(transactions.accept_alone, message=message, kind=kind)
+        return await self._write(LoneWrite(alone, self._in_transaction(lambda tx: tx.accept(message, kind))), key)
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         return await self._in_reader(lambda db: _ready(db, self._lease, owner, worker))
@@ -139,14 +139,14 @@ class PostgresStore:
         return found, await self._readable(rows)
 
     async def _look_at(self, worker: str, sessions: Sequence[int]) -> tuple[list[tuple[str, str]], list[Any]]:
-        def work(db: Connection) -> tuple[list[LookedAt], list[Any]]:
-            rows = [LookedAt.of(row) for row in prepared.run(db, tx.LOOK_AT, (self._lease, list(sessions)))]
-            free = [row for row in rows if _free(row.looked.state.holder, row.is_fresh, worker)]
-            urgent = [row.looked.state.id for row in free if row.has_urgent]
+        def work(db: Connection) -> tuple[list[Looked], list[Any]]:
+            rows = [Looked.of(row) for row in prepared.run(db, transactions.LOOK_AT, (self._lease, list(sessions)))]
+            free = [row for row in rows if _is_free(row.state.holder, row.is_fresh, worker)]
+            urgent = [row.state.id for row in free if row.has_urgent]
             return free, db.execute(queries.URGENT_IN, (urgent,)).fetchall() if urgent else []
 
         free, urgent = await self._in_reader(work)
-        self._looked = {(row.owner, row.key): row.looked for row in free if row.looked.is_ready}
+        self._looked = {(row.owner, row.key): row for row in free if row.is_ready}
         return list(self._looked), urgent
 
     async def waiting(self, owner: str, key: str) -> list[Incoming]:
@@ -159,7 +159,7 @@ class PostgresStore:
         """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
-            claims.log_damaged(await self._write(partial(tx.set_aside, damaged=damaged)))
+            claims.log_damaged(await self._transact(lambda tx: tx.set_aside(damaged)))
         return found
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -181,18 +181,18 @@ class PostgresStore:
         return rows[0] if rows else None
 
     async def hide(self, owner: str, message_id: str) -> bool:
-        return await self._write(_does(queries.HIDE, owner, message_id)) == 1
+        return await self._execute(queries.HIDE, owner, message_id) == 1
 
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        def work(db: Connection) -> Begun:
-            is_new = not self.heartbeat.knows(worker)
-            begun = tx.begin(db, owner, key, worker, message, kind, self._lease, is_new)
-            if is_new and isinstance(begun.work, Claim):
-                db.execute(ANNOUNCE)
+        def work(tx: PostgresTransaction) -> Begun:
+            begun = tx.begin(owner, key, worker, message, kind)
+            if isinstance(begun.work, Claim) and not self.heartbeat.knows(worker):
+                tx.db.execute(transactions.RENEW, (worker,))
+                tx.db.execute(ANNOUNCE)
             return begun
 
         looked = self._looked.pop((owner, key), None)
@@ -200,9 +200,11 @@ class PostgresStore:
         def alone(db: Connection, call: Call) -> Begun:
             if not self.heartbeat.knows(worker):
                 raise MustTransact
-            return tx.begin_alone(db, call, owner, key, worker, message, kind, looked if message is None else None)
+            return transactions.begin_alone(
+                db, call, owner, key, worker, message, kind, looked if message is None else None
+            )
 
-        begun = await self._write(LoneWrite(alone, work), (owner, key))
+        begun = await self._write(LoneWrite(alone, self._in_transaction(work)), (owner, key))
         claims.log_damaged(begun.damaged)
         claim = claims.begun(begun.work)
         if claim is not None:
@@ -214,9 +216,9 @@ class PostgresStore:
     ) -> Written[None]:
         unflushed = sum(len(data) for step in claim.unflushed for data in step.rows.data)
         flush = flush or self._flush_always or not entries or unflushed > UNFLUSHED
-        appended = tx.Appended.of(claim, entries, took, flush)
-        alone = partial(tx.append_alone, appended=appended, flush=flush)
-        work = LoneWrite(alone, partial(tx.append, appended=appended))
+        appended = Appended.of(claim, entries, took, flush)
+        alone = partial(transactions.append_alone, appended=appended, flush=flush)
+        work = LoneWrite(alone, self._in_transaction(lambda tx: tx.append(appended)))
         return self.connections.submit("writes" if flush else "unflushed", work, (claim.owner, claim.key))
 
     def finish(
@@ -228,18 +230,18 @@ class PostgresStore:
         took: Sequence[int] = (),
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
-        appended = tx.Appended.of(claim, entries, took)
-        values = tx.finish_values(appended, entries, outgoing, sender)
+        appended = Appended.of(claim, entries, took)
+        values = transactions.finish_values(appended, entries, outgoing, sender)
 
         def alone(db: Connection, call: Call) -> Finished:
             if incoming:
                 raise MustTransact
-            finished = tx.finish_alone(db, call, appended, values)
+            finished = transactions.finish_alone(db, call, appended, values)
             if finished.outbox and sender is None:  # from here on it needs neither a thread's wake-up nor the loop's
                 return replace(finished, announced=send_now(db, SENDING))
             return finished
 
-        work = LoneWrite(alone, lambda db: tx.finish(db, appended, values, incoming))
+        work = LoneWrite(alone, self._in_transaction(lambda tx: tx.finish(appended, values, incoming)))
         return self._write(work, (claim.owner, claim.key))
 
     def park(
@@ -250,8 +252,8 @@ class PostgresStore:
         sender: str | None = None,
         took: Sequence[int] = (),
     ) -> Written[Finished]:
-        appended = tx.Appended.of(claim, entries, took)
-        return self._write(lambda db: tx.park(db, appended, outgoing, sender), (claim.owner, claim.key))
+        appended = Appended.of(claim, entries, took)
+        return self._transact(lambda tx: tx.park(appended, outgoing, sender), (claim.owner, claim.key))
 
     async def decide(
         self,
@@ -263,22 +265,21 @@ class PostgresStore:
         word: Incoming | InboundMessage | None = None,
         always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self._write(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always), (owner, key))
+        return await self._transact(lambda tx: tx.decide(owner, key, allowed, by, note, word, always), (owner, key))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        (row,) = claims.encoded_outgoing([message])
-        return self._write(lambda db: tx.post(db, claim, row, key, sender), (claim.owner, claim.key))
+        return self._transact(lambda tx: tx.post(claim, message, key, sender), (claim.owner, claim.key))
 
     async def release(self, claim: Claim) -> None:
         await self._write(repeatable(queries.RELEASE, claim.session, claim.fence), (claim.owner, claim.key))
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
-        await self._write(_does(queries.RELEASE_ALL, worker, owner, owner))
+        await self._execute(queries.RELEASE_ALL, worker, owner, owner)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        return await self._write(partial(tx.answer, row=row, outgoing=outgoing, sender=sender))
+        return await self._transact(lambda tx: tx.answer(row, outgoing, sender))
 
     # ------------------------------------------------------------------------------------------ outbox
 
@@ -289,26 +290,28 @@ class PostgresStore:
         chat: tuple[str, str] | None = None,
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
-        def work(db: Connection, most: int = limit, known: Sequence[tuple[int, str]] = ()) -> Taken:
-            taken = tx.take_outgoing(db, worker, most, chat, channels, self._lease, known)
+        def work(tx: PostgresTransaction, most: int = limit, known: Sequence[tuple[int, str]] = ()) -> Taken:
+            taken = tx.take_outgoing(worker, most, chat, channels, known)
             if taken.rows and not self.heartbeat.knows(worker):
-                db.execute(tx.RENEW, (worker,))
+                tx.db.execute(transactions.RENEW, (worker,))
             return taken
 
-        def alone(db: Connection, call: Call) -> tx.TakenAlone:
+        def alone(db: Connection, call: Call) -> TakenAlone:
             if not self.heartbeat.knows(worker):
                 raise MustTransact
-            return tx.take_outgoing_alone(call, worker, limit, chat, channels, self._lease)
+            return transactions.take_outgoing_alone(call, worker, limit, chat, channels, self._lease)
 
         key, term = ("outbox", worker), self.heartbeat.term
-        found = await self._write(LoneWrite(alone, work), key)
+        found = await self._write(LoneWrite(alone, self._in_transaction(work)), key)
         taken = found if isinstance(found, Taken) else Taken()
-        if isinstance(found, tx.TakenAlone):
-            claims.take_outgoing(await self._read(tx.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken)
+        if isinstance(found, TakenAlone):
+            claims.take_outgoing(
+                await self._read(transactions.TAKEN, list(found.ids)) if found.ids else found.rows, limit, taken
+            )
             if taken.damaged or found.has_more:
                 rest = partial(work, most=limit - len(taken.rows), known=tuple(taken.damaged))
                 try:
-                    others = await self._write(rest, key)
+                    others = await self._transact(rest, key)
                     taken = Taken([*taken.rows, *others.rows], [*taken.damaged, *others.damaged])
                 except StoreError as error:  # what was taken must be sent all the same
                     log.warning("%s", error)
@@ -320,7 +323,7 @@ class PostgresStore:
     async def keep_outgoing(self, row: Outgoing, worker: str) -> bool:
         if row.term is not None and row.term == self.heartbeat.term:
             return True
-        return await self._write(partial(tx.keep_outgoing, id=row.id, worker=worker), ("outbox", worker))
+        return await self._transact(lambda tx: tx.keep_outgoing(row.id, worker), ("outbox", worker))
 
     async def sent(self, ids: Sequence[int]) -> None:
         await self._write(repeatable(f"UPDATE outbox SET sent_at = {NOW} WHERE id = ANY(%s)", list(ids)))
@@ -328,13 +331,13 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ channels
 
     async def hold(self, name: str, worker: str) -> bool:
-        held = await self._write(lambda db: tx.hold(db, name, worker, self._lease), ("lease", name))
+        held = await self._transact(lambda tx: tx.hold(name, worker), ("lease", name))
         if held:
             self.heartbeat.keep(worker)
         return held
 
     async def unhold(self, name: str, worker: str) -> None:
-        await self._write(_does("DELETE FROM channel_lease WHERE name = %s AND worker = %s", name, worker))
+        await self._execute("DELETE FROM channel_lease WHERE name = %s AND worker = %s", name, worker)
 
     async def holders(self) -> dict[str, str]:
         rows = await self._read(queries.HOLDERS, self._lease)
@@ -344,17 +347,17 @@ class PostgresStore:
         return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, list(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        await self._write(_does(queries.HOLD_BACK, worker, list(ids)), ("outbox", worker))
+        await self._execute(queries.HOLD_BACK, worker, list(ids), key=("outbox", worker))
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
-        await self._write(_does(queries.RELEASE_OUTGOING, worker, channel), ("outbox", worker))
+        await self._execute(queries.RELEASE_OUTGOING, worker, channel, key=("outbox", worker))
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
-        marked = _does(queries.MARK_PARTS, claims.encoded_parts(parts), sent, id, worker)
-        return await self._write(marked, ("outbox", worker)) == 1
+        values = claims.encoded_parts(parts), sent, id, worker
+        return await self._execute(queries.MARK_PARTS, *values, key=("outbox", worker)) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(_does(queries.BURY, claims.outbox_column(reason), id, worker), ("outbox", worker)) == 1
+        return await self._execute(queries.BURY, claims.outbox_column(reason), id, worker, key=("outbox", worker)) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
         return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, channel, limit)]
@@ -368,9 +371,9 @@ class PostgresStore:
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         if value is None:
-            await self._write(_does(queries.REMOVE_CHANNEL_STATE, channel, key))
+            await self._execute(queries.REMOVE_CHANNEL_STATE, channel, key)
         else:
-            await self._write(_does(queries.SET_CHANNEL_STATE, channel, key, value))
+            await self._execute(queries.SET_CHANNEL_STATE, channel, key, value)
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
         def work(db: Connection) -> bool:
@@ -424,7 +427,7 @@ class PostgresStore:
         return [TurnInfo(*row) for row in rows]
 
     async def keep_request_texts(self, owner: str, key: str, texts: Mapping[str, str]) -> None:
-        kept = _does(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
+        kept = _statement(queries.KEEP_REQUEST_TEXTS, owner, key, list(texts), list(texts.values()))
         await self.connections.submit("unflushed", kept, ("request", owner))
 
     async def request_texts(self, owner: str, hashes: Sequence[str]) -> dict[str, RequestText]:
@@ -438,7 +441,7 @@ class PostgresStore:
             call(queries.NOTE_FLUSHES, *values)
 
         def in_transaction(db: Connection) -> None:
-            db.execute(queries.NOTE_FLUSHES, (*tx.NO_MARK, *values))
+            db.execute(queries.NOTE_FLUSHES, (*transactions.NO_MARK, *values))
 
         await self.connections.submit("unflushed", LoneWrite(alone, in_transaction))
 
@@ -451,36 +454,35 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------ outside of turns
 
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(await self._write(self._note(owner, key, entries), (owner, key)))
+        return claims.or_busy(await self._transact(lambda tx: tx.note(owner, key, entries), (owner, key)))
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        return await self._write(lambda db: tx.compact(db, owner, key, entry, self._lease), (owner, key))
+        return await self._transact(lambda tx: tx.compact(owner, key, entry), (owner, key))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        await self._write(lambda db: tx.fork(db, owner, key, until, new_key), (owner, key))
+        await self._transact(lambda tx: tx.fork(owner, key, until, new_key), (owner, key))
         made = await self.session(owner, new_key)
         assert made is not None
         return made
 
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
-        work = partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming)
-        return await self._write(work, (owner, key))
+        return await self._transact(lambda tx: tx.set_title(owner, key, title, naming), (owner, key))
 
     async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return await self._write(lambda db: deleting.set_archived(db, owner, key, archived), (owner, key))
+        return await self._transact(lambda tx: tx.set_archived(owner, key, archived), (owner, key))
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        return claims.or_busy(await self._write(lambda db: deleting.delete(db, owner, key, self._lease), (owner, key)))
+        return claims.or_busy(await self._write(lambda db: deletion.delete(db, owner, key, self._lease), (owner, key)))
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        found = await self._in_reader(lambda db: deletion.old_requests(db, before, position))
         if not found.sessions:
             return Pruned((), found.position)
-        removed = await self._write(lambda db: deleting.delete_old(db, found.sessions, before))
+        removed = await self._write(lambda db: deletion.delete_old(db, found.sessions, before))
         return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
-        await self._write(partial(tx.spend, owner=owner, spent=spent))
+        await self._transact(lambda tx: tx.spend(owner, spent))
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
         rows = await self._read(queries.SPENT, owner, list(scopes))
@@ -488,31 +490,30 @@ class PostgresStore:
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
         # One key per owner: concurrent calls are one transaction, and none waits for another's lock.
-        work = partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds)
-        return await self._write(work, ("rate", owner))
+        return await self._transact(lambda tx: tx.admit(owner, name, most, seconds), ("rate", owner))
 
     # ------------------------------------------------------------------------------------------ timers
 
     async def set_timer(self, timer: Timer) -> None:
         data = msgspec.json.encode(timer.data).decode()
-        await self._write(_does(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, data))
+        await self._execute(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, data)
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
-        return await self._write(_does("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id)) == 1
+        return await self._execute("DELETE FROM timer WHERE owner = %s AND id = %s", owner, id) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
         rows = await self._read(queries.TIMERS, owner, owner, limit)
         return [Timer(owner, id, due_at, claims.timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        return await self._write(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
+        return await self._transact(lambda tx: tx.fire_timer(timer, message, next_due))
 
     # ------------------------------------------------------------------------------------------ tokens
 
     async def add_token(
         self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
     ) -> Token:
-        return await self._write(partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent))
+        return await self._transact(lambda tx: tx.add_token(name, owner, hash, rights, agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
@@ -525,15 +526,15 @@ class PostgresStore:
         return [token_of(row) for row in await self._read(queries.TOKENS, owner, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(_does(queries.TOKEN_USED, at, id, at - NOTED_EVERY))
+        await self._execute(queries.TOKEN_USED, at, id, at - NOTED_EVERY)
 
     async def revoke_token(self, id: str) -> bool:
-        return await self._write(_does(queries.REVOKE_TOKEN, id)) == 1
+        return await self._execute(queries.REVOKE_TOKEN, id) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
     async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
-        await self._write(partial(tx.mark_files, owner=owner, marks=marks))
+        await self._transact(lambda tx: tx.mark_files(owner, marks))
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
         return dict(await self._read(queries.FILE_MARKS, owner, list(digests)))
@@ -542,20 +543,20 @@ class PostgresStore:
         return [path for (path,) in await self._read(queries.TAINTED_PATHS, owner, limit)]
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        await self._write(_does(tx.GRANT, owner, key, list(names)))
+        await self._transact(lambda tx: tx.grant(owner, key, names))
 
     async def grants(self, owner: str, key: str) -> frozenset[str]:
         return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(_does(tx.REVOKE_GRANTS, owner, key))
+        await self._execute(transactions.REVOKE_GRANTS, owner, key)
 
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
         if self.heartbeat.knows(worker):  # a renewal in progress then sees that it is outdated
             self.heartbeat.keep(worker, address)
-        await self._write(_does(queries.JOIN, worker, address))
+        await self._execute(queries.JOIN, worker, address)
         self.heartbeat.keep(worker, address)
 
     async def workers(self) -> list[tuple[str, str]]:
@@ -575,10 +576,10 @@ class PostgresStore:
 
     async def leave(self, worker: str) -> None:
         self.heartbeat.leave(worker)
-        await self._write(_does("UPDATE worker SET address = NULL WHERE id = %s", worker))
+        await self._execute("UPDATE worker SET address = NULL WHERE id = %s", worker)
 
     async def overview(self) -> Overview:
-        return await self._in_reader(lambda db: queries.overview(db, self._lease))
+        return await self._in_reader(lambda db: overview(db, self._lease))
 
     async def standbys(self) -> Replication:
         return await self._in_reader(replication.look)
@@ -588,7 +589,7 @@ class PostgresStore:
         return self.heartbeat.standby.wait
 
     async def is_alive(self, worker: str) -> bool:
-        return await self._in_reader(lambda db: tx.is_alive(db, worker, self._lease))
+        return await self._in_reader(lambda db: is_alive(db, worker, self._lease))
 
     def peer(self, worker: str, on_notice: Callable[[Notice], None], takes_work: bool = False) -> NotifiedPeer:
         return NotifiedPeer(self, worker, on_notice, takes_work)
@@ -597,13 +598,14 @@ class PostgresStore:
         try:
             await self._notifier.send(what, ids)
         except StoreError:  # no other worker may know about what was written
-            self.heartbeat.owes = True
+            self.heartbeat.wake_is_due = True
             raise
 
     # ------------------------------------------------------------------------------------------ without an event loop
 
     def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(self.connections.call("writes", self._note(owner, key, entries), (owner, key)))
+        work = self._in_transaction(lambda tx: tx.note(owner, key, entries))
+        return claims.or_busy(self.connections.call("writes", work, (owner, key)))
 
     def read_now(self, owner: str, key: str) -> list[Logged]:
         def work(db: Connection) -> list[Logged]:
@@ -626,7 +628,7 @@ class PostgresStore:
         self.connections.hurry()
 
     async def check_writable(self) -> None:
-        await self._write(_does(queries.PROBE))
+        await self._execute(queries.PROBE)
 
     async def close(self) -> None:
         """Wait until everything is written, and disconnect."""
@@ -634,8 +636,15 @@ class PostgresStore:
         await self.connections.close()
         await self.heartbeat.close()
 
-    def _note(self, owner: str, key: str, entries: Sequence[Entry]) -> Callable[[Connection], int | Held]:
-        return lambda db: tx.note(db, owner, key, entries, self._lease)
+    def _execute(self, query: str, *values: object, key: tuple[str, ...] | None = None) -> Written[int]:
+        """Run one statement, and return the number of rows it changed."""
+        return self._write(_statement(query, *values), key)
+
+    def _in_transaction(self, work: Callable[[PostgresTransaction], T]) -> Callable[[Connection], T]:
+        return lambda db: work(PostgresTransaction(db, self._lease))
+
+    def _transact(self, work: Callable[[PostgresTransaction], T], key: tuple[str, ...] | None = None) -> Written[T]:
+        return self._write(self._in_transaction(work), key)
 
     def _write(self, work: Callable[[Connection], T], key: tuple[str, ...] | None = None) -> Written[T]:
         return self.connections.submit("writes", work, key)
@@ -673,7 +682,7 @@ def _session_info(row: Sequence[Any]) -> SessionInfo:
     return replace(SessionInfo(*facts), naming_usage=claims.usage_of(usage), archived_at=archived_at)
 
 
-def _does(query: str, *values: object) -> Callable[[Connection], int]:
+def _statement(query: str, *values: object) -> Callable[[Connection], int]:
     """Return a single statement as a job whose result is the number of rows it changed."""
 
     def work(db: Connection) -> int:
@@ -686,13 +695,13 @@ def _does(query: str, *values: object) -> Callable[[Connection], int]:
 
 def _ready(db: Connection, lease: float, owner: str | None, worker: str) -> list[tuple[str, str]]:
     rows = prepared.run(db, queries.READY, (lease, owner))
-    return [(owner, key) for owner, key, holder, fresh in rows if _free(holder, fresh, worker)]
+    return [(owner, key) for owner, key, holder, fresh in rows if _is_free(holder, fresh, worker)]
 
 
 def _urgent(db: Connection, lease: float, owner: str | None, worker: str) -> list[Any]:
     rows = prepared.run(db, queries.URGENT, (lease, owner))
-    return [row[:7] for row in rows if _free(row[7], row[8], worker)]
+    return [row[:7] for row in rows if _is_free(row[7], row[8], worker)]
 
 
-def _free(holder: str | None, fresh: bool, worker: str) -> bool:
+def _is_free(holder: str | None, fresh: bool, worker: str) -> bool:
     return holder is None or holder == worker or not living(holder, fresh)

@@ -1,7 +1,7 @@
 """The writes of the PostgreSQL store.
 
-Each function runs inside one transaction; those named `…_alone` are the same write as a single statement, which is a
-transaction by itself, and raise `MustTransact` in all but the common case. A transaction that decides something about a
+Functions named `…_alone` are the same write as a single statement, which is a transaction by itself, and raise
+`MustTransact` in all but the common case. A transaction that decides something about a
 session locks its row (`FOR NO KEY UPDATE`); one that only appends to the log takes a shared lock, so that the lease
 cannot change hands in between. Accepting a message waits for neither.
 
@@ -15,20 +15,21 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from ...bus import InboundMessage, Kind, OutboundMessage
-from ...log import CallsAsked, Compacted, Entry, decode_entry
+from ...log import Entry
 from .. import claims
-from ..base import Claim, FileMark, Finished, Incoming, Spent, Timer, Token
-from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, Outbound, Parked, SessionState
+from ..base import Claim, FileMark, Finished, Incoming, Naming, Spent, Timer, Token
+from ..claims import INBOX_COLUMNS, Begun, Damaged, Held, LogRows, SessionState, TurnStep
 from ..peers import gone
-from ..tokens import checked_agent, checked_name, checked_owner, checked_rights, joined_rights, name_taken
+from ..tokens import checked_fields, joined_rights, name_taken
+from ..transaction import ParkedTurn, SessionRow, Transaction
 from . import prepared
 from .prepared import Call, MustTransact
 
 if TYPE_CHECKING:
-    from .connections import Connection, Result
+    from .connect import Connection, Result
 
 NOW = "extract(epoch FROM clock_timestamp())::float8"  # the database's clock, the same for all workers
 # A worker is alive while it renews its row. After a restart or a failover of the server, all get the full time to do so
@@ -67,6 +68,7 @@ ABANDON = f"""UPDATE inbox SET state = 'done', ended_at = {NOW}, reason = 'error
 MORE = "SELECT EXISTS (SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND kind <> 'urgent')"
 OF_TURN = """SELECT id, data, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND turn = %s
     ORDER BY opened DESC, id"""
+TAKEN = "SELECT id, data, turn, tries - 1 FROM outbox WHERE id = ANY(%s) ORDER BY id"
 OPEN_TURN = "SELECT 1 FROM inbox WHERE session = %s AND state <> 'done' AND state IN ('taken', 'parked') LIMIT 1"
 PARKED = """SELECT id, turn, first_seq FROM inbox WHERE session = %s AND state <> 'done' AND state = 'parked'
     ORDER BY opened DESC LIMIT 1"""
@@ -88,7 +90,7 @@ LOOK = """SELECT l.* FROM session s, LATERAL everloop_look_at(0, ARRAY[s.id]) AS
     WHERE s.owner = %s AND s.key = %s"""
 COPY_ENTRIES = """INSERT INTO entry (session, seq, turn, kind, data, at) SELECT %s, e.* FROM
     unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::float8[]) AS e"""
-PAGE_MARKS = {
+BOUNDARIES = {
     # A title given by a model was for the conversation that ends here.
     "new": """UPDATE session SET history_from = %s, compacted = 0,
         title = CASE WHEN named_by = '' THEN title ELSE '' END, named_by = '' WHERE id = %s""",
@@ -122,24 +124,83 @@ MARK_FILES = f"""INSERT INTO file_mark (owner, digest, tainted, path, at)
     SELECT %s, *, {NOW} FROM unnest(%s::text[], %s::boolean[], %s::text[])
     ON CONFLICT (owner, digest) DO UPDATE SET
         tainted = file_mark.tainted AND excluded.tainted, path = excluded.path, at = excluded.at"""
+INSERT_TOKEN = f"""INSERT INTO token (id, hash, name, owner, rights, agent, created_at)
+    VALUES (%s, %s, %s, %s, %s, %s, {NOW})
+    ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at"""
+NAME = "UPDATE session SET title = %s, named_by = %s WHERE id = %s AND title = '' AND named_by = '' RETURNING id"
+ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)
+    WHERE owner = %s AND key = %s RETURNING id"""
+BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = %s AND key = %s RETURNING id"
 GRANT = f"""INSERT INTO session_grant (owner, key, name, at) SELECT %s, %s, name, {NOW} FROM unnest(%s::text[]) name
     ON CONFLICT DO NOTHING"""
 REVOKE_GRANTS = "DELETE FROM session_grant WHERE owner = %s AND key = %s"
 REVOKE_GRANTS_OF = "DELETE FROM session_grant g USING session s WHERE s.id = %s AND (g.owner, g.key) = (s.owner, s.key)"
 
 
-# ---------------------------------------------------------------------------------------------- sessions and inbox
+# ---------------------------------------------------------------------------------------------- rows and values
 
 
-class Locked(NamedTuple):
-    """A session whose row is locked until the transaction ends."""
+class Looked(NamedTuple):
+    """A session as a look found it."""
 
-    id: int
-    worker: str | None
-    fence: int
-    history_from: int
-    compacted: int
-    updated_at: float
+    owner: str
+    key: str
+    is_fresh: bool  # its worker has renewed its lease
+    has_urgent: bool
+    state: SessionState
+    data: str  # of the pending message, if there is one
+    kind: Kind
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Looked:
+        owner, key, is_fresh, has_urgent, *facts, now, data, kind = row
+        return cls(owner, key, bool(is_fresh), bool(has_urgent), SessionState(False, now, *facts), data, kind)
+
+    @property
+    def is_ready(self) -> bool:
+        state = self.state
+        return (state.open_turn is not None or state.waiting is not None) and not state.is_parked
+
+
+class Appended(NamedTuple):
+    """A step of a turn, and the earlier ones that a crash of the database may have undone."""
+
+    claim: Claim
+    step: TurnStep
+    before: Sequence[TurnStep]
+    next_seq: int  # position of the step's first entry
+
+    @classmethod
+    def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int], flush: bool = True) -> Appended:
+        """Assign the claim's next positions to these entries. With `flush`, no earlier steps need be kept."""
+        first, before = claim.next_seq, tuple(claim.unflushed)
+        step = TurnStep.of(claim, entries, took)
+        claim.unflushed = [] if flush else [*before, step]
+        return cls(claim, step, before, first)
+
+    def values(self) -> tuple[Any, ...]:
+        claim = self.claim
+        return (claim.session, claim.fence, self.next_seq - 1, *step_values(claim, self.step))
+
+
+def step_values(claim: Claim, step: TurnStep) -> tuple[Any, ...]:
+    """Return the values of WRITE after the session."""
+    rows, spent = step.rows, step.spent
+    return (
+        *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.texts, list(step.took), claim.owner),
+        *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
+    )
+
+
+def finish_values(
+    appended: Appended, entries: Sequence[Entry], outgoing: Sequence[OutboundMessage], sender: str | None
+) -> tuple[Any, ...]:
+    """Return the values of STEP_FINISH after its mark."""
+    columns = [list(column) for column in zip(*claims.encoded_outgoing(outgoing), strict=True)] or [[], [], []]
+    return (*appended.values(), appended.claim.inbox, claims.end_reason(entries), sender, *columns)
+
+
+# ---------------------------------------------------------------------------------------------- in a transaction
 
 
 def living(holder: str, fresh: bool) -> bool:
@@ -147,41 +208,373 @@ def living(holder: str, fresh: bool) -> bool:
     return fresh and not gone(holder)
 
 
-def is_alive(db: Connection, worker: str | None, lease: float) -> bool:
-    if worker is None:
-        return False
+def is_alive(db: Connection, worker: str, lease: float) -> bool:
     row = db.execute(f"SELECT {FRESH} FROM worker w WHERE id = %s", (lease, worker)).fetchone()
     return row is not None and living(worker, row[0])
 
 
-def _locked(db: Connection, owner: str, key: str) -> Locked | None:
-    row = db.execute(LOCK, (owner, key)).fetchone()
-    return None if row is None else Locked(*row)
+def _check(result: Result, claim: Claim) -> None:
+    """Refuse the writes of a worker that has lost its lease; the transaction is rolled back."""
+    if result.fetchone() is None:
+        raise claims.stale(claim)
 
 
-def accept(
-    db: Connection,
-    message: InboundMessage,
-    kind: Kind,
-    session: int | None = None,
-    opens: tuple[str, int] | None = None,
-) -> Incoming:
-    """Put a message into the inbox, unless its id is already there.
+class PostgresTransaction(Transaction):
+    """The writes of the store inside one transaction. `lease` is how long a worker's lease lasts, in seconds."""
 
-    With `opens`, a turn and the position of its first entry, it is taken at once and opens that turn.
-    """
-    session = session if session is not None else _session_id(db, message.owner, message.session_key)
-    if kind == "reply":
-        kind = claims.inbox_kind(kind, db.execute(PARKED, (session,)).fetchone() is not None)
-    data = claims.inbox_data(message, opens)
-    turn, first_seq = opens if opens is not None else (None, None)
-    values = (message.owner, session, message.id, kind, data, turn, first_seq, "taken" if turn else "new", bool(turn))
-    new = db.execute(INSERT_INBOX, values).fetchone()
-    if new is not None:
-        return Incoming(new[0], session, message, kind, False, turn, first_seq)
-    known = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
-    row: Any = db.execute(known, (message.owner, message.id)).fetchone()
-    return _known(db, row, message)
+    __slots__ = ("db", "lease")
+
+    def __init__(self, db: Connection, lease: float) -> None:
+        self.db = db
+        self.lease = lease
+
+    # ------------------------------------------------------------------------------------------ sessions
+
+    def session(self, owner: str, key: str) -> SessionRow | None:
+        row = self.db.execute(LOCK, (owner, key)).fetchone()
+        return None if row is None else SessionRow(*row)
+
+    def new_session(self, owner: str, key: str) -> int | None:
+        row = self.db.execute(NEW_SESSION, (owner, key)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _session_id(self, owner: str, key: str) -> int:
+        """Return the id of a session, which is created if necessary. Its row is locked only against deletion."""
+        found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
+        while (row := self.db.execute(found, (owner, key)).fetchone()) is None:
+            self.db.execute(NEW_SESSION, (owner, key))
+        return int(row[0])
+
+    def read_state(self, owner: str, key: str, worker: str, create: bool) -> SessionState | Held | None:
+        while True:
+            row = self.db.execute(LOCK if create else f"{LOCK} SKIP LOCKED", (owner, key))
+            state = self.db.execute(STATE, (self.lease, owner, key))
+            locked, found = row.fetchone(), state.fetchone()
+            if locked is not None and found is not None:
+                break
+            if not create:
+                return None if found is None else Held("", None)
+            self.db.execute(NEW_SESSION, (owner, key))
+        session, (*facts, fresh, now) = SessionRow(*locked), found
+        is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
+        return SessionState(is_held, now, *session, *facts)
+
+    def reread_state(self, state: SessionState, owner: str, key: str) -> SessionState:
+        row: Any = self.db.execute(STATE, (self.lease, owner, key)).fetchone()
+        began, next_seq, open_turn, waiting, is_parked, _, _ = row
+        return structs.replace(
+            state, began=began, next_seq=next_seq, open_turn=open_turn, waiting=waiting, is_parked=is_parked
+        )
+
+    def take_lease(self, claim: Claim, worker: str) -> None:
+        self.db.execute(HOLD, (worker, claim.fence, claim.session))
+
+    def is_alive(self, worker: str) -> bool:
+        return is_alive(self.db, worker, self.lease)
+
+    def has_open_turn(self, session: int) -> bool:
+        return self.db.execute(OPEN_TURN, (session,)).fetchone() is not None
+
+    def touch(self, session: int) -> None:
+        self.db.execute(f"UPDATE session SET updated_at = {NOW} WHERE id = %s", (session,))
+
+    def show_from(self, session: int, history_from: int, compacted: int) -> None:
+        shown = "UPDATE session SET history_from = %s, compacted = %s WHERE id = %s"
+        self.db.execute(shown, (history_from, compacted, session))
+
+    def set_title(self, owner: str, key: str, title: str, naming: Naming | None) -> bool:
+        if naming is None:
+            named = "UPDATE session SET title = %s, named_by = '' WHERE owner = %s AND key = %s RETURNING id"
+            return self.db.execute(named, (title, owner, key)).fetchone() is not None
+        lock = "SELECT id, naming_usage FROM session WHERE owner = %s AND key = %s FOR NO KEY UPDATE"
+        if (row := self.db.execute(lock, (owner, key)).fetchone()) is None:
+            return False
+        id, usage = row
+        usage = claims.added_usage(usage, naming.usage)
+        self.db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, id))
+        return self.db.execute(NAME, (title, naming.model, id)).fetchone() is not None
+
+    def set_archived(self, owner: str, key: str, archived: bool) -> bool:
+        return self.db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def last_seq(self, session: int) -> int:
+        row: Any = self.db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (session,)).fetchone()
+        return int(row[0])
+
+    def read_entries(self, session: int, first_seq: int) -> list[Any]:
+        entries = "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
+        return self.db.execute(entries, (session, first_seq)).fetchall()
+
+    def read_log(self, session: int, until: int) -> list[Any]:
+        log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
+        return self.db.execute(log, (session, until)).fetchall()
+
+    def insert_entries(self, session: int, turn: str | None, rows: LogRows) -> None:
+        self.db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
+        self._note_boundaries(session, rows)
+
+    def copy_entries(self, session: int, rows: Sequence[Sequence[Any]]) -> None:
+        self.db.execute(COPY_ENTRIES, (session, *(list(column) for column in zip(*rows, strict=True))))
+
+    def _note_boundaries(self, session: int, rows: LogRows) -> None:
+        """Record in the session's row where its conversation starts and how it is compacted."""
+        for kind, seq in claims.boundaries(rows):
+            self.db.execute(BOUNDARIES[kind], (seq, session))
+            if kind == "new":  # grants were for the conversation that ends here
+                self.db.execute(REVOKE_GRANTS_OF, (session,))
+
+    def append(self, appended: Appended) -> None:
+        """Append entries, and take the pending messages that they contain."""
+        self._run_step(STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
+        self._note_boundaries(appended.claim.session, appended.step.rows)
+
+    def _run_step(self, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
+        """Run a step inside a transaction; if earlier steps are missing from the log, restore them first."""
+        for _ in range(2):
+            row: Any = self.db.execute(query, values).fetchone()
+            if row[0] is None:
+                raise claims.stale(appended.claim)
+            if row[0] != [LOST]:
+                break
+            self._restore(appended)
+        return list(row[0])
+
+    def _restore(self, appended: Appended) -> None:
+        """Rewrite the steps that are missing in the log.
+
+        The database has crashed and undone unflushed writes, but the worker that holds the session still has them.
+        """
+        claim = appended.claim
+        held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
+        _check(self.db.execute(held, (claim.session, claim.fence)), claim)
+        last = self.last_seq(claim.session)
+        for step in appended.before:
+            if step.rows.seqs[0] == last + 1:
+                self.db.execute(WRITE, (claim.session, *step_values(claim, step)))
+                self._note_boundaries(claim.session, step.rows)
+                last = step.rows.seqs[-1]
+        if last != appended.next_seq - 1:
+            raise claims.incomplete(claim, last)
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def finish(self, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage]) -> Finished:
+        """End a turn or a command: write everything that it leaves behind, or nothing."""
+        claim = appended.claim
+        more, *sent = self._run_step(STEP_FINISH, (*NO_MARK, *values), appended)
+        self._note_boundaries(claim.session, appended.step.rows)
+        for message in incoming:
+            self.accept(message, "message")
+        if incoming:
+            row: Any = self.db.execute(MORE, (claim.session,)).fetchone()
+            more = MORE_TO_DO if row[0] else 1
+        return Finished(sent, more == MORE_TO_DO)
+
+    def park(self, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
+        """Park a turn in the store until a person has answered."""
+        claim = appended.claim
+        _check(self.db.execute(RELEASE, (claim.session, claim.fence)), claim)
+        self.append(appended)
+        self.db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
+        return Finished(self.send(claim.owner, claim.session, claim.turn, outgoing, sender), more=False)
+
+    def parked_turn(self, owner: str, key: str) -> ParkedTurn | None:
+        session = self.session(owner, key)
+        row = None if session is None else self.db.execute(PARKED, (session.id,)).fetchone()
+        if session is None or row is None:
+            return None
+        id, turn, first_seq = row
+        return ParkedTurn(id, session.id, turn, first_seq)
+
+    def reopen(self, session: int) -> None:
+        self.db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session,))
+        reopened = "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'"
+        self.db.execute(reopened, (session,))
+
+    def read_answer(self, row: int) -> tuple[Any, ...]:
+        sql = "SELECT state, first_seq, at FROM inbox WHERE id = %s FOR NO KEY UPDATE"
+        answer = self.db.execute(sql, (row,)).fetchone()
+        assert answer is not None
+        return answer
+
+    def use_answer(self, row: int, seq: int) -> None:
+        self.db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (seq, row))
+
+    def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
+        if names:
+            self.db.execute(GRANT, (owner, key, list(names)))
+
+    # ------------------------------------------------------------------------------------------ inbox
+
+    def accept(
+        self,
+        message: InboundMessage,
+        kind: Kind,
+        session: int | None = None,
+        opens: tuple[str, int] | None = None,
+    ) -> Incoming:
+        session = session if session is not None else self._session_id(message.owner, message.session_key)
+        if kind == "reply":
+            kind = claims.inbox_kind(kind, self.db.execute(PARKED, (session,)).fetchone() is not None)
+        data = claims.inbox_data(message, opens)
+        turn, first_seq = opens if opens is not None else (None, None)
+        state = "taken" if turn else "new"
+        values = (message.owner, session, message.id, kind, data, turn, first_seq, state, turn is not None)
+        new = self.db.execute(INSERT_INBOX, values).fetchone()
+        if new is not None:
+            return Incoming(new[0], session, message, kind, False, turn, first_seq)
+        known = f"SELECT {INBOX_COLUMNS} FROM inbox WHERE owner = %s AND message_id = %s"
+        row: Any = self.db.execute(known, (message.owner, message.id)).fetchone()
+        return self._known(row, message)
+
+    def repair(self, row: int, data: str) -> str:
+        repaired: Any = self.db.execute(REPAIR, (data, row)).fetchone()
+        return str(repaired[0])
+
+    def set_aside(self, damaged: Iterable[Damaged]) -> list[Damaged]:
+        return [row for row in damaged if self.db.execute(SET_ASIDE, (row.why, row.id)).fetchone() is not None]
+
+    def pending_message(self, row: int) -> tuple[str, str]:
+        found: Any = self.db.execute("SELECT data, kind FROM inbox WHERE id = %s", (row,)).fetchone()
+        data, kind = found
+        return data, kind
+
+    def messages_of_turn(self, session: int, turn: str) -> list[Any]:
+        return self.db.execute(OF_TURN, (session, turn)).fetchall()
+
+    def open_turn(self, claim: Claim, row: int) -> None:
+        self.db.execute(OPEN, (claim.turn, claim.first_seq, row))
+
+    def abandon(self, session: int, turn: str, damaged: Damaged) -> None:
+        self.db.execute(ABANDON, (damaged.id, damaged.why, session, turn))
+
+    def mark_answered(self, row: int) -> bool:
+        done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
+        return self.db.execute(done, (row,)).fetchone() is not None
+
+    # ------------------------------------------------------------------------------------------ outbox and channels
+
+    def send(
+        self,
+        owner: str,
+        session: int,
+        turn: str | None,
+        messages: Sequence[OutboundMessage],
+        sender: str | None,
+        key: str | None = None,
+    ) -> list[int]:
+        if not messages:
+            return []
+        columns = [list(column) for column in zip(*claims.encoded_outgoing(messages), strict=True)]
+        sent = self.db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, *columns))
+        return [id for (id,) in sent.fetchall()]
+
+    def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> int | None:
+        """Put a message of a running turn into the outbox, once per idempotency key."""
+        fence = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE"
+        held = self.db.execute(fence, (claim.session, claim.fence))
+        known = self.db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
+        _check(held, claim)
+        if known.fetchone() is not None:
+            return None
+        return self.send(claim.owner, claim.session, claim.turn, [message], sender, key)[0]
+
+    def take_outgoing(
+        self,
+        worker: str,
+        limit: int,
+        chat: tuple[str, str] | None,
+        channels: Sequence[str] | None,
+        known: Sequence[tuple[int, str]] = (),
+    ) -> claims.Taken:
+        """Take rows that no live worker is sending, and set aside those that turn out to be damaged.
+
+        Two workers that do so concurrently get different rows: each locks only the rows that it takes, and skips those
+        that are locked.
+        """
+        taken = claims.Taken()
+        self._set_aside(known)
+        ids = [id for id, _ in known]
+        self.db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", (ids,))
+        unaddressed = self.db.execute(UNADDRESSED)
+        senders = self.db.execute(SENDERS, (self.lease,)).fetchall()
+        for id, channel, chat_id in claims.missing_addresses(unaddressed.fetchall(), taken):
+            self.db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
+        self._set_aside(taken.damaged)
+        # Rows of dead workers, rather than all but those of live ones: a worker unknown a moment ago may have some now.
+        dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
+        of, in_chat = claims.outbox_filter(chat, channels)
+        while len(taken.rows) < limit:
+            wanted, before, damaged = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
+            rows = self.db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
+            claims.take_outgoing(rows, limit, taken)
+            self._set_aside(taken.damaged[damaged:])
+            ids = [row.id for row in taken.rows[before:]]
+            self.db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
+            if len(rows) < wanted:
+                break
+        return taken
+
+    def keep_outgoing(self, id: int, worker: str) -> bool:
+        """Renew a worker's lease, which may have expired, and keep a row that no other worker has taken since."""
+        self.db.execute(RENEW, (worker,))
+        held = "SELECT 1 FROM outbox WHERE id = %s AND worker = %s AND sent_at IS NULL FOR UPDATE"
+        return self.db.execute(held, (id, worker)).fetchone() is not None
+
+    def _set_aside(self, damaged: Sequence[tuple[int, str]]) -> None:
+        for id, why in damaged:
+            self.db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
+
+    def hold(self, name: str, worker: str) -> bool:
+        new = "INSERT INTO channel_lease (name, worker) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+        self.db.execute(new, (name, worker))
+        row = self.db.execute("SELECT worker FROM channel_lease WHERE name = %s FOR UPDATE", (name,)).fetchone()
+        if row is not None and row[0] != worker and self.is_alive(row[0]):
+            return False
+        self.db.execute("UPDATE channel_lease SET worker = %s WHERE name = %s", (worker, name))
+        self.db.execute(RENEW, (worker,))
+        return True
+
+    # ------------------------------------------------------------------------------------------ everything else
+
+    def spend(self, owner: str, spent: Sequence[Spent]) -> None:
+        for one in sorted(spent, key=lambda one: one.scope):  # in a fixed order, so that no two transactions deadlock
+            self.db.execute(SPEND, (owner, one.scope, one.tokens, one.cost))
+
+    def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
+        """Count one event if the limit allows it; otherwise return the seconds until it does."""
+        values = {"owner": owner, "name": name, "most": most, "seconds": seconds}
+        if self.db.execute(ADMIT, values).fetchone() is not None:
+            return 0.0
+        left = self.db.execute(WINDOW_LEFT, values).fetchone()
+        return max(float(left[0]), 0.001) if left is not None else 0.001
+
+    def advance_timer(self, timer: Timer, next_due: float | None) -> bool:
+        where: tuple[Any, ...] = (timer.owner, timer.id, timer.due_at)
+        sql = "DELETE FROM timer WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
+        if next_due is not None:
+            sql = "UPDATE timer SET due_at = %s WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
+            where = (next_due, *where)
+        return self.db.execute(sql, where).fetchone() is not None
+
+    def add_token(self, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
+        """Store a new token by its hash."""
+        rights = checked_fields(name, owner, rights, agent)
+        values = (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent)
+        new = self.db.execute(INSERT_TOKEN, values).fetchone()
+        if new is None:
+            raise name_taken(name)
+        return Token(new[0], name, owner, new[1], rights=rights, agent=agent)
+
+    def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
+        latest = {mark.digest: mark for mark in marks}.values()  # one statement may only change a row once
+        columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
+        self.db.execute(MARK_FILES, (owner, *columns))
+
+
+# ---------------------------------------------------------------------------------------------- as a single statement
 
 
 def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind) -> Incoming:
@@ -196,104 +589,6 @@ def accept_alone(db: Connection, call: Call, message: InboundMessage, kind: Kind
         raise MustTransact
     id, session = kept
     return Incoming(id, session, message, kind)
-
-
-def _known(db: Connection, row: Sequence[Any], message: InboundMessage) -> Incoming:
-    """Return a message that was accepted before. If its row is damaged, it is repaired."""
-    if not claims.readable([row])[1]:
-        return claims.incoming(row)
-    repaired: Any = db.execute(REPAIR, (claims.inbox_data(message, None), row[0])).fetchone()
-    return replace(claims.incoming(row, message), done=repaired[0] == "done")
-
-
-def set_aside(db: Connection, damaged: Iterable[Damaged]) -> list[Damaged]:
-    """Remove pending rows that cannot be decoded from the inbox; return those that were there."""
-    return [row for row in damaged if db.execute(SET_ASIDE, (row.why, row.id)).fetchone() is not None]
-
-
-def _session_id(db: Connection, owner: str, key: str) -> int:
-    """Return the id of a session, which is created if it does not exist. Its row is locked only against deletion."""
-    found = "SELECT id FROM session WHERE owner = %s AND key = %s FOR KEY SHARE"
-    while (row := db.execute(found, (owner, key)).fetchone()) is None:
-        db.execute(NEW_SESSION, (owner, key))
-    return int(row[0])
-
-
-# ---------------------------------------------------------------------------------------------- turns
-
-
-def begin(
-    db: Connection,
-    owner: str,
-    key: str,
-    worker: str,
-    message: InboundMessage | None,
-    kind: Kind,
-    lease: float,
-    renew: bool,
-) -> Begun:
-    """Take the lease of a session and its next work: an interrupted turn, else the oldest pending message.
-
-    With `renew`, the worker's row is written first, because its heartbeat does not know it yet. Without a message, it
-    does not wait for a transaction that has locked the session, but reports that the session is held.
-    """
-    found = _state(db, owner, key, lease) if message is not None else _state_if_free(db, owner, key, lease)
-    if found is None or isinstance(found, Held):
-        return Begun(found)
-    session, (*row, fresh, now) = found
-    is_held = session.worker is not None and session.worker != worker and living(session.worker, fresh)
-    state = SessionState(is_held, now, *session, *row)
-    claim, accepted = state.claim(owner, key), None
-    if message is not None:
-        new_turn = state.new_turn(kind)
-        accepted = accept(db, message, kind, state.id, (new_turn, state.next_seq) if new_turn else None)
-        claims.note_accepted(claim, message, accepted, new_turn)
-    damaged: list[Damaged] = []
-    while isinstance(work := _take_up(db, state, claim, accepted), Damaged):
-        damaged.append(work)
-        if accepted is not None and work.id == accepted.id:
-            accepted = None  # it is set aside, like any other
-        *row, _, _ = db.execute(STATE, (lease, owner, key)).fetchone() or ()
-        state = SessionState(is_held, now, *session, *row)
-        claim = state.claim(owner, key, claim.accepted)
-    if isinstance(work, Claim):
-        if renew:
-            db.execute(RENEW, (worker,))
-        db.execute(HOLD, (worker, claim.fence, state.id))
-    return Begun(work, damaged)
-
-
-class Looked(NamedTuple):
-    """The result of a look at a session."""
-
-    state: SessionState
-    data: str  # of the pending message, if there is one
-    kind: Kind
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Looked:
-        *facts, now, data, kind = row
-        return cls(SessionState(False, now, *facts), data, kind)
-
-    @property
-    def is_ready(self) -> bool:
-        state = self.state
-        return (state.open_turn is not None or state.waiting is not None) and not state.is_parked
-
-
-class LookedAt(NamedTuple):
-    """One of several sessions that were looked at."""
-
-    owner: str
-    key: str
-    is_fresh: bool  # its worker has renewed its lease
-    has_urgent: bool
-    looked: Looked
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> LookedAt:
-        owner, key, is_fresh, has_urgent, *looked = row
-        return cls(owner, key, bool(is_fresh), bool(has_urgent), Looked.of(looked))
 
 
 def begin_alone(
@@ -311,7 +606,7 @@ def begin_alone(
         found = prepared.run(db, LOOK, (owner, key))
         if not found:
             raise MustTransact
-        looked = LookedAt.of(found[0]).looked
+        looked = Looked.of(found[0])
     state, now = looked.state, looked.state.now
     if state.holder not in (None, worker) or state.open_turn is not None or state.is_parked:
         raise MustTransact
@@ -337,138 +632,6 @@ def begin_alone(
     return Begun(claim)
 
 
-def _take_up(
-    db: Connection, state: SessionState, claim: Claim, accepted: Incoming | None
-) -> Claim | Held | Parked | Damaged | None:
-    """Take up a session's next work, or set it aside if it is damaged."""
-    match claims.next_work(state, claim, accepted):
-        case Held() | Parked() | None as nothing:
-            return nothing
-        case claims.Resume(turn):
-            rows = db.execute(OF_TURN, (state.id, turn)).fetchall()
-            log = "SELECT data FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
-            claim.entries = [decode_entry(data) for (data,) in db.execute(log, (state.id, rows[0][2])).fetchall()]
-            if (damaged := claims.resumed(claim, turn, rows)) is not None:
-                _abandon(db, claim, turn, damaged)
-                return damaged
-        case claims.Open():
-            _open(db, claim, state.now)
-        case claims.Take(waiting):
-            taken: Any = db.execute("SELECT data, kind FROM inbox WHERE id = %s", (waiting,)).fetchone()
-            if (damaged := claims.took(claim, waiting, *taken)) is not None:
-                set_aside(db, [damaged])
-                return damaged
-            if not claim.command:
-                db.execute(OPEN, (claim.turn, claim.first_seq, waiting))
-                _open(db, claim, state.now)
-    return claim
-
-
-def _abandon(db: Connection, claim: Claim, turn: str, damaged: Damaged) -> None:
-    """End an interrupted turn whose message is damaged. A turn without log entries leaves nothing in the log."""
-    if claim.entries:
-        _insert(db, claim.session, turn, claims.rows_from(claim.next_seq, claims.abandoned(claim.entries)))
-    db.execute(ABANDON, (damaged.id, damaged.why, claim.session, turn))
-
-
-def _state(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any]:
-    """Lock the session, which is created if it does not exist, and read its state."""
-    while True:
-        row = db.execute(LOCK, (owner, key))
-        state = db.execute(STATE, (lease, owner, key))
-        if (found := row.fetchone()) is not None:
-            return Locked(*found), state.fetchone()
-        db.execute(NEW_SESSION, (owner, key))
-
-
-def _state_if_free(db: Connection, owner: str, key: str, lease: float) -> tuple[Locked, Any] | Held | None:
-    """Lock and read a session that exists and is not locked; None if it does not exist."""
-    row = db.execute(f"{LOCK} SKIP LOCKED", (owner, key))
-    state = db.execute(STATE, (lease, owner, key))
-    if (found := row.fetchone()) is not None:
-        return Locked(*found), state.fetchone()
-    return Held("", None) if state.fetchone() is not None else None
-
-
-def _open(db: Connection, claim: Claim, now: float) -> None:
-    if (rows := claims.first_entry(claim, now)) is not None:
-        _insert(db, claim.session, claim.turn, rows)
-
-
-def _insert(db: Connection, session: int, turn: str | None, rows: LogRows) -> None:
-    """Append to the log of a session whose row is locked."""
-    db.execute(INSERT_ENTRIES, (session, turn, rows.at, rows.seqs, rows.kinds, rows.texts))
-    _turn_pages(db, session, rows)
-
-
-class TurnStep(NamedTuple):
-    """The writes of one step of a turn: entries, the pending messages that they contain, and usage."""
-
-    rows: LogRows
-    took: Sequence[int]
-    spent: Sequence[Spent]
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether it changes nothing about the session itself."""
-        return not any(True for _ in claims.page_marks(self.rows))
-
-    def values(self, claim: Claim) -> tuple[Any, ...]:
-        rows, spent = self.rows, self.spent
-        return (
-            *(claim.turn, claim.first_seq, rows.at, rows.seqs, rows.kinds, rows.texts, list(self.took), claim.owner),
-            *([one.scope for one in spent], [one.tokens for one in spent], [one.cost for one in spent]),
-        )
-
-
-class Appended(NamedTuple):
-    """A step of a turn, and the earlier ones that a crash of the database may have undone."""
-
-    claim: Claim
-    step: TurnStep
-    before: Sequence[TurnStep]
-    next_seq: int  # position of the step's first entry
-
-    @classmethod
-    def of(cls, claim: Claim, entries: Sequence[Entry], took: Sequence[int], flush: bool = True) -> Appended:
-        """Assign the claim's next positions to these entries. With `flush`, no earlier steps need be kept."""
-        claim.inbox += took
-        first, rows = claim.next_seq, claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        step, before = TurnStep(rows, took, spent), tuple(claim.unflushed)
-        claim.unflushed = [] if flush else [*before, step]
-        return cls(claim, step, before, first)
-
-    def values(self) -> tuple[Any, ...]:
-        claim = self.claim
-        return (claim.session, claim.fence, self.next_seq - 1, *self.step.values(claim))
-
-
-def _restore(db: Connection, appended: Appended) -> None:
-    """Rewrite the steps that are missing in the log.
-
-    The database has crashed and undone unflushed writes, but the worker that holds the session is alive and has them.
-    """
-    claim = appended.claim
-    held = "SELECT 1 FROM session WHERE id = %s AND fence = %s FOR NO KEY UPDATE"
-    _check(db.execute(held, (claim.session, claim.fence)), claim)
-    row: Any = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (claim.session,)).fetchone()
-    last = int(row[0])
-    for step in appended.before:
-        if step.rows.seqs[0] == last + 1:
-            db.execute(WRITE, (claim.session, *step.values(claim)))
-            _turn_pages(db, claim.session, step.rows)
-            last = step.rows.seqs[-1]
-    if last != appended.next_seq - 1:
-        raise claims.incomplete(claim, last)
-
-
-def _check(result: Result, claim: Claim) -> None:
-    """Refuse the writes of a worker that has lost its lease; the transaction is rolled back."""
-    if result.fetchone() is None:
-        raise claims.stale(claim)
-
-
 def append_alone(db: Connection, call: Call, appended: Appended, flush: bool) -> None:
     if not appended.step.is_plain:
         raise MustTransact
@@ -477,40 +640,6 @@ def append_alone(db: Connection, call: Call, appended: Appended, flush: bool) ->
         raise claims.stale(appended.claim)
     if kept == [LOST]:
         raise MustTransact
-
-
-def append(db: Connection, appended: Appended) -> None:
-    """Append entries, and take the pending messages that they contain."""
-    _kept(db, STEP_APPEND, (*NO_MARK, True, *appended.values()), appended)
-    _turn_pages(db, appended.claim.session, appended.step.rows)
-
-
-def _kept(db: Connection, query: str, values: Sequence[Any], appended: Appended) -> list[int]:
-    """Run a step inside a transaction; if earlier steps are missing from the log, restore them first."""
-    for _ in range(2):
-        row: Any = db.execute(query, values).fetchone()
-        if row[0] is None:
-            raise claims.stale(appended.claim)
-        if row[0] != [LOST]:
-            break
-        _restore(db, appended)
-    return list(row[0])
-
-
-def _turn_pages(db: Connection, session: int, rows: LogRows) -> None:
-    """Record in the session's row where its conversation starts and how it is compacted."""
-    for kind, seq in claims.page_marks(rows):
-        db.execute(PAGE_MARKS[kind], (seq, session))
-        if kind == "new":  # grants were for the conversation that ends here
-            db.execute(REVOKE_GRANTS_OF, (session,))
-
-
-def finish_values(
-    appended: Appended, entries: Sequence[Entry], outgoing: Sequence[OutboundMessage], sender: str | None
-) -> tuple[Any, ...]:
-    """Return the values of STEP_FINISH after its mark."""
-    columns = [list(column) for column in zip(*claims.encoded_outgoing(outgoing), strict=True)] or [[], [], []]
-    return (*appended.values(), appended.claim.inbox, claims.end_reason(entries), sender, *columns)
 
 
 def finish_alone(db: Connection, call: Call, appended: Appended, values: Sequence[Any]) -> Finished:
@@ -524,209 +653,10 @@ def finish_alone(db: Connection, call: Call, appended: Appended, values: Sequenc
     return Finished(kept[1:], kept[0] == MORE_TO_DO)
 
 
-def finish(
-    db: Connection, appended: Appended, values: Sequence[Any], incoming: Sequence[InboundMessage] = ()
-) -> Finished:
-    """End a turn or a command: write everything that it leaves behind, or nothing."""
-    claim = appended.claim
-    more, *sent = _kept(db, STEP_FINISH, (*NO_MARK, *values), appended)
-    _turn_pages(db, claim.session, appended.step.rows)
-    for message in incoming:
-        accept(db, message, "message")
-    if incoming:
-        row: Any = db.execute(MORE, (claim.session,)).fetchone()
-        more = MORE_TO_DO if row[0] else 1
-    return Finished(sent, more == MORE_TO_DO)
-
-
-def park(db: Connection, appended: Appended, outgoing: Sequence[OutboundMessage], sender: str | None) -> Finished:
-    """Park a turn in the store until a person has answered."""
-    claim, messages = appended.claim, claims.encoded_outgoing(outgoing)
-    _check(db.execute(RELEASE, (claim.session, claim.fence)), claim)
-    append(db, appended)
-    db.execute("UPDATE inbox SET state = 'parked' WHERE id = ANY(%s)", (claim.inbox,))
-    sent = _send(db, claim.owner, claim.session, claim.turn, messages, sender)
-    return Finished(_ids(sent), more=False)
-
-
-def decide(
-    db: Connection,
-    owner: str,
-    key: str,
-    allowed: bool | None,
-    by: str,
-    note: str,
-    word: Incoming | InboundMessage | None,
-    always: bool = False,
-) -> tuple[int, CallsAsked | None] | None:
-    """Write a person's answer to the log of the parked turn, with its grants, and reopen the turn."""
-    session = _locked(db, owner, key)
-    row = None if session is None else db.execute(PARKED, (session.id,)).fetchone()
-    if session is None or row is None:
-        return None
-    id, turn, first_seq = row
-    if isinstance(word, InboundMessage):
-        word = accept(db, word, "urgent", session.id) if word.id is not None else None
-    answer = None
-    if word is not None:
-        sql = "SELECT state, first_seq, at FROM inbox WHERE id = %s FOR NO KEY UPDATE"
-        answer = db.execute(sql, (word.id,)).fetchone()
-    log = "SELECT seq, data, at FROM entry WHERE session = %s AND seq >= %s ORDER BY seq"
-    entries = db.execute(log, (session.id, first_seq)).fetchall()
-    decision = claims.decision(entries, answer, allowed, by, note, always)
-    if decision is None:
-        return None
-    if decision.rows is not None:
-        _insert(db, session.id, turn, decision.rows)
-        if decision.granted:
-            db.execute(GRANT, (owner, key, list(decision.granted)))
-        if word is not None:
-            db.execute("UPDATE inbox SET first_seq = %s WHERE id = %s", (decision.rows.seqs[0], word.id))
-    # Raise the fence: the worker that parked the turn can no longer write to it.
-    db.execute("UPDATE session SET fence = fence + 1 WHERE id = %s", (session.id,))
-    db.execute(
-        "UPDATE inbox SET state = 'taken' WHERE session = %s AND state <> 'done' AND state = 'parked'", (session.id,)
-    )
-    return id, decision.asked
-
-
-def note(db: Connection, owner: str, key: str, entries: Sequence[Entry], lease: float) -> int | Held:
-    while (session := _locked(db, owner, key)) is None:
-        db.execute(NEW_SESSION, (owner, key))
-    if session.worker is not None and is_alive(db, session.worker, lease):
-        return Held(session.worker, None)
-    if db.execute(OPEN_TURN, (session.id,)).fetchone():
-        return Held(claims.INTERRUPTED, None)
-    row: Any = db.execute("SELECT coalesce(max(seq), 0) FROM entry WHERE session = %s", (session.id,)).fetchone()
-    _insert(db, session.id, None, claims.rows_from(row[0] + 1, entries))
-    db.execute(f"UPDATE session SET updated_at = {NOW} WHERE id = %s", (session.id,))
-    return int(row[0]) + len(entries)
-
-
-def compact(db: Connection, owner: str, key: str, entry: Compacted, lease: float) -> bool:
-    """Append a compaction, if the session is idle and still shows what the compaction builds on."""
-    session = _locked(db, owner, key)
-    if session is None or not claims.builds_on(entry, session.history_from, session.compacted):
-        return False
-    return not isinstance(note(db, owner, key, [entry], lease), Held)
-
-
-def fork(db: Connection, owner: str, key: str, until: int | None, new_key: str) -> None:
-    """Copy the log up to a position to a new session."""
-    if (source := _locked(db, owner, key)) is None:
-        raise claims.no_session(key)
-    log = "SELECT seq, turn, kind, data, at FROM entry WHERE session = %s AND seq <= %s ORDER BY seq"
-    rows = db.execute(log, (source.id, until if until is not None else 2**62)).fetchall()
-    new = db.execute(NEW_SESSION, (owner, new_key)).fetchone()
-    if new is None:
-        raise claims.session_exists(new_key)
-    claims.check_fork(rows, key, until)
-    copy = claims.fork_of(rows, owner, new_key)
-    db.execute(COPY_ENTRIES, (new[0], *(list(column) for column in zip(*copy.rows, strict=True))))
-    if copy.message is not None:
-        accept(db, copy.message, "message", new[0], copy.opens)
-    shown = "UPDATE session SET history_from = %s, compacted = %s WHERE id = %s"
-    db.execute(shown, (copy.history_from, copy.compacted, new[0]))
-
-
-# ---------------------------------------------------------------------------------------------- outbox
-
-
-def _send(
-    db: Connection,
-    owner: str,
-    session: int,
-    turn: str | None,
-    messages: Sequence[Outbound],
-    sender: str | None,
-    key: str | None = None,
-) -> Result | None:
-    """Put messages into the outbox; with a sender, they count as tried once. `_ids` reads their ids."""
-    if not messages:
-        return None
-    columns = [list(column) for column in zip(*messages, strict=True)]
-    return db.execute(SEND, (owner, session, turn, sender, 1 if sender else 0, key, *columns))
-
-
-def _ids(result: Result | None) -> list[int]:
-    return [] if result is None else [row[0] for row in result.fetchall()]
-
-
-def post(db: Connection, claim: Claim, message: Outbound, key: str, sender: str | None) -> int | None:
-    """Put a message of a running turn into the outbox, once per idempotency key."""
-    held = db.execute("SELECT 1 FROM session WHERE id = %s AND fence = %s FOR SHARE", (claim.session, claim.fence))
-    known = db.execute("SELECT 1 FROM outbox WHERE owner = %s AND key = %s", (claim.owner, key))
-    _check(held, claim)
-    if known.fetchone() is not None:
-        return None
-    return _ids(_send(db, claim.owner, claim.session, claim.turn, [message], sender, key))[0]
-
-
-def answer(
-    db: Connection, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None
-) -> list[int]:
-    messages = claims.encoded_outgoing(outgoing)
-    if isinstance(row, InboundMessage):
-        row = accept(db, row, "urgent")
-    done = "UPDATE inbox SET state = 'done' WHERE id = %s AND state = 'new' RETURNING id"
-    if row.done or db.execute(done, (row.id,)).fetchone() is None:
-        return []
-    return _ids(_send(db, row.message.owner, row.session, None, messages, sender))
-
-
-def take_outgoing(
-    db: Connection,
-    worker: str,
-    limit: int,
-    chat: tuple[str, str] | None,
-    channels: Sequence[str] | None,
-    lease: float,
-    known: Sequence[tuple[int, str]] = (),
-) -> claims.Taken:
-    """Take rows that no live worker is sending, and set aside those that turn out to be damaged.
-
-    Two workers that do so concurrently get different rows. Only rows to be taken are locked: another worker that looks
-    at the same time skips locked rows.
-    """
-    taken = claims.Taken()
-    _set_aside(db, known)
-    db.execute("UPDATE outbox SET worker = NULL, tries = tries - 1 WHERE id = ANY(%s)", ([id for id, _ in known],))
-    unaddressed = db.execute(UNADDRESSED)
-    senders = db.execute(SENDERS, (lease,)).fetchall()
-    for id, channel, chat_id in claims.missing_addresses(unaddressed.fetchall(), taken):
-        db.execute("UPDATE outbox SET channel = %s, chat_id = %s WHERE id = %s", (channel, chat_id, id))
-    _set_aside(db, taken.damaged)
-    # Exclude the dead ones, rather than all but the live ones: a worker unknown a moment ago may have taken rows since.
-    dead = [id for id, fresh in senders if id != worker and not living(id, fresh)]
-    names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [claims.outbox_column(name) for name in names]
-    in_chat = None if chat is None else claims.outbox_column(chat[1])
-    while len(taken.rows) < limit:
-        wanted, before, damaged = limit - len(taken.rows), len(taken.rows), len(taken.damaged)
-        rows = db.execute(UNSENT, (dead, of, of, in_chat, in_chat, wanted)).fetchall()
-        claims.take_outgoing(rows, limit, taken)
-        _set_aside(db, taken.damaged[damaged:])
-        ids = [row.id for row in taken.rows[before:]]
-        db.execute("UPDATE outbox SET worker = %s, tries = tries + 1 WHERE id = ANY(%s)", (worker, ids))
-        if len(rows) < wanted:
-            break
-    return taken
-
-
-def keep_outgoing(db: Connection, id: int, worker: str) -> bool:
-    """Renew a worker's lease, which may have expired, and keep a row that no other worker has taken in the meantime."""
-    db.execute(RENEW, (worker,))
-    held = "SELECT 1 FROM outbox WHERE id = %s AND worker = %s AND sent_at IS NULL FOR UPDATE"
-    return db.execute(held, (id, worker)).fetchone() is not None
-
-
 class TakenAlone(NamedTuple):
     rows: Sequence[Any]  # (id, data, turn, tries) as read by `claims.take_outgoing`
     ids: Sequence[int] = ()  # rows that were taken, but not received: the connection broke
     has_more: bool = False  # for a transaction: rows of an older version, or of a worker known here to be dead
-
-
-TAKEN = "SELECT id, data, turn, tries - 1 FROM outbox WHERE id = ANY(%s) ORDER BY id"
 
 
 def take_outgoing_alone(
@@ -737,84 +667,10 @@ def take_outgoing_alone(
     channels: Sequence[str] | None,
     lease: float,
 ) -> TakenAlone:
-    names = [chat[0]] if chat is not None else channels
-    of = None if names is None else [claims.outbox_column(name) for name in names]
-    in_chat = None if chat is None else claims.outbox_column(chat[1])
+    of, in_chat = claims.outbox_filter(chat, channels)
     found = call(STEP_TAKE, worker, limit, of, in_chat, lease)
     if found and len(found[0]) == 1:
         return TakenAlone((), found[0][0])
     others = [row for row in found if row[0] is None]
     has_more = any(unaddressed or gone(sender) for _, _, sender, _, unaddressed in others)
     return TakenAlone([row[:4] for row in found if row[0] is not None], has_more=has_more)
-
-
-def _set_aside(db: Connection, damaged: Sequence[tuple[int, str]]) -> None:
-    for id, why in damaged:
-        db.execute("UPDATE outbox SET damaged = %s WHERE id = %s", (why, id))
-
-
-# ---------------------------------------------------------------------------------------------- channels
-
-
-def hold(db: Connection, name: str, worker: str, lease: float) -> bool:
-    new = "INSERT INTO channel_lease (name, worker) VALUES (%s, %s) ON CONFLICT DO NOTHING"
-    db.execute(new, (name, worker))
-    row = db.execute("SELECT worker FROM channel_lease WHERE name = %s FOR UPDATE", (name,)).fetchone()
-    if row is not None and row[0] != worker and is_alive(db, row[0], lease):
-        return False
-    db.execute("UPDATE channel_lease SET worker = %s WHERE name = %s", (worker, name))
-    db.execute(RENEW, (worker,))
-    return True
-
-
-# ---------------------------------------------------------------------------------------------- everything else
-
-
-def spend(db: Connection, owner: str, spent: Sequence[Spent]) -> None:
-    for one in sorted(
-        spent, key=lambda one: one.scope
-    ):  # always in the same order, so that no two transactions deadlock
-        db.execute(SPEND, (owner, one.scope, one.tokens, one.cost))
-
-
-def admit(db: Connection, owner: str, name: str, most: int, seconds: float) -> float:
-    """Count one event if the limit allows it; otherwise return the seconds until it does."""
-    values = {"owner": owner, "name": name, "most": most, "seconds": seconds}
-    if db.execute(ADMIT, values).fetchone() is not None:
-        return 0.0
-    left = db.execute(WINDOW_LEFT, values).fetchone()
-    return max(float(left[0]), 0.001) if left is not None else 0.001
-
-
-def fire_timer(db: Connection, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-    where: tuple[Any, ...] = (timer.owner, timer.id, timer.due_at)
-    sql = "DELETE FROM timer WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
-    if next_due is not None:
-        sql = "UPDATE timer SET due_at = %s WHERE owner = %s AND id = %s AND due_at = %s RETURNING id"
-        where = (next_due, *where)
-    if db.execute(sql, where).fetchone() is None:
-        return False
-    accept(db, message, "message")
-    return True
-
-
-def add_token(db: Connection, name: str, owner: str, hash: str, rights: Iterable[str], agent: str) -> Token:
-    """Store a new token by its hash."""
-    checked_name(name)
-    checked_owner(owner)
-    rights = checked_rights(rights)
-    checked_agent(agent)
-    new = db.execute(
-        f"""INSERT INTO token (id, hash, name, owner, rights, agent, created_at) VALUES (%s, %s, %s, %s, %s, %s, {NOW})
-            ON CONFLICT (name) WHERE revoked_at IS NULL DO NOTHING RETURNING id, created_at""",
-        (secrets.token_hex(6), hash, name, owner, joined_rights(rights), agent),
-    ).fetchone()
-    if new is None:
-        raise name_taken(name)
-    return Token(new[0], name, owner, new[1], rights=rights, agent=agent)
-
-
-def mark_files(db: Connection, owner: str, marks: Sequence[FileMark]) -> None:
-    latest = {mark.digest: mark for mark in marks}.values()  # one statement may only change a row once
-    columns = [[mark.digest for mark in latest], [mark.tainted for mark in latest], [mark.path for mark in latest]]
-    db.execute(MARK_FILES, (owner, *columns))

@@ -20,11 +20,10 @@ from ...errors import StoreError
 from ...log import CallsBegun, decode_entry, encode_entry, kind_of
 from ..claims import Restored, may_have_run
 from .schema import MIGRATIONS, migrate
-from .writer import CommitMark
+from .writer import FILES, CommitMark
 
 PAGES_AT_ONCE = 4096
 IN_USE_SECONDS = 2.0  # how long a restore waits for a process that is about to exit
-BESIDE = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store, by suffix
 OPEN_TURNS = "SELECT session, turn, first_seq FROM inbox WHERE opened AND state <> 'done' AND turn IS NOT NULL"
 Progress = Callable[[int, int], None]  # pages copied, total pages
 
@@ -180,7 +179,7 @@ def _set_aside(store: Path) -> Path | None:
     finally:
         db.close()
     aside = store.with_name(f"{store.stem}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}{store.suffix}")
-    for suffix in BESIDE[1:]:
+    for suffix in FILES[1:]:
         with contextlib.suppress(FileNotFoundError):
             store.with_name(store.name + suffix).rename(aside.with_name(aside.name + suffix))
     try:
@@ -191,7 +190,7 @@ def _set_aside(store: Path) -> Path | None:
 
 
 def _remove(draft: Path) -> None:
-    for suffix in BESIDE:
+    for suffix in FILES:
         draft.with_name(draft.name + suffix).unlink(missing_ok=True)
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import socket
-import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable
@@ -23,28 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MESSAGE_BYTES = 256  # larger than any message
-
-
-class Announcements:
-    """Tells joined workers which others take sessions, so that they detect the death of those."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, set[str]] = {}  # by worker: the addresses that know about it
-
-    def announce(self, db: sqlite3.Connection, worker: str) -> None:
-        """Announce a worker that is about to take a session.
-
-        Must be called in the transaction that takes it. Then there is no instant at which the process can die with the
-        session unnoticed: a worker that joins before this transaction gets the message, and one that joins after it
-        finds the session held.
-        """
-        rows = db.execute("SELECT id, address FROM worker").fetchall()
-        if any(id == worker for id, _ in rows):  # it has joined, so the others know about it
-            return
-        told = self._told.setdefault(worker, set())
-        for _, address in rows:
-            if address not in told and send(address, f"{HOLDS} {worker}"):
-                told.add(address)
 
 
 class SocketPeer(Peer):
@@ -106,19 +83,14 @@ class SocketPeer(Peer):
             self._on_notice(decode_notice(kind))
 
 
-def send(address: str, what: str) -> bool:
-    """Send a message to the worker at an address.
+def send_datagram(address: str, what: str) -> None:
+    """Send a message to the worker at an address, unless it has ended or its socket buffer is full.
 
-    Return False if its socket buffer is full, so that wake-ups are pending there.
+    A full buffer means that wake-ups are pending there.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-        try:
-            sender.sendto(what.encode(), address)
-        except BlockingIOError:
-            return False
-        except (FileNotFoundError, ConnectionRefusedError):  # the worker has ended
-            pass
-    return True
+    unreachable = contextlib.suppress(BlockingIOError, FileNotFoundError, ConnectionRefusedError)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, unreachable:
+        sender.sendto(what.encode(), address)
 
 
 def _socket_path() -> Path:

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from ...errors import StoreError
 from ..base import Found
-from ..search import MAX_INDEXED, Batch, Lag, Query, Text, indexed, next_batches, said
+from ..search import MAX_INDEXED, Batch, Lag, Query, Text, found_of, indexed, next_batches, said
 
 T = TypeVar("T")
 
@@ -92,9 +92,7 @@ def _find(db: sqlite3.Connection, owner: str, words: Query, limit: int) -> Itera
                 match = f'owner : "{_term(owner)}" AND text : ({expression})'
                 ids |= dict.fromkeys(id for (id,) in db.execute(RANKED, (match, owner, time.time(), limit)))
     for id in list(ids)[:limit]:
-        for key, turn, at, kind, data, untrusted, seq in db.execute(WHOLE, (id, owner)):
-            role, text = said(kind, data) or ("assistant", "")
-            yield Found(key, turn, at, role, text, bool(untrusted), seq)
+        yield from map(found_of, db.execute(WHOLE, (id, owner)))
 
 
 def _term(owner: str) -> str:

@@ -44,13 +44,14 @@ from ..base import (
     Token,
     TurnInfo,
 )
+from ..claims import TurnStep
 from ..peers import ANY, EventRelay, NoRelay, Notice, alive
 from ..tokens import EXIST, NOTED_EVERY, USE, token_of
-from . import deleting, queries
-from . import transactions as tx
-from .peers import Announcements, SocketPeer, send
+from . import deletion, queries
+from .peers import SocketPeer, send_datagram
 from .schema import NewerSchema, migrate
-from .writer import CHECKPOINT_PAGES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
+from .transactions import REVOKE_GRANTS, SQLiteTransaction
+from .writer import CHECKPOINT_PAGES, FILES, PAGE_BYTES, SHORT, SYNCHRONOUS, CommitMark, Writer
 from .writer import Kind as WriteKind
 
 if TYPE_CHECKING:
@@ -106,7 +107,6 @@ class SQLiteStore:
         self._lock_seconds = lock_seconds
         self.writer = Writer(self._connect_writer, self._explain, flush_always, lock_seconds)
         self.relay: EventRelay = NoRelay()
-        self._announcements = Announcements()
         self._readers: _Readers | None = None
 
     @cached_property
@@ -117,12 +117,12 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ inbox
 
     async def accept(self, message: InboundMessage, kind: Kind = "message") -> Incoming:
-        return await self.writer.submit(partial(tx.accept, message=message, kind=kind))
+        return await self._transact(lambda tx: tx.accept(message, kind))
 
     async def ready(self, worker: str, owner: str | None = None) -> list[tuple[str, str]]:
         def work(db: sqlite3.Connection) -> list[tuple[str, str]]:
             rows = [row for row in db.execute(queries.READY) if owner is None or row[0] == owner]
-            return [(of, key) for of, key, holder in rows if _free(holder, worker)]
+            return [(of, key) for of, key, holder in rows if _is_free(holder, worker)]
 
         return await self._in_reader(work)
 
@@ -131,7 +131,7 @@ class SQLiteStore:
 
     async def urgent(self, worker: str, owner: str | None = None) -> list[Incoming]:
         def work(db: sqlite3.Connection) -> list[Any]:
-            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _free(row[-1], worker)]
+            return [row[:-1] for row in db.execute(queries.URGENT, (owner,)) if _is_free(row[-1], worker)]
 
         return await self._readable(await self._in_reader(work))
 
@@ -145,7 +145,7 @@ class SQLiteStore:
         """Return the messages of these rows. Pending ones that cannot be decoded are set aside."""
         found, damaged = claims.readable(rows)
         if damaged:
-            claims.log_damaged(await self.writer.submit(partial(tx.set_aside, damaged=damaged)))
+            claims.log_damaged(await self._transact(lambda tx: tx.set_aside(damaged)))
         return found
 
     async def unfinished(self, owner: str, channel: str) -> list[Incoming]:
@@ -167,33 +167,29 @@ class SQLiteStore:
         return rows[0] if rows else None
 
     async def hide(self, owner: str, message_id: str) -> bool:
-        return await self._write(queries.HIDE, owner, message_id) == 1
+        return await self._execute(queries.HIDE, owner, message_id) == 1
 
     # ------------------------------------------------------------------------------------------ turns
 
     async def begin(
         self, owner: str, key: str, worker: str, message: InboundMessage | None = None, kind: Kind = "message"
     ) -> Claim | None:
-        def work(db: sqlite3.Connection) -> claims.Begun:
-            self._announcements.announce(db, worker)
-            return tx.begin(db, owner, key, worker, message, kind)
+        def work(tx: SQLiteTransaction) -> claims.Begun:
+            tx.announce(worker)
+            return tx.begin(owner, key, worker, message, kind)
 
-        begun = await self.writer.submit(work)
+        begun = await self._transact(work)
         claims.log_damaged(begun.damaged)
         return claims.begun(begun.work)
 
     def append(
         self, claim: Claim, entries: Sequence[Entry], took: Sequence[int] = (), flush: bool = True
     ) -> Written[None]:
-        rows = claims.rows_of(claim, entries)
-        if not took and not claim.spent and not isinstance(entries[-1], Compacted):
-            unflushed: WriteKind = "short" if sum(map(len, rows.data)) < SHORT else "statement"
-            return self.writer.submit(lambda db: tx.append(db, claim, rows), "flushed" if flush else unflushed)
-        claim.inbox += took
-        spent, claim.spent = claim.spent, []
-        return self.writer.submit(
-            lambda db: tx.append_taking(db, claim, rows, took, spent), "flushed" if flush else "written"
-        )
+        step = TurnStep.of(claim, entries, took)
+        if step.is_plain and entries and not took and not step.spent:  # a single statement
+            unflushed: WriteKind = "short" if sum(map(len, step.rows.data)) < SHORT else "statement"
+            return self._transact(lambda tx: tx.append(claim, step.rows), "flushed" if flush else unflushed)
+        return self._transact(lambda tx: tx.append_step(claim, step), "flushed" if flush else "written")
 
     def finish(
         self,
@@ -204,12 +200,8 @@ class SQLiteStore:
         took: Sequence[int] = (),
         incoming: Sequence[InboundMessage] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self.writer.submit(
-            lambda db: tx.finish(db, claim, rows, entries, took, outgoing, sender, incoming, spent),
-        )
+        step = TurnStep.of(claim, entries, took)
+        return self._transact(lambda tx: tx.finish(claim, step, entries, outgoing, sender, incoming))
 
     def park(
         self,
@@ -219,10 +211,8 @@ class SQLiteStore:
         sender: str | None = None,
         took: Sequence[int] = (),
     ) -> Written[Finished]:
-        claim.inbox += took
-        rows = claims.rows_of(claim, entries)
-        spent, claim.spent = claim.spent, []
-        return self.writer.submit(lambda db: tx.park(db, claim, rows, took, outgoing, sender, spent))
+        step = TurnStep.of(claim, entries, took)
+        return self._transact(lambda tx: tx.park(claim, step, outgoing, sender))
 
     async def decide(
         self,
@@ -234,22 +224,22 @@ class SQLiteStore:
         word: Incoming | InboundMessage | None = None,
         always: bool = False,
     ) -> tuple[int, CallsAsked | None] | None:
-        return await self.writer.submit(lambda db: tx.decide(db, owner, key, allowed, by, note, word, always))
+        return await self._transact(lambda tx: tx.decide(owner, key, allowed, by, note, word, always))
 
     def post(self, claim: Claim, message: OutboundMessage, key: str, sender: str | None) -> Written[int | None]:
-        return self.writer.submit(lambda db: tx.post(db, claim, message, key, sender))
+        return self._transact(lambda tx: tx.post(claim, message, key, sender))
 
     async def release(self, claim: Claim) -> None:
-        await self._write("UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", claim.session, claim.fence)
+        await self._execute("UPDATE session SET worker = NULL WHERE id = ? AND fence = ?", claim.session, claim.fence)
 
     async def release_all(self, worker: str, owner: str | None = None) -> None:
         sql = "UPDATE session SET worker = NULL WHERE worker = ? AND (? IS NULL OR owner = ?)"
-        await self._write(sql, worker, owner, owner)
+        await self._execute(sql, worker, owner, owner)
 
     async def answer(
         self, row: Incoming | InboundMessage, outgoing: Sequence[OutboundMessage], sender: str | None = None
     ) -> list[int]:
-        return await self.writer.submit(partial(tx.answer, row=row, outgoing=outgoing, sender=sender))
+        return await self._transact(lambda tx: tx.answer(row, outgoing, sender))
 
     # ------------------------------------------------------------------------------------------ outbox
 
@@ -260,7 +250,7 @@ class SQLiteStore:
         chat: tuple[str, str] | None = None,
         channels: Sequence[str] | None = None,
     ) -> list[Outgoing]:
-        taken = await self.writer.submit(lambda db: tx.take_outgoing(db, worker, limit, chat, channels))
+        taken = await self._transact(lambda tx: tx.take_outgoing(worker, limit, chat, channels))
         taken.log_damaged()
         return taken.rows
 
@@ -275,10 +265,10 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ channels
 
     async def hold(self, name: str, worker: str) -> bool:
-        return await self.writer.submit(partial(tx.hold, name=name, worker=worker))
+        return await self._transact(lambda tx: tx.hold(name, worker))
 
     async def unhold(self, name: str, worker: str) -> None:
-        await self._write("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
+        await self._execute("DELETE FROM channel_lease WHERE name = ? AND worker = ?", name, worker)
 
     async def holders(self) -> dict[str, str]:
         rows = await self._read("SELECT name, worker FROM channel_lease")
@@ -288,35 +278,35 @@ class SQLiteStore:
         return {id: claims.delivery(*row) for id, *row in await self._read(queries.DELIVERIES, _json(ids))}
 
     async def hold_back(self, ids: Sequence[int], worker: str) -> None:
-        await self._write(queries.HOLD_BACK, worker, _json(ids))
+        await self._execute(queries.HOLD_BACK, worker, _json(ids))
 
     async def release_outgoing(self, worker: str, channel: str) -> None:
-        await self._write(queries.RELEASE_OUTGOING, worker, channel)
+        await self._execute(queries.RELEASE_OUTGOING, worker, channel)
 
     async def mark_parts(self, id: int, worker: str, parts: Sequence[SentPart], sent: bool = False) -> bool:
         sent_at = time.time() if sent else None
-        return await self._write(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
+        return await self._execute(queries.MARK_PARTS, claims.encoded_parts(parts), sent_at, id, worker) == 1
 
     async def bury(self, id: int, worker: str, reason: str) -> bool:
-        return await self._write(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
+        return await self._execute(queries.BURY, claims.outbox_column(reason), time.time(), id, worker) == 1
 
     async def dead_letters(self, channel: str | None = None, limit: int = 100) -> list[DeadLetter]:
         return [claims.dead_letter(row) for row in await self._read(queries.DEAD_LETTERS, channel, limit)]
 
     async def revive(self, ids: Sequence[int]) -> list[int]:
-        return await self.writer.submit(partial(tx.revive, ids=ids))
+        return await self._transact(lambda tx: tx.revive(ids))
 
     async def channel_state(self, channel: str) -> dict[str, str]:
         return dict(await self._read(queries.CHANNEL_STATE, channel))
 
     async def set_channel_state(self, channel: str, key: str, value: str | None) -> None:
         if value is None:
-            await self._write("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
+            await self._execute("DELETE FROM channel_state WHERE channel = ? AND key = ?", channel, key)
         else:
-            await self._write(queries.SET_CHANNEL_STATE, channel, key, value)
+            await self._execute(queries.SET_CHANNEL_STATE, channel, key, value)
 
     async def write_channel_state(self, rows: Sequence[ChannelRow], expected: ChannelRow) -> bool:
-        return await self.writer.submit(partial(tx.write_channel_state, rows=rows, expected=expected))
+        return await self._transact(lambda tx: tx.write_channel_state(rows, expected))
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -367,66 +357,64 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ outside of turns
 
     async def note(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(await self.writer.submit(partial(tx.note, owner=owner, key=key, entries=entries)))
+        return claims.or_busy(await self._transact(lambda tx: tx.note(owner, key, entries)))
 
     async def compact(self, owner: str, key: str, entry: Compacted) -> bool:
-        return await self.writer.submit(partial(tx.compact, owner=owner, key=key, entry=entry))
+        return await self._transact(lambda tx: tx.compact(owner, key, entry))
 
     async def fork(self, owner: str, key: str, until: int | None, new_key: str) -> SessionInfo:
-        await self.writer.submit(partial(tx.fork, owner=owner, key=key, until=until, new_key=new_key))
+        await self._transact(lambda tx: tx.fork(owner, key, until, new_key))
         made = await self.session(owner, new_key)
         assert made is not None
         return made
 
     async def set_title(self, owner: str, key: str, title: str, naming: Naming | None = None) -> bool:
-        return await self.writer.submit(partial(deleting.set_title, owner=owner, key=key, title=title, naming=naming))
+        return await self._transact(lambda tx: tx.set_title(owner, key, title, naming))
 
     async def set_archived(self, owner: str, key: str, archived: bool) -> bool:
-        return await self.writer.submit(partial(deleting.set_archived, owner=owner, key=key, archived=archived))
+        return await self._transact(lambda tx: tx.set_archived(owner, key, archived))
 
     async def delete_session(self, owner: str, key: str) -> Removed | None:
-        return claims.or_busy(await self.writer.submit(partial(deleting.delete, owner=owner, key=key)))
+        return claims.or_busy(await self.writer.submit(partial(deletion.delete, owner=owner, key=key)))
 
     async def prune_requests(self, before: float, position: int = 0) -> Pruned:
-        found = await self._in_reader(lambda db: deleting.old_requests(db, before, position))
+        found = await self._in_reader(lambda db: deletion.old_requests(db, before, position))
         if not found.sessions:
             return Pruned((), found.position)
-        removed = await self.writer.submit(lambda db: deleting.delete_old(db, found.sessions, before))
+        removed = await self.writer.submit(lambda db: deletion.delete_old(db, found.sessions, before))
         return Pruned(removed, found.position)
 
     async def spend(self, owner: str, spent: Sequence[Spent]) -> None:
-        await self.writer.submit(partial(tx.spend, owner=owner, spent=spent))
+        await self._transact(lambda tx: tx.spend(owner, spent))
 
     async def spent(self, owner: str, scopes: Sequence[str]) -> dict[str, tuple[int, float]]:
         rows = await self._read(queries.SPENT, owner, _json(scopes))
         return {scope: (tokens, cost) for scope, tokens, cost in rows}
 
     async def admit(self, owner: str, name: str, most: int, seconds: float) -> float:
-        return await self.writer.submit(partial(tx.admit, owner=owner, name=name, most=most, seconds=seconds))
+        return await self._transact(lambda tx: tx.admit(owner, name, most, seconds))
 
     # ------------------------------------------------------------------------------------------ timers
 
     async def set_timer(self, timer: Timer) -> None:
-        await self._write(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
+        await self._execute(queries.SET_TIMER, timer.owner, timer.id, timer.due_at, _json(timer.data))
 
     async def cancel_timer(self, owner: str, id: str) -> bool:
-        return await self._write("DELETE FROM timer WHERE owner = ? AND id = ?", owner, id) == 1
+        return await self._execute("DELETE FROM timer WHERE owner = ? AND id = ?", owner, id) == 1
 
     async def timers(self, owner: str | None = None, limit: int | None = None) -> list[Timer]:
         rows = await self._read(queries.TIMERS, owner, owner, -1 if limit is None else limit)
         return [Timer(owner, id, due_at, claims.timer_data(data)) for owner, id, due_at, data in rows]
 
     async def fire_timer(self, timer: Timer, message: InboundMessage, next_due: float | None) -> bool:
-        return await self.writer.submit(partial(tx.fire_timer, timer=timer, message=message, next_due=next_due))
+        return await self._transact(lambda tx: tx.fire_timer(timer, message, next_due))
 
     # ------------------------------------------------------------------------------------------ tokens
 
     async def add_token(
         self, name: str, owner: str, hash: str, rights: Iterable[str] = (USE,), agent: str = ""
     ) -> Token:
-        return await self.writer.submit(
-            partial(tx.add_token, name=name, owner=owner, hash=hash, rights=rights, agent=agent)
-        )
+        return await self._transact(lambda tx: tx.add_token(name, owner, hash, rights, agent))
 
     async def tokens_exist(self) -> bool:
         return bool((await self._read(EXIST))[0][0])
@@ -439,15 +427,15 @@ class SQLiteStore:
         return [token_of(row) for row in await self._read(queries.TOKENS, owner)]
 
     async def token_used(self, id: str, at: float) -> None:
-        await self._write(queries.TOKEN_USED, at, id, NOTED_EVERY)
+        await self._execute(queries.TOKEN_USED, at, id, NOTED_EVERY)
 
     async def revoke_token(self, id: str) -> bool:
-        return await self._write(queries.REVOKE_TOKEN, time.time(), id) == 1
+        return await self._execute(queries.REVOKE_TOKEN, time.time(), id) == 1
 
     # ------------------------------------------------------------------------------------------ trust
 
     async def mark_files(self, owner: str, marks: Sequence[FileMark]) -> None:
-        await self.writer.submit(partial(tx.mark_files, owner=owner, marks=marks))
+        await self._transact(lambda tx: tx.mark_files(owner, marks))
 
     async def file_marks(self, owner: str, digests: Sequence[str]) -> dict[str, bool]:
         rows = await self._read(queries.FILE_MARKS, owner, _json(digests))
@@ -457,18 +445,18 @@ class SQLiteStore:
         return [path for (path,) in await self._read(queries.TAINTED_PATHS, owner, limit)]
 
     async def grant(self, owner: str, key: str, names: Sequence[str]) -> None:
-        await self.writer.submit(partial(tx.grant, owner=owner, key=key, names=names))
+        await self._transact(lambda tx: tx.grant(owner, key, names))
 
     async def grants(self, owner: str, key: str) -> frozenset[str]:
         return frozenset(name for (name,) in await self._read(queries.GRANTS, owner, key))
 
     async def revoke_grants(self, owner: str, key: str) -> None:
-        await self._write(tx.REVOKE_GRANTS, owner, key)
+        await self._execute(REVOKE_GRANTS, owner, key)
 
     # ------------------------------------------------------------------------------------------ workers
 
     async def join(self, worker: str, address: str) -> None:
-        await self.writer.submit(partial(tx.join, worker=worker, address=address))
+        await self._transact(lambda tx: tx.join(worker, address))
 
     async def workers(self) -> list[tuple[str, str]]:
         sql = "SELECT id, address FROM worker"
@@ -478,7 +466,7 @@ class SQLiteStore:
         return await self._in_reader(lambda db: [id for (id,) in db.execute(queries.HOLDERS) if alive(id)])
 
     async def leave(self, worker: str) -> None:
-        await self._write("DELETE FROM worker WHERE id = ?", worker)
+        await self._execute("DELETE FROM worker WHERE id = ?", worker)
 
     async def is_alive(self, worker: str) -> bool:
         return await asyncio.to_thread(alive, worker)
@@ -490,7 +478,7 @@ class SQLiteStore:
         # A machine runs few workers: all of them are woken, and look at everything.
         for worker, address in await self.workers():
             if worker != but:
-                send(address, what)
+                send_datagram(address, what)
 
     @property
     def standby_wait(self) -> float:
@@ -507,7 +495,7 @@ class SQLiteStore:
     # ------------------------------------------------------------------------------------------ without an event loop
 
     def note_now(self, owner: str, key: str, entries: Sequence[Entry]) -> int:
-        return claims.or_busy(self.writer.call(partial(tx.note, owner=owner, key=key, entries=entries)))
+        return claims.or_busy(self.writer.call(lambda db: SQLiteTransaction(db).note(owner, key, entries)))
 
     def read_now(self, owner: str, key: str) -> list[Logged]:
         def work(db: sqlite3.Connection) -> list[Logged]:
@@ -524,7 +512,7 @@ class SQLiteStore:
 
     def files(self) -> list[Path]:
         real = self.path.resolve()
-        return [real, *(real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", "-commits"))]
+        return [real.with_name(real.name + suffix) for suffix in FILES]
 
     def hurry(self) -> None:
         """Do nothing: there is no server to wait for."""
@@ -549,7 +537,10 @@ class SQLiteStore:
             readers, self._readers = self._readers, None
             await asyncio.get_running_loop().run_in_executor(None, readers.close)
 
-    async def _write(self, sql: str, *values: object) -> int:
+    def _transact(self, work: Callable[[SQLiteTransaction], T], kind: WriteKind = "flushed") -> Written[T]:
+        return self.writer.submit(lambda db: work(SQLiteTransaction(db)), kind)
+
+    async def _execute(self, sql: str, *values: object) -> int:
         """Run one statement, and return the number of rows it changed."""
         return await self.writer.submit(lambda db: db.execute(sql, values).rowcount)
 
@@ -666,5 +657,5 @@ def _use_wal(connection: sqlite3.Connection, seconds: float) -> None:
             time.sleep(0.005)
 
 
-def _free(holder: str | None, worker: str) -> bool:
+def _is_free(holder: str | None, worker: str) -> bool:
     return holder is None or holder == worker or not alive(holder)

@@ -60,8 +60,8 @@ class Writer:
         self,
         connect: Callable[[], tuple[sqlite3.Connection, CommitMark]],
         explain: Callable[[sqlite3.Error], Exception],
-        flush_always: bool = False,
-        lock_seconds: float = 30.0,
+        flush_always: bool,
+        lock_seconds: float,
     ) -> None:
         self.commit_hooks = CommitHooks()
         self.commits = 0
@@ -399,6 +399,9 @@ class CommitMark:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+FILES = ("", "-wal", "-shm", "-journal", "-commits")  # the files of a store, by what follows its name
 
 
 def mark_file(database: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Titles and deletion of sessions in SQLite.
+"""Deletion of sessions in SQLite.
 
 Ids of sessions and of incoming and outgoing messages are never reused, because other processes may still refer to them:
 if the row with the highest id is deleted, it is blanked and kept until there is a higher id.
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from .. import claims
-from ..base import Naming, Removed
+from ..base import Removed
 from ..claims import Held
-from ..deletion import API, STEP_DELETIONS, STEP_SESSIONS, SUBAGENT, OldRequests, family, is_prunable, parent_of
+from ..deletion import API, STEP_SESSIONS, SUBAGENT, OldRequests, family, parent_of, prunable
 from ..peers import alive
 from .transactions import REVOKE_GRANTS_OF, session_id
 
@@ -23,19 +23,18 @@ FORGET_BLANK = """DELETE FROM session WHERE owner = '' AND id < (SELECT max(id) 
     AND id NOT IN (SELECT session FROM outbox WHERE id = (SELECT max(id) FROM outbox))"""
 FORGET_REQUEST_TEXTS = """DELETE FROM request_text
     WHERE key <> '' AND (owner, key) = (SELECT owner, key FROM session WHERE id = ?)"""
-NAME = "UPDATE session SET title = ?, named_by = ? WHERE id = ? AND title = '' AND named_by = ''"
-ARCHIVE = """UPDATE session SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry e WHERE e.session = session.id)
-    WHERE owner = ? AND key = ?"""
-BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = ? AND key = ?"
 FIRST_MESSAGE = "(SELECT CAST(data AS BLOB) FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
 SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner = ? AND s.key >= ? AND s.key < ?"
-HOLDERS = """SELECT worker FROM session WHERE id = ?1 AND worker IS NOT NULL
-    UNION SELECT worker FROM outbox WHERE session = ?1 AND sent_at IS NULL AND worker IS NOT NULL"""
+HOLDERS = """WITH deleted AS (SELECT value FROM json_each(?1))
+    SELECT worker FROM session WHERE id IN deleted AND worker IS NOT NULL
+    UNION SELECT worker FROM outbox WHERE session IN deleted AND sent_at IS NULL AND worker IS NOT NULL"""
 FORKS = """SELECT s.id FROM entry f, session s JOIN entry e ON e.session = s.id AND e.seq = 1
     WHERE f.session = ?1 AND f.seq = 1 AND s.owner = ?2 AND s.id <> ?1 AND e.at = f.at AND e.data = f.data"""
-COUNTS = """SELECT (SELECT count(*) FROM entry WHERE session = ?1),
-    (SELECT count(*) FROM inbox WHERE session = ?1 AND opened),
-    (SELECT count(*) FROM inbox WHERE session = ?1) + (SELECT count(*) FROM outbox WHERE session = ?1)"""
+COUNTS = """WITH deleted AS (SELECT value FROM json_each(?1))
+    SELECT (SELECT count(*) FROM entry WHERE session IN deleted),
+        (SELECT count(*) FROM inbox WHERE session IN deleted AND opened),
+        (SELECT count(*) FROM inbox WHERE session IN deleted)
+            + (SELECT count(*) FROM outbox WHERE session IN deleted)"""
 BLANK_SESSION = """UPDATE session SET owner = '', key = 'deleted ' || id, title = '', named_by = '', naming_usage = '',
     worker = NULL, fence = fence + 1 WHERE id = ?"""
 BLANK_INBOX = """UPDATE inbox SET owner = '', message_id = NULL, kind = 'urgent', state = 'done', data = '',
@@ -52,52 +51,29 @@ SOME = f"""SELECT s.id, s.owner, s.key, {FIRST_ENTRY}, {FIRST_MESSAGE}
 STILL_OLD = f"SELECT s.owner, s.key FROM session s WHERE s.id = ? AND {IS_OLD}"
 
 
-def set_title(db: sqlite3.Connection, owner: str, key: str, title: str, naming: Naming | None) -> bool:
-    if naming is None:
-        named = "UPDATE session SET title = ?, named_by = '' WHERE owner = ? AND key = ?"
-        return db.execute(named, (title, owner, key)).rowcount > 0
-    row = db.execute("SELECT id, naming_usage FROM session WHERE owner = ? AND key = ?", (owner, key)).fetchone()
-    if row is None:
-        return False
-    db.execute("UPDATE session SET naming_usage = ? WHERE id = ?", (claims.added_usage(row[1], naming.usage), row[0]))
-    return db.execute(NAME, (title, naming.model, row[0])).rowcount > 0
-
-
-def set_archived(db: sqlite3.Connection, owner: str, key: str, archived: bool) -> bool:
-    return db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).rowcount > 0
-
-
 def delete(db: sqlite3.Connection, owner: str, key: str) -> Removed | Held | None:
     """Delete a session and its sub-agents' sessions, unless a live worker is active there."""
     if (root := session_id(db, owner, key)) is None:
         return None
     rows = db.execute(SUBAGENTS, (owner, SUBAGENT, "sub;"))
     sessions = family((root, key), ((id, name, parent_of(data)) for id, name, data in rows))
-    for id, _ in sessions:
-        for (worker,) in db.execute(HOLDERS, (id,)).fetchall():
-            if alive(worker):
-                return Held(worker, None)
+    ids = [id for id, _ in sessions]
+    listed = claims.encode(ids).decode()
+    for (worker,) in db.execute(HOLDERS, (listed,)).fetchall():
+        if alive(worker):
+            return Held(worker, None)
     for (fork,) in db.execute(FORKS, (root, owner)).fetchall():
         _unindex(db, fork)  # entries shared with this session are only indexed here: the next search indexes them there
-    removed = Removed(())
-    for id, name in sessions:
-        removed += Removed((name,), *db.execute(COUNTS, (id,)).fetchone())
-    _delete(db, [id for id, _ in sessions])
-    return removed
+    counts = db.execute(COUNTS, (listed,)).fetchone()
+    _delete(db, ids)
+    return Removed(tuple(name for _, name in sessions), *counts)
 
 
 def old_requests(db: sqlite3.Connection, before: float, position: int) -> OldRequests:
     """Find old requests among the next sessions."""
     (last,) = db.execute("SELECT coalesce(max(id), 0) FROM session").fetchone()
-    until = position + STEP_SESSIONS
-    found: list[int] = []
-    for id, owner, key, entry, message in db.execute(SOME, (position, until, before)):
-        if is_prunable(key, entry, message, partial(_exists, db, owner)):
-            found.append(id)
-            if len(found) == STEP_DELETIONS:
-                until = id
-                break
-    return OldRequests(found, until if until < last else None)
+    rows = db.execute(SOME, (position, position + STEP_SESSIONS, before))
+    return prunable(rows, position, last, partial(_exists, db))
 
 
 def _exists(db: sqlite3.Connection, owner: str, key: str) -> bool:

@@ -21,7 +21,7 @@ from everloop.store.postgres.store import PostgresStore
 from tests.support.commands import environment, everloop, start
 
 from .server import Server, name_of
-from .test_migrate import fill, opened
+from .test_import_sqlite import fill, opened
 
 CHAT = "(SELECT key FROM session s WHERE s.id = session)"
 TABLES = {
@@ -197,7 +197,7 @@ async def test_a_move_that_is_cut_off_at_a_commit_leaves_the_owner_in_one_databa
         await store.accept(InboundMessage("test", "user", "1", "new", owner="anna").addressed())
 
 
-async def test_a_token_whose_name_was_taken_during_an_interrupted_move_is_told_and_not_lost(
+async def test_a_token_whose_name_was_taken_during_an_interrupted_move_is_reported_and_not_lost(
     postgres, database, other, worker
 ):
     await filled(postgres, database, worker)

@@ -1,4 +1,4 @@
-"""Titles and deletion of sessions in PostgreSQL.
+"""Deletion of sessions in PostgreSQL.
 
 A session is locked before it is deleted. A message that arrives for it waits, and then finds no session.
 """
@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import claims
-from ..base import Naming, Removed
+from ..base import Removed
 from ..claims import Held
-from ..deletion import API, STEP_DELETIONS, STEP_SESSIONS, SUBAGENT, OldRequests, family, is_prunable, parent_of
+from ..deletion import API, STEP_SESSIONS, SUBAGENT, OldRequests, family, parent_of, prunable
 from .transactions import is_alive
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connect import Connection
 
-NAME = "UPDATE session SET title = %s, named_by = %s WHERE id = %s AND title = '' AND named_by = '' RETURNING id"
 FIRST_MESSAGE = "(SELECT data FROM inbox WHERE session = s.id ORDER BY id LIMIT 1)"
 LOCK = "SELECT id FROM session WHERE owner = %s AND key = %s FOR UPDATE"
 SUBAGENTS = f"SELECT s.id, s.key, {FIRST_MESSAGE} FROM session s WHERE s.owner = %s AND starts_with(s.key, %s)"
@@ -43,9 +41,6 @@ DELETE = (
         WHERE s.id = ANY(%s) AND t.key <> '' AND (t.owner, t.key) = (s.owner, s.key)""",
     "DELETE FROM session WHERE id = ANY(%s)",
 )
-ARCHIVE = """UPDATE session s SET archived_at = (SELECT coalesce(max(seq), 0) FROM entry WHERE session = s.id)
-    WHERE owner = %s AND key = %s RETURNING id"""
-BRING_BACK = "UPDATE session SET archived_at = 0 WHERE owner = %s AND key = %s RETURNING id"
 IS_OLD = """s.updated_at < %s AND s.worker IS NULL
     AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id AND state <> 'done')
     AND NOT EXISTS (SELECT 1 FROM outbox WHERE session = s.id AND sent_at IS NULL)"""
@@ -56,23 +51,6 @@ SOME = f"""SELECT s.id, s.owner, s.key, {FIRST_ENTRY}, {FIRST_MESSAGE}
     ORDER BY s.id"""
 STILL_OLD = f"SELECT s.id, s.owner, s.key FROM session s WHERE s.id = ANY(%s) AND {IS_OLD}"
 LOCK_FREE = "SELECT id FROM session WHERE id = ANY(%s) ORDER BY id FOR UPDATE SKIP LOCKED"
-
-
-def set_title(db: Connection, owner: str, key: str, title: str, naming: Naming | None) -> bool:
-    if naming is None:
-        named = "UPDATE session SET title = %s, named_by = '' WHERE owner = %s AND key = %s RETURNING id"
-        return db.execute(named, (title, owner, key)).fetchone() is not None
-    lock = "SELECT id, naming_usage FROM session WHERE owner = %s AND key = %s FOR NO KEY UPDATE"
-    row = db.execute(lock, (owner, key)).fetchone()
-    if row is None:
-        return False
-    usage = claims.added_usage(row[1], naming.usage)
-    db.execute("UPDATE session SET naming_usage = %s WHERE id = %s", (usage, row[0]))
-    return db.execute(NAME, (title, naming.model, row[0])).fetchone() is not None
-
-
-def set_archived(db: Connection, owner: str, key: str, archived: bool) -> bool:
-    return db.execute(ARCHIVE if archived else BRING_BACK, (owner, key)).fetchone() is not None
 
 
 def delete(db: Connection, owner: str, key: str, lease: float) -> Removed | Held | None:
@@ -98,15 +76,8 @@ def delete(db: Connection, owner: str, key: str, lease: float) -> Removed | Held
 def old_requests(db: Connection, before: float, position: int) -> OldRequests:
     """Find old requests among the next sessions."""
     row: Any = db.execute("SELECT coalesce(max(id), 0) FROM session").fetchone()
-    until = position + STEP_SESSIONS
-    found: list[int] = []
-    for id, owner, key, entry, message in db.execute(SOME, (position, until, before)).fetchall():
-        if is_prunable(key, entry, message, partial(_exists, db, owner)):
-            found.append(id)
-            if len(found) == STEP_DELETIONS:
-                until = id
-                break
-    return OldRequests(found, until if until < row[0] else None)
+    rows = db.execute(SOME, (position, position + STEP_SESSIONS, before)).fetchall()
+    return prunable(rows, position, row[0], partial(_exists, db))
 
 
 def _exists(db: Connection, owner: str, key: str) -> bool:

@@ -134,9 +134,9 @@ async def test_a_file_that_is_in_use_is_refused(filled, database):
     async with opened(SQLiteStore(filled)) as store:
         await store.join(worker, "/nowhere")
         with pytest.raises(StoreError):
-            await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
+            await asyncio.to_thread(import_sqlite.import_store, filled, DSN(database))
         await store.leave(worker)
-        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.import_store, filled, DSN(database))
     retire(worker)
 
 
@@ -145,7 +145,7 @@ async def test_a_failure_in_the_middle_leaves_nothing_behind(filled, database, w
     columns = {**import_sqlite.TABLES, where: (*import_sqlite.TABLES[where], "missing")}
     monkeypatch.setattr(import_sqlite, "TABLES", columns)
     with pytest.raises(StoreError) as raised:
-        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.import_store, filled, DSN(database))
     assert len(str(raised.value).splitlines()) == 1
     async with opened(PostgresStore(database)) as store:
         assert await store.sessions("me") == []
@@ -160,7 +160,7 @@ async def test_a_log_that_arrives_changed_is_detected_and_nothing_is_kept(filled
 
     monkeypatch.setattr(import_sqlite, "_fits", altered)
     with pytest.raises(StoreError, match="session 3"):
-        await asyncio.to_thread(import_sqlite.move, filled, DSN(database))
+        await asyncio.to_thread(import_sqlite.import_store, filled, DSN(database))
     async with opened(PostgresStore(database)) as store:
         assert await store.sessions("me") == []
 

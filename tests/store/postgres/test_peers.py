@@ -1,4 +1,4 @@
-"""A worker among the other workers of its store."""
+"""A worker's membership among the workers of its store: joining, draining and leaving."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from everloop.store.sqlite.peers import _socket_path
 from .wrapped import Wrapped
 
 
-def ears_of(store: Any) -> list[object]:
-    """The notices that this process gets of the store."""
+def listeners_of(store: Any) -> list[object]:
+    """Return what receives notices of the store in this process."""
     if isinstance(store, PostgresStore):
         return list(store.heartbeat._listeners)
     return [one for one in os.listdir(_socket_path().parent) if one.startswith(f"{os.getpid()}-")]
@@ -35,19 +35,19 @@ async def test_a_worker_that_leaves_before_it_has_joined_leaves_nothing_behind(
     store = SQLiteStore(tmp_path / "store.db") if kind == "sqlite" else PostgresStore(database)
     worker = new_worker()
     for quarter in range(16):
-        place = store.peer(worker, lambda _: None)
-        joining = asyncio.create_task(place.join())
+        peer = store.peer(worker, lambda _: None)
+        joining = asyncio.create_task(peer.join())
         await asyncio.sleep(quarter / 4000)
-        await place.leave()
+        await peer.leave()
         await joining
-        assert await asyncio.to_thread(ears_of, store) == []
-    await nobody_is_known(store)
+        assert await asyncio.to_thread(listeners_of, store) == []
+    await no_worker_is_known(store)
     retire(worker)
     await store.close()
 
 
-async def nobody_is_known(store: Any) -> None:
-    """Soon: a beat in progress may briefly report the earlier state. The one after it comes after 5 seconds."""
+async def no_worker_is_known(store: Any) -> None:
+    """Wait: a renewal in progress may briefly write the earlier state. The one after it comes after 5 seconds."""
     end = time.monotonic() + 4
     while found := await store.workers():
         assert time.monotonic() < end, found
@@ -66,45 +66,45 @@ class LateStore(PostgresStore):
         await super().join(worker, address)
 
 
-@pytest.mark.parametrize("step", ["join", "rest"])
+@pytest.mark.parametrize("step", ["join", "drain"])
 async def test_a_late_write_does_not_bring_back_a_worker_that_has_left(step: str, database: str) -> None:
     store = LateStore(database)
     worker = new_worker()
-    place = NotifiedPeer(store, worker, lambda _: None, True)
-    if step == "rest":
+    peer = NotifiedPeer(store, worker, lambda _: None, True)
+    if step == "drain":
         store.gate.set()
-        await place.join()
+        await peer.join()
         store.gate.clear()
-    coming = asyncio.create_task(place.join() if step == "join" else place.drain())
+    coming = asyncio.create_task(peer.join() if step == "join" else peer.drain())
     await asyncio.sleep(0)
-    await place.leave()
+    await peer.leave()
     store.gate.set()
     await coming
-    await nobody_is_known(store)
-    assert ears_of(store) == []
+    await no_worker_is_known(store)
+    assert listeners_of(store) == []
     retire(worker)
     await store.close()
 
 
-async def test_a_beat_in_progress_does_not_bring_back_a_worker_that_has_left(database: str) -> None:
-    """The worker leaves after the beat has looked up the workers and before it has written."""
+async def test_a_renewal_in_progress_does_not_bring_back_a_worker_that_has_left(database: str) -> None:
+    """The worker leaves after the heartbeat has looked up the workers and before it writes them."""
     store = PostgresStore(database)
     worker, loop = new_worker(), asyncio.get_running_loop()
-    connect, beats = store.heartbeat._connect, asyncio.Semaphore(0)
+    connect, renewals = store.heartbeat._connect, asyncio.Semaphore(0)
 
-    class Beating(Wrapped):
+    class Renewing(Wrapped):
         def execute(self, query: str, values: Any = ()) -> Any:
             if query != RENEW or values[1][0] is None:
                 return self.real.execute(query, values)
             asyncio.run_coroutine_threadsafe(store.leave(worker), loop).result(20)
             done = self.real.execute(query, values)
-            loop.call_soon_threadsafe(beats.release)
+            loop.call_soon_threadsafe(renewals.release)
             return done
 
-    store.heartbeat._connect = lambda: Beating(connect())  # type: ignore[assignment,return-value]
+    store.heartbeat._connect = lambda: Renewing(connect())  # type: ignore[assignment,return-value]
     await store.join(worker, "ear")
-    await asyncio.wait_for(beats.acquire(), 10)
-    await nobody_is_known(store)
+    await asyncio.wait_for(renewals.acquire(), 10)
+    await no_worker_is_known(store)
     retire(worker)
     await store.close()
 
@@ -114,11 +114,11 @@ async def test_a_folder_whose_name_is_too_long_for_sockets_is_reported(tmp_path,
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     store, worker = SQLiteStore(tmp_path / "store.db"), new_worker()
-    place = store.peer(worker, lambda _: None)
+    peer = store.peer(worker, lambda _: None)
     try:
         with pytest.raises(StoreError, match="set XDG_RUNTIME_DIR to a folder with a shorter name"):
-            await place.join()
+            await peer.join()
     finally:
-        await place.leave()
+        await peer.leave()
         retire(worker)
         await store.close()

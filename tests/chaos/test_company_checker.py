@@ -168,10 +168,11 @@ def ask_twice(history: History) -> None:
 
 
 def leave_out_slot(history: History) -> None:
-    ids = sorted(message.id for message in history.messages if message.id.startswith("cron:"))
-    job = ids[0].split(":")[1]
-    first = next(message for message in history.messages if message.id.startswith(f"cron:{job}:"))
-    first.id = f"cron:{job}:{int(first.id.split(':')[2]) - 2 * EVERY}"
+    """Let a job also come two slots before its first one, but not in the slot between."""
+    fired = next(message for message in history.messages if message.id.startswith("cron:"))
+    job = fired.id.split(":")[1]
+    times = [int(one.id.split(":")[2]) for one in history.messages if one.id.startswith(f"cron:{job}:")]
+    history.messages.append(dataclasses.replace(fired, id=f"cron:{job}:{min(times) - 2 * EVERY}"))
 
 
 def fire_twice(history: History) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from everloop import LLMProvider, LLMResponse
 from everloop.channels import preview
+from everloop.channels.access import tell
 from everloop.channels.discord import Discord
 from everloop.channels.links import ALONE, LEFT
 from everloop.channels.slack import Slack
@@ -98,6 +99,49 @@ async def test_text_is_shown_as_it_arrives_and_the_answer_replaces_it(network: A
         await found(lambda: _is_clean(store, name))
 
 
+async def test_a_notice_in_the_chat_does_not_end_the_preview_of_its_turn(network: Any, tmp_path: Path) -> None:
+    model, chat, name = Writes(), chat_of(network), network.settings["name"]
+    async with running(network.settings, tmp_path, model) as store:
+        await network.say(chat, "are the beans ripe?")
+        await until(lambda: network.heard(chat) == [FIRST + "…"])
+        await tell(store, name, "me", chat, "Person 8 is paired.", "notice")
+        await until(lambda: "Person 8 is paired." in network.heard(chat))
+        model.goes_on.set()
+        await until(lambda: changes(network) and changes(network)[-1].endswith(SECOND + " …"))
+        model.ends.set()
+        await until(lambda: network.heard(chat)[-1] == FIRST + SECOND)
+        await found(lambda: _is_clean(store, name))
+
+
+async def test_the_next_message_of_a_chat_has_a_preview_too(network: Any, tmp_path: Path) -> None:
+    model, chat, name = Writes(), chat_of(network), network.settings["name"]
+    async with running(network.settings, tmp_path, model) as store:
+        await network.say(chat, "are the beans ripe?")
+        await until(lambda: network.heard(chat) == [FIRST + "…"])
+        await network.say(chat, "and the peas?")
+        await found(lambda: _waits(store, f"{name}:{chat}"))
+        model.goes_on.set()
+        await until(lambda: changes(network))
+        model.goes_on.clear()
+        model.ends.set()
+        await until(lambda: network.heard(chat) == [FIRST + SECOND, FIRST + "…"])
+        model.goes_on.set()
+        await until(lambda: network.heard(chat) == [FIRST + SECOND, FIRST + SECOND])
+        await found(lambda: _is_clean(store, name))
+
+
+async def test_the_draft_of_a_stopped_turn_is_removed_at_once(network: Any, tmp_path: Path) -> None:
+    model, chat, name = Writes(), chat_of(network), network.settings["name"]
+    async with running(network.settings, tmp_path, model) as store:
+        await network.say(chat, "are the beans ripe?")
+        await found(lambda: _has_draft(store, name))
+        began = asyncio.get_running_loop().time()
+        await network.say(chat, "/stop" if name != "slack" else " /stop")
+        await found(lambda: _is_clean(store, name))
+        assert asyncio.get_running_loop().time() - began < preview.ANSWER_SECONDS / 2
+        await until(lambda: FIRST + "…" not in network.heard(chat))
+
+
 async def test_the_draft_of_a_process_that_died_is_removed(network: Any, tmp_path: Path) -> None:
     chat, name = chat_of(network), network.settings["name"]
     async with running(network.settings, tmp_path, Writes()) as store:
@@ -155,7 +199,7 @@ async def test_a_chat_that_left_a_session_is_shown_no_more_of_it(network: Any, t
         await until(lambda: ALONE in network.heard(home))
         model.goes_on.set()
         await asyncio.sleep(0.5)  # 25 times as long as between two changes of a draft
-        assert [text for text in changes(network) if SECOND in text] == []
+        assert [text for text in network.heard(other) if SECOND in text] == []
         model.ends.set()
         await until(lambda: network.heard(other)[-1] == LEFT)  # nor is it sent the answer to its own message
         await found(lambda: _is_clean(store, kind))
@@ -192,6 +236,7 @@ async def test_a_draft_is_removed_even_if_the_turn_is_answered_in_another_chat(
             await found(lambda: _waits(store, f"{kind}:{home}"))
         model.starts.set()
         await until(lambda: network.heard(other if busy == "steer" else home)[-1] == FIRST + "…")
+        await found(lambda: _has_draft(store, kind))
         model.goes_on.set()
         if busy == "queue":
             await say(other, " /stop")

@@ -21,6 +21,7 @@ from everloop.store.sqlite import SQLiteStore
 from everloop.testing import ScriptedProvider
 from everloop.testing.channels import running
 from tests.channels.hooks import HookNetwork
+from tests.channels.says import found
 from tests.support.commands import until
 
 KEY = "canary-of-a-key-7193"
@@ -154,11 +155,17 @@ async def test_a_channel_that_fails_with_its_secret_logs_it_nowhere(
             if place == "send":
                 await tell(store, "hook", "me", "anna", "hello", "1")
             await until(lambda: "login as" in logged.getvalue())
+            if place != "bug":
+                await found(lambda: _tells_why(store))
             state = str(await store.channel_state("hook"))
             kept = await activity(store)
     check(logged.getvalue(), *(["Traceback", "channel hook failed"] if place == "bug" else ["channel hook: "]))
     check(state, *([] if place == "bug" else ["login as"]))
     check(kept)
+
+
+async def _tells_why(store: Any) -> bool:
+    return "login as" in str(await store.channel_state("hook"))
 
 
 def test_an_error_without_secrets_is_the_same_one() -> None:

@@ -14,9 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from .. import events
+from ..bus import InboundMessage
 from ..config import ChannelConfig
 from ..errors import EverloopError, StoreError
-from ..log import Logged, ModelAnswered, TurnEnded
+from ..log import Logged, ModelAnswered, Reason, TurnEnded
 from ..runtime.streaming import SessionState, SessionSubscriber, Streamed
 from ..store.base import Store
 from .base import Channel, Later
@@ -36,14 +37,18 @@ MaySee = Callable[[], Awaitable[bool]]
 
 @dataclass(slots=True)
 class Shown:
-    """The preview of the running turn in a chat."""
+    """The preview of the turns that the messages of a chat open, until all of these are answered."""
 
     session: str
     chat: str
+    messages: set[str | None]  # ids of the messages that are not answered yet
     streams: bool  # drafts are shown
     may_see: MaySee  # whether the chat still belongs to the session
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_over: bool = False
+    answers: int = 0  # answers that were sent
+    ends: int = 0  # turns that ended, as far as the session was followed
+    reason: Reason | None = None  # why the latest of them ended
     text: str = ""
     drafted: str = ""  # the text of the draft
     next_draft: float = 0.0
@@ -65,18 +70,23 @@ class Previews:
 
     @asynccontextmanager
     async def preparing(
-        self, session: str, chat_id: str, chat: str, is_thread: bool, may_see: MaySee
+        self, message: InboundMessage, chat: str, is_thread: bool, may_see: MaySee
     ) -> AsyncIterator[None]:
-        """Show what happens in a session, until its turn has ended or its answer is sent.
+        """Show what happens in the message's session, until its turn has ended or its answer is sent.
 
         The body of the context puts the message into the inbox. The session is followed from before that, so that
         nothing of the turn is missed.
         """
+        session, chat_id = message.session_key, message.chat_id
         streams = self._config.stream and self._can.edit and not is_thread
-        if chat_id in self._shown or not (streams or self._can.typing):
+        if not (streams or self._can.typing):
             yield
             return
-        shown = self._shown[chat_id] = Shown(session, chat, streams, may_see)
+        if chat_id in self._shown:
+            self._shown[chat_id].messages.add(message.id)
+            yield
+            return
+        shown = self._shown[chat_id] = Shown(session, chat, {message.id}, streams, may_see)
         subscriber: SessionSubscriber | None = None
         try:
             if self._follow is not None:
@@ -96,12 +106,18 @@ class Previews:
             log.debug("channel %s cannot follow a session: %s", self._config.name, error)
             return None
 
-    async def answered(self, chat_id: str) -> None:
-        """Remove the preview of a chat, because its answer was sent."""
+    async def answered(self, chat_id: str, message_id: str | None) -> None:
+        """Remove the draft of an answer, because it was sent; with the last one, end the preview of the chat."""
         if (shown := self._shown.get(chat_id)) is not None:
-            shown.is_over = True
+            if message_id not in shown.messages:
+                return  # something else was sent, such as a notice, while the turn runs
+            shown.messages.discard(message_id)
+            shown.answers += 1
+            shown.is_over = not shown.messages
             async with shown.lock:  # a draft may be on its way
-                pass
+                shown.drafted = ""
+                if shown.answers > shown.ends:  # the text is that of the answer; else it is already the next one's
+                    shown.text = ""
         if (id := self._drafts.pop(chat_id, None)) is not None:
             await self._remove(chat_id, id)
 
@@ -137,13 +153,14 @@ class Previews:
             log.debug("channel %s: the preview of a turn has failed (%s)", self._config.name, type(error).__name__)
         finally:
             self._end(chat_id, shown, subscriber)
-        await self._remove_unanswered(chat_id)
+        await self._remove_unanswered(chat_id, shown.reason)
 
-    async def _remove_unanswered(self, chat_id: str) -> None:
-        """Remove the draft of a turn that was answered in another chat of its session."""
+    async def _remove_unanswered(self, chat_id: str, reason: Reason | None) -> None:
+        """Remove the draft of a turn that was stopped, or answered in another chat of its session."""
         id = self._drafts.get(chat_id)
         if id is not None:
-            await asyncio.sleep(ANSWER_SECONDS)
+            if reason not in ("cancelled", "replaced"):
+                await asyncio.sleep(ANSWER_SECONDS)
             if self._drafts.get(chat_id) == id and chat_id not in self._shown:
                 del self._drafts[chat_id]
                 await self._remove(chat_id, id)
@@ -172,8 +189,11 @@ class Previews:
                             return
                         # While a message is being claimed, it is briefly in neither place.
                         quiet_since = (quiet_since or clock()) if is_quiet else None
-                    case Logged(entry=TurnEnded()) if not waiting:
-                        return
+                    case Logged(entry=TurnEnded(reason=reason)):
+                        shown.reason, shown.ends, shown.text = reason, shown.ends + 1, ""
+                        further = len(shown.messages) - (shown.ends > shown.answers)
+                        if not waiting and not further:
+                            return
             if quiet_since is not None and clock() - quiet_since > QUIET_SECONDS:
                 return
             if shown.streams and clock() >= shown.next_draft:
@@ -191,6 +211,8 @@ class Previews:
         clock = asyncio.get_running_loop().time
         async with shown.lock:
             if shown.is_over or shown.text == shown.drafted or len(shown.text) < LEAST_TEXT:
+                return
+            if shown.answers > shown.ends:  # this is still of the turn whose answer was sent
                 return
             first = next(split(shown.text, self._can), None)
             if first is None:

@@ -417,7 +417,7 @@ class ChannelInbox:
             is_admitted = await self._access.standing(message) != "stranger"
             return is_admitted and await self._session_of(message) == session
 
-        async with self._previews.preparing(session, incoming.chat_id, message.chat, bool(message.thread), may_see):
+        async with self._previews.preparing(incoming, message.chat, bool(message.thread), may_see):
             await self._put(incoming, kind)
         return True
 
@@ -768,7 +768,7 @@ class Sender:
             while queue:
                 with contextlib.suppress(LeaseLost):
                     await self._send(queue[0])
-                    await self._previews.answered(chat)
+                    await self._previews.answered(chat, queue[0].row.message.reply_to)
                 queue.popleft()
         finally:
             self._chats.pop(chat, None)

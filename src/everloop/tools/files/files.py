@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Annotated, Any, BinaryIO
 
 from ...sandbox.reach import FOLDER, READ, Opened, Target, normalized
-from ...text import clean
+from ...text import clean, counted
 from ...threads import in_thread
 from ..base import FunctionTool, Output, Plan, Replay, Tool, ToolError
 from ..children import Child, beside_child
@@ -256,7 +256,7 @@ def _pages(file: BinaryIO, path: str, offset: int, limit: int) -> str:
     if total == 0:
         return "(empty file)"
     if not shown:
-        raise ToolError(f"{path} has only {total} lines: choose a smaller offset than {offset}.")
+        raise ToolError(f"{path} has only {counted(total, 'line')}: choose a smaller offset than {offset}.")
     text = "\n".join(shown)
     if len(shown) == total:
         return text

@@ -39,7 +39,7 @@ NAMES = (*NETWORKS, "matrix", "matrix, encrypted", "push")
 FEW, MANY = 1, 6  # accounts
 IDLE_SECONDS = 20.0
 MESSAGES = 200
-LARGEST_MIB, LARGEST_CPU, LONGEST_MS = 1.0, 0.1, 10.0  # the bounds
+MAX_MIB, MAX_CPU, MAX_MS = 1.0, 0.1, 10.0  # the bounds
 
 
 # ------------------------------------------------------------------------------------------------ idle accounts
@@ -167,11 +167,11 @@ def p95(values: list[float]) -> float:
 
 
 async def memory(rounds: int) -> Row:
-    return worst({name: (await over_one(name, rounds))["mib"] for name in NAMES}, "memory", LARGEST_MIB, " MiB")
+    return worst({name: (await over_one(name, rounds))["mib"] for name in NAMES}, "memory", MAX_MIB, " MiB")
 
 
 async def processor(rounds: int) -> Row:
-    return worst({name: (await over_one(name, rounds))["cpu"] for name in NAMES}, "CPU", LARGEST_CPU, " %")
+    return worst({name: (await over_one(name, rounds))["cpu"] for name in NAMES}, "CPU", MAX_CPU, " %")
 
 
 def worst(taken: dict[str, float], what: str, bound: float, unit: str) -> Row:
@@ -186,7 +186,7 @@ async def message(rounds: int) -> Row:
     ours, base = (statistics.median(values) for values in zip(*pairs, strict=True))
     added = statistics.median(one - other for one, other in pairs)
     words = "message of a chat network to the model's request, p95 (against a direct call), added"
-    return Row(words, f"{ours:.1f} ms", f"{base:.1f} ms", added, LONGEST_MS, " ms")
+    return Row(words, f"{ours:.1f} ms", f"{base:.1f} ms", added, MAX_MS, " ms")
 
 
 async def main() -> None:

@@ -29,7 +29,7 @@ from tests.server.long_sessions import KEY, fill, message
 from tests.server.serving import serving
 
 MESSAGES, WORDS, LOADS = 10_000, 8_000, 5
-FIRST_PAINT, LONGEST_TASK, STREAMING, START = 500.0, 100.0, 2_000.0, 300.0  # milliseconds
+FIRST_PAINT, MAX_TASK, STREAMING, START = 500.0, 100.0, 2_000.0, 300.0  # milliseconds
 SCORE = 95  # of 100
 ATTEMPTS = 2  # at a run of Lighthouse
 # The page looks at the list of sessions every few seconds, so it is never as quiet as Lighthouse waits for; and the
@@ -179,7 +179,7 @@ async def measure(*, with_lighthouse: bool) -> bool:
         (f"navigation to a page that can be used, main thread, median of {starts}", statistics.median(started), START),
         (f"{WORDS:,} streamed words, main thread", streaming, STREAMING),
         (f"{MESSAGES:,} messages, the newest painted, median of {shown}", statistics.median(painted), FIRST_PAINT),
-        (f"{MESSAGES:,} messages scrolled through ({nodes:,} nodes at the end), longest task", longest, LONGEST_TASK),
+        (f"{MESSAGES:,} messages scrolled through ({nodes:,} nodes at the end), longest task", longest, MAX_TASK),
     ]
     for name, value, bound in rows:
         print(f"{name}: {value:.0f} ms (at most {bound:.0f})")

@@ -23,7 +23,7 @@ FILES_OF_RUN = {
     "store": 9,  # the port, decisions, transactions, jobs and peers of any store; SQLite's schema, store, SQL, writer
     "tools": 11,  # one for each capability that is offered to the model, with registry, policy and checks of commands
 }
-MOST = {
+LIMITS = {
     "functions that a streamed delta passes": 12,  # from the model's socket to the client's
     "layers of a model call": 5,  # from the engine's port to the socket
     "files in which `everloop run` runs something": sum(FILES_OF_RUN.values()),
@@ -35,8 +35,8 @@ def test_a_delta_a_model_call_and_a_run_touch_little_of_our_code():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     counted = {what: int(count) for what, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", done.stdout, re.MULTILINE)}
-    assert counted.keys() == MOST.keys()
-    assert all(0 < counted[what] <= most for what, most in MOST.items()), done.stdout
+    assert counted.keys() == LIMITS.keys()
+    assert all(0 < counted[what] <= most for what, most in LIMITS.items()), done.stdout
     files = done.stdout.split("\nrun:\n")[1].split("\n|")[0].split()
     rooms = Counter(name.split("/")[0] if "/" in name else "messages and log" for name in files)
     assert {room: count for room, count in rooms.items() if count > FILES_OF_RUN.get(room, 0)} == {}, done.stdout

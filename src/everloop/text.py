@@ -119,8 +119,8 @@ def _code(character: str) -> str:
 # ---------------------------------------------------------------------------------------- excerpts
 
 _LOOKED_AT = 100_000  # characters of the text that are searched
-_MOST_WORDS = 16
-_MOST_HITS = 10  # per word
+_MAX_WORDS = 16
+_MAX_HITS = 10  # per word
 _LEAD = 60  # characters of context before the first word
 _PUNCTUATION = ".,;:!?\"'()[]{}<>*`…“”„‘’«»。、！？「」"
 
@@ -149,7 +149,7 @@ def _best_place(text: str, query: str, span: int) -> int:
     """Return the offset of the part of the text that contains the most query words."""
     folded, places = _folded(text)
     words = dict.fromkeys(word for part in _folded(query)[0].split() if (word := part.strip(_PUNCTUATION)))
-    hits = sorted((at, word) for word in islice(words, _MOST_WORDS) for at in _hits(folded, word))
+    hits = sorted((at, word) for word in islice(words, _MAX_WORDS) for at in _hits(folded, word))
     best, most = 0, 0
     for number, (at, _) in enumerate(hits):
         here = len({word for other, word in hits[number:] if other < at + span})
@@ -167,14 +167,14 @@ def _hits(text: str, word: str) -> list[int]:
     for each in tries:
         if found := _places(text, each):
             return found
-    pairs = [] if word.isascii() else [word[at : at + 2] for at in range(min(len(word) - 1, _MOST_WORDS))]
+    pairs = [] if word.isascii() else [word[at : at + 2] for at in range(min(len(word) - 1, _MAX_WORDS))]
     return [at for pair in pairs for at in _places(text, pair)[:2]]
 
 
 def _places(text: str, word: str) -> list[int]:
     found: list[int] = []
     at = text.find(word)
-    while at >= 0 and len(found) < _MOST_HITS:
+    while at >= 0 and len(found) < _MAX_HITS:
         if not at or not word[0].isascii() or not text[at - 1].isalnum():
             found.append(at)
         at = text.find(word, at + len(word))

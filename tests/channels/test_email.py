@@ -184,13 +184,13 @@ async def test_a_strangers_attachment_is_neither_read_nor_kept(
         await until(lambda: mail.mails)
     assert [one["To"] for one in mail.mails] == [BERT]
     assert [one.name[-9:] for one in await asyncio.to_thread(uploads_in, tmp_path)] == ["notes.txt"]
-    assert read == [email.LARGEST_HEAD, email.LARGEST_HEAD, email.LARGEST]
+    assert read == [email.MAX_HEAD, email.MAX_HEAD, email.MAX_MAIL]
 
 
 async def test_a_mail_over_the_limit_is_answered_without_its_files(
     mail: MailNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(email, "LARGEST", 1_200_000)
+    monkeypatch.setattr(email, "MAX_MAIL", 1_200_000)
     says = Says("thanks")
     async with running(mail.settings, tmp_path, says):
         await mail.attach(ANNA, [("huge.bin", b"x" * 1_500_000)], "Look.")

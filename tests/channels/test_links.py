@@ -272,13 +272,13 @@ async def test_a_shared_session_of_separated_people_is_closed_to_a_group(network
 
 async def test_an_account_cannot_fill_the_store_with_shared_sessions(network: HookNetwork, tmp_path: Path) -> None:
     async with running(network.settings, tmp_path, Says("ok")) as store:
-        for number in range(links.MOST_SESSIONS + 1):
+        for number in range(links.MAX_SESSIONS + 1):
             code = CODE.search(await tells(network, ANNA, "/link", chat=f"room {number}"))
             assert code is not None
             said = await tells(network, BERT, f"/link {code[0]}")
             await tells(network, BERT, "/unlink")
         assert said == links.TOO_MANY_SESSIONS
-        assert len((await LinkStore(store, "me").read()).shared) == links.MOST_SESSIONS
+        assert len((await LinkStore(store, "me").read()).shared) == links.MAX_SESSIONS
         await linked(network, BERT, ANNA)
 
 
@@ -459,7 +459,7 @@ async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else
 
         for number in range(1000):
             if number == 100:  # late writes of earlier answers are not counted
-                await until(lambda: len(network.heard(EVE)) == links.MOST_WRONG)
+                await until(lambda: len(network.heard(EVE)) == links.MAX_WRONG)
                 await tells(network, CARL, "/status")
                 unhook = store.writer.commit_hooks.add(count)
             await network.say(EVE, f"/link {number:08}", sender=DORA)
@@ -469,8 +469,8 @@ async def test_a_thousand_guesses_find_nothing_cost_nothing_and_stop_nobody_else
         assert (await tells(network, BERT, f"/link {code}")).startswith("This chat shares")
         assert await shared(store) == [("hook:anna", "hook:bert")]
         guesses = (await LinkStore(store, "me").read()).guesses
-        assert [(one.account, one.wrong) for one in guesses] == [("hook:dora", links.MOST_WRONG)]
-    assert network.heard(EVE) == [links.NO_CODE] * (links.MOST_WRONG - 1) + [links.TOO_MANY]
+        assert [(one.account, one.wrong) for one in guesses] == [("hook:dora", links.MAX_WRONG)]
+    assert network.heard(EVE) == [links.NO_CODE] * (links.MAX_WRONG - 1) + [links.TOO_MANY]
     assert says.asked == []
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from everloop.channels.base import Later, Part, Received, StateRow, make_channel
 from everloop.channels.links import LinkStore
-from everloop.channels.matrix_devices import MOST_DEVICES, Devices, encryption_facts, grouped
+from everloop.channels.matrix_devices import MAX_DEVICES, Devices, encryption_facts, grouped
 from everloop.errors import ConfigError
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.backup import backup, restore
@@ -583,10 +583,10 @@ async def test_the_command_shown_for_a_device_can_be_pasted_whatever_its_server_
 
 
 def test_beyond_the_limit_devices_that_are_gone_and_then_the_newest_are_removed() -> None:
-    first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MOST_DEVICES)}
+    first = {f"D{number}": (f"e{number}", f"c{number}") for number in range(MAX_DEVICES)}
     devices = Devices({})
     rows, _ = devices.see("@anna:example.org", first)
-    assert len(rows) == MOST_DEVICES
+    assert len(rows) == MAX_DEVICES
     del first["D7"]
     rows, changed = devices.see("@anna:example.org", {**first, "D8": ("other", "c8"), "new": ("e", "c")})
     kept = Devices({key: value for _, key, value in rows if value is not None})
@@ -595,7 +595,7 @@ def test_beyond_the_limit_devices_that_are_gone_and_then_the_newest_are_removed(
     assert devices.by_key("@anna:example.org", "c7") is None
     assert devices.by_key("@anna:example.org", "c8") is not None  # its earlier messages can still be read
     assert [name.id for name in kept.of("@anna:example.org")] == ["new"]
-    assert len(devices.of("@anna:example.org")) == MOST_DEVICES - 1
+    assert len(devices.of("@anna:example.org")) == MAX_DEVICES - 1
     devices.see("@anna:example.org", {**first, "new": ("e", "c"), **{f"N{n}": (f"e{n}", f"c{n}") for n in range(50)}})
     assert {name.id for name in devices.of("@anna:example.org")} >= first.keys()
 

@@ -21,7 +21,7 @@ from everloop.testing.channels import Child, Forker
 from tests.support.push_service import Browser, PushService, push_service
 
 SESSIONS = ("web:1", "web:2")  # each with a message, whose turn ends with a notification
-MOST_WRITES, LEAST_WRITES = 60, 8  # of a run
+MAX_WRITES, MIN_WRITES = 60, 8  # of a run
 SECONDS = 60.0  # time limit for a process to finish its work
 
 
@@ -38,7 +38,7 @@ class Told:
 async def test_a_notification_is_lost_at_no_kill_and_a_repeated_one_is_shown_once(tmp_path: Path) -> None:
     runs = []
     async with Forker() as forker:
-        for number in range(1, MOST_WRITES):  # until a process is done before it reaches the write
+        for number in range(1, MAX_WRITES):  # until a process is done before it reaches the write
             places = [(number, when) for when in ("before", "after")]
             pair = [run(forker, tmp_path / f"{when}-{number}", (number, when)) for _, when in places]
             runs += await asyncio.gather(*pair)
@@ -47,7 +47,7 @@ async def test_a_notification_is_lost_at_no_kill_and_a_repeated_one_is_shown_onc
     for one in runs:
         check(one)
     assert not runs[-1].kills
-    assert sum(one.kills for one in runs) >= LEAST_WRITES
+    assert sum(one.kills for one in runs) >= MIN_WRITES
 
 
 async def test_a_notification_whose_process_is_killed_before_its_mark_is_repeated_with_its_tag(tmp_path: Path) -> None:

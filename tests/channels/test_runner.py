@@ -274,7 +274,7 @@ async def test_a_connection_that_delivered_something_is_replaced_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FIRST_DELAY", 0.001)
-    monkeypatch.setattr(runner, "LONGEST_DELAY", 3600.0)
+    monkeypatch.setattr(runner, "MAX_DELAY", 3600.0)
 
     class Breaks(Line):
         """A network that drops the connection after each message."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everloop.cli import turn_changes
-from everloop.cli.turn_changes import MOST_BYTES, Activity, SavedTurns, TurnChanges, take_snapshot
+from everloop.cli.turn_changes import MAX_BYTES, Activity, SavedTurns, TurnChanges, take_snapshot
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_whether_commands_ran_is_recorded_and_saved(folder, tmp_path):
 
 
 def test_a_file_too_large_to_be_saved_is_named(folder):
-    (folder / "big").write_bytes(b"x" * (MOST_BYTES + 1))
+    (folder / "big").write_bytes(b"x" * (MAX_BYTES + 1))
     before = take_snapshot(folder)
     (folder / "big").write_bytes(b"y")
     done, kept = TurnChanges.between(folder, before, take_snapshot(folder, before), now()).undo()

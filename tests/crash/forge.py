@@ -35,7 +35,7 @@ LATER = (  # what is imported on use
     "yaml",
     "zoneinfo",
 )
-LONGEST = 900.0  # seconds a program may run before it is ended with a trace
+MAX_SECONDS = 900.0  # seconds a program may run before it is ended with a trace
 
 
 def _promise() -> Future[int]:
@@ -158,7 +158,7 @@ def _fork(program: Callable[..., Awaitable[None] | int], arguments: dict[str, An
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
-        faulthandler.dump_traceback_later(LONGEST, exit=True)
+        faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
         made = program(**arguments)
         if isinstance(made, int):
             status = made

@@ -64,7 +64,7 @@ def when(signal: asyncio.Event, seen: list[Any], started: int, ended: int) -> An
 @pytest.fixture
 def short_grace(monkeypatch):
     """A grace turn lasts at least six seconds, which is long for a test that waits for its end."""
-    monkeypatch.setattr(extraction, "LEAST_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(extraction, "MIN_GRACE_SECONDS", 0.3)
 
 
 # ---------------------------------------------------------------------------------------------- turns
@@ -275,7 +275,7 @@ async def test_a_signal_during_the_extraction_leaves_no_result(folder):
 
 
 async def test_a_signal_in_the_grace_turn_ends_it_and_the_limit_remains_the_reason(folder, monkeypatch):
-    monkeypatch.setattr("everloop.goals.extraction.LEAST_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr("everloop.goals.extraction.MIN_GRACE_SECONDS", 60.0)
     signal = asyncio.Event()
     started = time.monotonic()
     provider = ScriptedProvider([call("quick"), then(signal)])

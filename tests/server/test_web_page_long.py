@@ -16,7 +16,7 @@ from .serving import serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 MESSAGES = 1_000
-MOST = 160  # messages in the document: a few screens of them
+MAX_MESSAGES = 160  # messages in the document: a few screens of them
 # Counts how often the text of the running answer is changed.
 COUNT = """() => {
   window.drawn = 0;
@@ -40,7 +40,7 @@ async def test_only_the_part_of_a_long_session_near_the_screen_is_in_the_documen
         await one.go(f"#/s/{KEY}")
         messages = one.log.locator(".message")
         await expect(one.log.get_by_text(f"Message {MESSAGES - 1} of")).to_be_in_viewport()
-        assert await messages.count() <= MOST
+        assert await messages.count() <= MAX_MESSAGES
         await one.shoot("long")
         seen = 0
         scroller = one.page.locator(".scroller")
@@ -52,7 +52,7 @@ async def test_only_the_part_of_a_long_session_near_the_screen_is_in_the_documen
             await text.scroll_into_view_if_needed()
             await expect(text).to_be_in_viewport()
             seen = max(seen, await messages.count())
-        assert seen <= MOST
+        assert seen <= MAX_MESSAGES
         await expect(one.log.get_by_text("Question 0", exact=True).first).to_be_attached()
         await scroller.evaluate("one => { one.scrollTop = one.scrollHeight; }")
         await expect(one.log.get_by_text(f"Message {MESSAGES - 1} of")).to_be_in_viewport()

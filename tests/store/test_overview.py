@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from everloop.log import CallsAsked, ModelAnswered, UserSaid
-from everloop.store.overview import MOST, PATIENCE, Overview, Unheld, WorkerSeen
+from everloop.store.overview import MAX_LISTED, PATIENCE, Overview, Unheld, WorkerSeen
 from everloop.store.peers import process_of, retire
 from everloop.store.sqlite import SQLiteStore
 from everloop.store.sqlite.overview import COUNT, OPEN, TOTALS, UNSENT
@@ -160,12 +160,12 @@ async def test_unheld_work_is_listed_oldest_first(store, me):
 
 
 async def test_lists_are_limited_and_counts_are_exact(store, me):
-    more = MOST + 5
+    more = MAX_LISTED + 5
     for n in range(more):
         await store.accept(message("hi", f"free{n}"))
         await begun(store, me, chat=f"held{n}")
     seen = await store.overview()
-    assert (len(seen.leases), seen.held, len(seen.unheld), seen.unheld_count) == (MOST, more, MOST, more)
+    assert (len(seen.leases), seen.held, len(seen.unheld), seen.unheld_count) == (MAX_LISTED, more, MAX_LISTED, more)
     assert seen.waiting == more
     assert [one.key for one in seen.unheld[:3]] == ["test:free0", "test:free1", "test:free2"]
     assert [worker.held for worker in seen.workers] == [more]

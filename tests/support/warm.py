@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from .places import ROOT
 
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")  # read when an interpreter starts, and never again
-LONGEST = 200_000  # bytes per request
+MAX_REQUEST = 200_000  # bytes per request
 USED = (
     "everloop.providers.openai",
     "everloop.providers.retry",
@@ -204,7 +204,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, LONGEST, 3)
+        data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
         if not data:
             return 0
         request = json.loads(data)

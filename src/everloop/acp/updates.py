@@ -33,7 +33,7 @@ from .. import events
 from ..log import CallEnded, Logged, ModelAnswered, TurnEnded, UserSaid, text_of
 from ..text import clean, one_line
 
-MOST_SHOWN = 20_000  # characters of a tool's result
+MAX_SHOWN = 20_000  # characters of a tool's result
 Update = Any  # any kind of update of the SDK
 Kind = Literal["read", "edit", "search", "execute", "fetch", "other"]
 KINDS: dict[str, Kind] = {
@@ -124,13 +124,13 @@ def tool_ended(event: events.ToolEnded) -> ToolCallProgress:
         session_update="tool_call_update",
         tool_call_id=event.call,
         status="completed" if event.status == "ok" else "failed",
-        raw_output=clean(event.content[:MOST_SHOWN]),
+        raw_output=clean(event.content[:MAX_SHOWN]),
         content=None if keeps_diff else _shown(event.content),
     )
 
 
 def _shown(text: str) -> list[Any]:
-    return [tool_content(text_block(clean(text[:MOST_SHOWN])))]
+    return [tool_content(text_block(clean(text[:MAX_SHOWN])))]
 
 
 # --------------------------------------------------------------------------------------- what is in the log
@@ -174,7 +174,7 @@ STATUSES: dict[str, Status] = {
 }
 LISTS = ("todos", "plan", "steps", "tasks", "items", "entries")  # arguments that contain the steps of a plan
 TEXTS = ("content", "step", "text", "title", "description", "task")  # keys that contain the text of a step
-MOST_STEPS = 100
+MAX_STEPS = 100
 
 
 class TurnPlan:
@@ -213,7 +213,7 @@ def steps_of(name: str, arguments: dict[str, Any]) -> list[PlanEntry]:
         return []
     given = next((value for key in LISTS if isinstance(value := arguments.get(key), list)), [])
     steps = []
-    for one in given[:MOST_STEPS]:
+    for one in given[:MAX_STEPS]:
         text = next((one[key] for key in TEXTS if isinstance(one.get(key), str)), "") if isinstance(one, dict) else one
         if isinstance(text, str) and text.strip():
             status = str(one.get("status", "")) if isinstance(one, dict) else ""

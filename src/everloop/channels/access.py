@@ -24,9 +24,9 @@ from .base import Can, Received, fold_case
 LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without letters that look alike
 CODE_LENGTH = 8
 CODE_SECONDS = 3600.0
-MOST_PENDING = 3  # valid codes of a channel; further strangers get nothing
+MAX_PENDING = 3  # valid codes of a channel; further strangers get nothing
 FETCH_SECONDS, FETCH_WINDOW = 120.0, 600.0  # time limit for fetching one sender's files, per window
-MOST_SENDERS = 10_000  # in each limit; beyond that the oldest are evicted
+MAX_SENDERS = 10_000  # in each limit; beyond that the oldest are evicted
 PAIRED = "You are paired with this agent now. Write whatever you like; /help shows the commands."
 EVERYONE = "*"  # in the allow list: everyone, in direct chats
 _CODE, _PEER = "code:", "peer:"
@@ -99,7 +99,7 @@ class Pairings:
         for one in pending:
             if one.sender == message.sender:
                 return one.code if message.id and one.message == message.id else None
-        if len(pending) >= MOST_PENDING:
+        if len(pending) >= MAX_PENDING:
             return None
         code = new_code()
         made = Pending(code, message.sender, chat_id, one_line(message.name, 60), time.time(), message.id or "")
@@ -202,7 +202,7 @@ class RateLimit:
         if now - began >= 60:
             began, number = now, 0
         self._windows[sender] = (began, number + 1)
-        while len(self._windows) > MOST_SENDERS:
+        while len(self._windows) > MAX_SENDERS:
             self._windows.popitem(last=False)
         return max(number + 1 - self._most, 0) if self._most else 0
 
@@ -226,7 +226,7 @@ class FetchLimit:
         began, before, already = self._window(sender, now)
         self._windows.pop(sender, None)
         self._windows[sender] = (began, before + seconds, already + size)
-        while len(self._windows) > MOST_SENDERS:
+        while len(self._windows) > MAX_SENDERS:
             self._windows.popitem(last=False)
 
     def _window(self, sender: str, now: float) -> tuple[float, float, int]:

@@ -28,7 +28,7 @@ CALL_SECONDS = 30.0
 HELLO_SECONDS = 30.0
 NONCE_LENGTH = 25
 FILE_TOO_LARGE = 40005
-MOST_CHATS = 200  # whose last message is stored
+MAX_CHATS = 200  # whose last message is stored
 PAGE = 100
 GUILDS, GUILD_MESSAGES, DIRECT_MESSAGES, MESSAGE_CONTENT = 1 << 0, 1 << 9, 1 << 12, 1 << 15
 HEARTBEAT, IDENTIFY, RESUME, HELLO = 1, 2, 6, 10
@@ -295,7 +295,7 @@ class Discord:
             return  # after a crash it is read again, which is harmless
         self._at.seen.pop(message.channel_id, None)
         self._at.seen[message.channel_id] = Seen(message.id, received.group)
-        while len(self._at.seen) > MOST_CHATS:
+        while len(self._at.seen) > MAX_CHATS:
             del self._at.seen[next(iter(self._at.seen))]
         self._at.seq = seq if seq is not None else self._at.seq
         await self._keep(inbox)

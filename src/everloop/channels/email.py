@@ -34,13 +34,13 @@ CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 9 * 60.0  # servers end an IDLE after half an hour, and routers drop silent connections sooner
 # A mail that arrives just as the server scans its folder is only noticed at the next scan.
 SETTLE_SECONDS = 2.0
-LARGEST_HEAD = 1_000_000  # bytes read of every mail; the rest is mostly attachments
-LARGEST = 36_000_000  # bytes read of a mail whose sender is known
-LARGEST_ATTACHED = 18_000_000  # bytes of files in a mail: many servers accept 25 MB, and encoding adds a third
-LARGEST_HEADERS = 64_000  # bytes: no person writes a mail with more
-LONGEST_HEADER = 2_000  # characters of a part's header
-LARGEST_TEXT, LARGEST_HTML = 400_000, 300_000  # bytes of a mail's text, and characters of one in HTML
-MOST_MULTIPARTS, MOST_PARTS = 40, 5_000  # of a mail: the parser takes minutes for more
+MAX_HEAD = 1_000_000  # bytes read of every mail; the rest is mostly attachments
+MAX_MAIL = 36_000_000  # bytes read of a mail whose sender is known
+MAX_ATTACHED = 18_000_000  # bytes of files in a mail: many servers accept 25 MB, and encoding adds a third
+MAX_HEADERS = 64_000  # bytes: no person writes a mail with more
+MAX_HEADER = 2_000  # characters of a part's header
+MAX_TEXT, MAX_HTML = 400_000, 300_000  # bytes of a mail's text, and characters of one in HTML
+MAX_MULTIPARTS, MAX_PARTS = 40, 5_000  # of a mail: the parser takes minutes for more
 NAMES_ONLY = {"punycode", "idna"}  # codecs for host names, which are slow on long texts
 AT_ONCE = 50
 SUBJECT = "A message"
@@ -82,7 +82,7 @@ class Email:
         repeats="none",
         threads=True,
         always_threads=True,
-        media=LARGEST_ATTACHED,
+        media=MAX_ATTACHED,
         attaches=True,
         case=False,
     )
@@ -133,7 +133,7 @@ class Email:
             return None
         data = mail.data
         if mail.size > len(data):
-            data = (await in_thread(_fetch_one, server, mail.uid, LARGEST)).data
+            data = (await in_thread(_fetch_one, server, mail.uid, MAX_MAIL)).data
         return await in_thread(received, envelope, data, mail.size, f"{validity}:{mail.uid}")
 
     async def check(self) -> str:
@@ -313,7 +313,7 @@ class Mail(NamedTuple):
 
 def _fetch(server: imaplib.IMAP4, last: int) -> list[Mail]:
     """Fetch the next mails, oldest first."""
-    return [_fetch_one(server, uid, LARGEST_HEAD) for uid in _uids(server, last)[:AT_ONCE]]
+    return [_fetch_one(server, uid, MAX_HEAD) for uid in _uids(server, last)[:AT_ONCE]]
 
 
 def _fetch_one(server: imaplib.IMAP4, uid: int, most: int) -> Mail:
@@ -396,8 +396,8 @@ class Envelope(NamedTuple):
 
 def read_envelope(data: bytes, own: str, auth_server: str) -> Envelope | None:
     """Read the headers of a mail; None if no person wrote it, or if its sender may be forged."""
-    end = re.search(rb"\r?\n\r?\n", data[:LARGEST_HEADERS])
-    if end is None and len(data) >= LARGEST_HEADERS:
+    end = re.search(rb"\r?\n\r?\n", data[:MAX_HEADERS])
+    if end is None and len(data) >= MAX_HEADERS:
         return None
     headers = Headers(data[: end.end()] if end is not None else data)
     sender = sender_of(headers)
@@ -528,9 +528,9 @@ def _aligned(signer: str, domain: str) -> bool:
 def _decoded(value: str) -> str:
     """Return a header with its encoded words decoded. The result may contain line ends."""
     try:
-        return str(make_header(decode_header(value[:LONGEST_HEADER])))
+        return str(make_header(decode_header(value[:MAX_HEADER])))
     except (LookupError, ValueError, HeaderParseError):
-        return value[:LONGEST_HEADER]
+        return value[:MAX_HEADER]
 
 
 class _ShortHeaders(Compat32):
@@ -538,13 +538,13 @@ class _ShortHeaders(Compat32):
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
-        return name, value[:LONGEST_HEADER]
+        return name, value[:MAX_HEADER]
 
 
 def parsed(data: bytes) -> Message | None:
     """Parse a mail; None if that would take too long."""
     multiparts = len(re.findall(rb"multipart/", data, re.I))
-    if multiparts > MOST_MULTIPARTS or (multiparts and len(re.findall(rb"[\r\n]--", data)) > MOST_PARTS):
+    if multiparts > MAX_MULTIPARTS or (multiparts and len(re.findall(rb"[\r\n]--", data)) > MAX_PARTS):
         return None
     return message_from_bytes(data, policy=_ShortHeaders())
 
@@ -554,7 +554,7 @@ def body_of(mail: Message) -> str:
     bodies = _bodies(mail)
     if (found := bodies.get("text/plain") or bodies.get("text/html")) is None:
         return ""
-    data = _content(found)[:LARGEST_TEXT]
+    data = _content(found)[:MAX_TEXT]
     charset = str(found.get_content_charset("utf-8"))
     try:
         text = data.decode("utf-8" if charset in NAMES_ONLY else charset, "replace")
@@ -659,5 +659,5 @@ class _Words(HTMLParser):
 
 def _text_of(html: str) -> str:
     reader = _Words()
-    reader.feed(html[:LARGEST_HTML])
+    reader.feed(html[:MAX_HTML])
     return re.sub(r"\n{3,}", "\n\n", "".join(reader.words)).strip()

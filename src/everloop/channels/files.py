@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..runtime.owners import Owners
 
 UPLOADS = "uploads"
-MOST_FILES = 10  # per message
+MAX_FILES = 10  # per message
 TRIES = 3
 MEGABYTE = 1_000_000
 PICTURES = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}

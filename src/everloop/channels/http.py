@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 DOWNLOAD_SECONDS = 120.0
 UPLOAD_SECONDS = 300.0
-LARGEST_REPLY = 16 * 1024 * 1024
-LARGEST_BODY = 1024 * 1024  # of a request to the listener
-LARGEST_FRAME = 16 * 1024 * 1024  # of a WebSocket
+MAX_REPLY = 16 * 1024 * 1024
+MAX_BODY = 1024 * 1024  # of a request to the listener
+MAX_FRAME = 16 * 1024 * 1024  # of a WebSocket
 SOCKET_SECONDS = 20.0  # to connect
 AGENT = "everloop"
 Handle = Callable[["web.Request"], Awaitable["web.Response"]]
@@ -69,7 +69,7 @@ class HttpClient:
         body: bytes,
         seconds: float,
         repeatable: bool = True,
-        largest: int = LARGEST_REPLY,
+        largest: int = MAX_REPLY,
     ) -> Reply:
         """Send a request to a path of the origin, and read the whole reply.
 
@@ -222,7 +222,7 @@ async def connected(url: str, *, heartbeat: float | None = None) -> AsyncIterato
             socket = await session.ws_connect(
                 url,
                 heartbeat=heartbeat,
-                max_msg_size=LARGEST_FRAME,
+                max_msg_size=MAX_FRAME,
                 timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
             )
         try:
@@ -235,7 +235,7 @@ async def connected(url: str, *, heartbeat: float | None = None) -> AsyncIterato
 
 
 @asynccontextmanager
-async def listening(host: str, port: int, path: str, handle: Handle, largest: int = LARGEST_BODY) -> AsyncIterator[int]:
+async def listening(host: str, port: int, path: str, handle: Handle, largest: int = MAX_BODY) -> AsyncIterator[int]:
     """Serve POST requests to a path with `handle`, and yield the port; 0 picks a free one."""
     web = await in_thread(import_module, "aiohttp.web")
     app = web.Application(client_max_size=largest)

@@ -21,7 +21,7 @@ CONNECT_SECONDS = 30.0
 SEND_SECONDS = 30.0
 SILENT_SECONDS = 120.0  # after which the server is sent a PING
 BURST = 5  # lines sent at once; further ones are paced, because servers disconnect clients that flood
-LONGEST_LINE = 8191 + 512  # tags and message
+MAX_LINE = 8191 + 512  # tags and message
 CAPABILITIES = ("account-tag", "message-tags")
 REFUSED = {"401", "402", "403", "404", "405", "407", "411", "412", "437", "439", "477", "482", "486", "489"}
 _UNESCAPED = {":": ";", "s": " ", "r": "\r", "n": "\n", "\\": "\\"}
@@ -120,7 +120,7 @@ class Irc:
         context = await in_thread(tls_context, self._ca_file) if self._tls else None
         async with asyncio.timeout(CONNECT_SECONDS):
             self._reader, self._writer = await asyncio.open_connection(
-                self._host, self._port, ssl=context, limit=LONGEST_LINE
+                self._host, self._port, ssl=context, limit=MAX_LINE
             )
 
     def _disconnect(self) -> None:

@@ -26,8 +26,8 @@ from .base import Can, Received, fold_case
 from .text import literal
 
 T = TypeVar("T")
-MOST_WRONG = 10  # per account and hour; after that even a valid code is refused
-MOST_SESSIONS = 20  # shared sessions that an account may ever start
+MAX_WRONG = 10  # per account and hour; after that even a valid code is refused
+MAX_SESSIONS = 20  # shared sessions that an account may ever start
 TAKES_PART = "takes part:"  # prefix of the chats that take part in a session of others, each with its person
 APART = f"{LINK}:apart:"  # prefix of the session of people who may not see the session of their chat
 LinkCommand = Literal["link", "unlink"]
@@ -190,7 +190,7 @@ def join(links: Links, typed: str, joins: Requester, now: float, *, busy: bool) 
     if busy:
         return links, BUSY
     known = next((one for one in links.shared if one.session == code.session), None)
-    if known is None and sum(one.home == code.account for one in links.shared) >= MOST_SESSIONS:
+    if known is None and sum(one.home == code.account for one in links.shared) >= MAX_SESSIONS:
         return links, TOO_MANY_SESSIONS
     before = known.members if known is not None else (Member(code.account, code.name, code.at),)
     made = SharedSession(code.session, (*before, Member(joins.account, joins.name, now, code, joins.message)))
@@ -203,14 +203,14 @@ def guess(links: Links, typed: str, account: str, now: float) -> tuple[Links, Li
     """Look up a typed code, and count wrong ones. Return the code, or why not; "" if the sender was told why before."""
     recent = [one for one in links.guesses if 0 <= now - one.since < CODE_SECONDS]
     before = next((one for one in recent if one.account == account), Guesses(account, now, 0))
-    if before.wrong >= MOST_WRONG:
+    if before.wrong >= MAX_WRONG:
         return links, ""
     fitting = [one for one in links.codes if is_code(typed, one.code) and one.is_valid(now)]
     if fitting:
         return links, fitting[0]
     counted = Guesses(account, before.since, before.wrong + 1)
     others = (one for one in recent if one.account != account)
-    why = TOO_MANY if counted.wrong == MOST_WRONG else NO_CODE
+    why = TOO_MANY if counted.wrong == MAX_WRONG else NO_CODE
     return msgspec.structs.replace(links, guesses=(*others, counted)), why
 
 

@@ -38,7 +38,7 @@ UPLOAD_SECONDS = 300.0
 TYPING_SECONDS = 6
 KEYS_SECONDS = 30.0  # to wait for the keys to be read, after a start
 TIMELINE = 50  # events of a room in a sync; more are read from its history
-MOST_MISSED = 1000  # events read from a room's history
+MAX_MISSED = 1000  # events read from a room's history
 FILTER = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -325,7 +325,7 @@ class Matrix:
         """Return the events of a room between two positions, oldest first."""
         found: list[Event] = []
         place: str | None = start
-        while place is not None and len(found) < MOST_MISSED:
+        while place is not None and len(found) < MAX_MISSED:
             asked = {"dir": "b", "from": place, "limit": "100", **({"to": since} if since else {})}
             target = f"/rooms/{quote(room, safe='')}/messages?{urlencode(asked)}"
             page = await self._call("GET", target, None, Messages)

@@ -53,11 +53,11 @@ MEGOLM = "m.megolm.v1.aes-sha2"
 ONE_TIME_KEYS = 50  # that the server should hold
 # The store also has the conversations in plain text, so a password stored beside them would protect nothing.
 PICKLE_KEY = bytes(32)
-MOST_SESSIONS = 8  # Olm sessions with one device
-MOST_HANDLED = 500  # digests of Olm messages
-MOST_WAITING = 500  # messages that cannot be read yet
-MOST_MESSAGES = 100  # encrypted with one session, unless the room requires fewer
-LONGEST_AGE = 7 * 24 * 3600.0  # of a room's session
+MAX_SESSIONS = 8  # Olm sessions with one device
+MAX_HANDLED = 500  # digests of Olm messages
+MAX_WAITING = 500  # messages that cannot be read yet
+MAX_MESSAGES = 100  # encrypted with one session, unless the room requires fewer
+MAX_AGE = 7 * 24 * 3600.0  # of a room's session
 REPAIR_SECONDS = 3600.0  # between two new Olm sessions with a device whose messages cannot be read
 NO_READER_SECONDS = 30.0  # before retrying an answer that no device may read
 SERVER_MILLISECONDS = 10_000  # for the server to wait for other servers
@@ -325,7 +325,7 @@ class Crypto:
         return KEYS, ACCOUNT, _json(self._saved)
 
     def _olm_row(self, curve25519: str) -> StateRow:
-        kept = sorted(self._olm[curve25519], key=lambda one: one.at)[-MOST_SESSIONS:]
+        kept = sorted(self._olm[curve25519], key=lambda one: one.at)[-MAX_SESSIONS:]
         self._olm[curve25519] = kept
         saved = [SavedOlm(one.session.pickle(PICKLE_KEY), one.at, one.encrypts) for one in kept]
         return KEYS, OLM_SESSIONS + curve25519, _json(saved)
@@ -365,7 +365,7 @@ class Crypto:
             unread.add((event.sender, sender_key))
         else:
             rows += await self._take_payload(event.sender, sender_key, plain)
-        self._handled = [*self._handled[1 - MOST_HANDLED :], digest]
+        self._handled = [*self._handled[1 - MAX_HANDLED :], digest]
         await self._write([*rows, (KEYS, HANDLED, _json(self._handled))])
 
     def _decrypt_olm(self, sender_key: str, message: vodozemac.AnyOlmMessage, rows: list[StateRow]) -> bytes | None:
@@ -572,10 +572,10 @@ class Crypto:
 
     async def _keep(self, one: WaitingEvent) -> None:
         rows: list[StateRow] = [(WAITING, one.event_id, _json(one))]
-        if one.event_id not in self.waiting and len(self.waiting) >= MOST_WAITING:
+        if one.event_id not in self.waiting and len(self.waiting) >= MAX_WAITING:
             oldest = next(iter(self.waiting))
             log.warning(
-                "channel %s: more than %d messages wait for keys; the oldest is dropped", self._channel, MOST_WAITING
+                "channel %s: more than %d messages wait for keys; the oldest is dropped", self._channel, MAX_WAITING
             )
             del self.waiting[oldest]
             rows.append((WAITING, oldest, None))
@@ -789,9 +789,9 @@ def _from_base64(text: str) -> bytes:
 def rotation_of(content: Mapping[str, Any]) -> tuple[int, float]:
     """Return how many messages a session encrypts, and for how many seconds. The room may lower both."""
     messages, period = content.get("rotation_period_msgs"), content.get("rotation_period_ms")
-    most = messages if isinstance(messages, int) and messages > 0 else MOST_MESSAGES
-    age = period / 1000 if isinstance(period, int | float) and period > 0 else LONGEST_AGE
-    return min(most, MOST_MESSAGES), min(age, LONGEST_AGE)
+    most = messages if isinstance(messages, int) and messages > 0 else MAX_MESSAGES
+    age = period / 1000 if isinstance(period, int | float) and period > 0 else MAX_AGE
+    return min(most, MAX_MESSAGES), min(age, MAX_AGE)
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -24,8 +24,8 @@ DEVICES, KEYS, ROOMS, WAITING = "devices", "keys", "rooms", "waiting"  # spaces 
 FIRST_USE, STRICT = "first-use", "confirmed"  # how devices are trusted
 SEEN, CONFIRMED = "device:", "confirmed:"
 OWN = "own"  # the id and fingerprint of this device, to be shown
-LONGEST_NAME = 255
-MOST_DEVICES = 100  # per person; those that are gone are removed first
+MAX_NAME = 255
+MAX_DEVICES = 100  # per person; those that are gone are removed first
 
 
 class ToDevice(msgspec.Struct):
@@ -94,7 +94,7 @@ class Devices:
                 changed += [id] if is_other else []
         for id in known.keys() - found.keys():
             now[id] = msgspec.structs.replace(known[id], gone=True)
-        for id in _least_wanted(now)[: max(len(now) - MOST_DEVICES, 0)]:
+        for id in _least_wanted(now)[: max(len(now) - MAX_DEVICES, 0)]:
             del now[id]
             rows.append((DEVICES, f"{SEEN}{user} {id}", None))
         for id, device in now.items():
@@ -119,7 +119,7 @@ def confirmed_in(state: Mapping[str, str]) -> dict[Name, str]:
 def is_name(user: object, id: str = "x") -> bool:
     """Return whether these are valid ids of a user and of a device: the server's data is not trusted."""
     texts = (user, id)
-    if not all(isinstance(one, str) and one.isprintable() and 0 < len(one) <= LONGEST_NAME for one in texts):
+    if not all(isinstance(one, str) and one.isprintable() and 0 < len(one) <= MAX_NAME for one in texts):
         return False
     return isinstance(user, str) and user.startswith("@") and " " not in user
 

@@ -25,8 +25,8 @@ from .text import render, split
 
 log = logging.getLogger(__name__)
 TYPING_SECONDS = 4.5  # networks hide the typing notice after about this long
-LEAST_TEXT = 20  # characters; a shorter text gets no draft
-LONGEST_SECONDS = 3600.0
+MIN_TEXT = 20  # characters; a shorter text gets no draft
+MAX_SECONDS = 3600.0
 QUIET_SECONDS = 3.0  # a session without a turn for this long is considered done
 ANSWER_SECONDS = 10.0  # after the end of a turn, for its answer to replace the draft
 DRAFT = "draft:"
@@ -147,7 +147,7 @@ class Previews:
         try:
             await self._type(shown)
             if subscriber is not None:
-                async with asyncio.timeout(LONGEST_SECONDS):
+                async with asyncio.timeout(MAX_SECONDS):
                     await self._watch(subscriber, chat_id, shown)
         except Exception as error:  # previews are best-effort
             log.debug("channel %s: the preview of a turn has failed (%s)", self._config.name, type(error).__name__)
@@ -210,7 +210,7 @@ class Previews:
         """Show the text so far, if it has grown."""
         clock = asyncio.get_running_loop().time
         async with shown.lock:
-            if shown.is_over or shown.text == shown.drafted or len(shown.text) < LEAST_TEXT:
+            if shown.is_over or shown.text == shown.drafted or len(shown.text) < MIN_TEXT:
                 return
             if shown.answers > shown.ends:  # this is still of the turn whose answer was sent
                 return

@@ -32,14 +32,14 @@ from ..tools.web.urls import BadURL, parse_url
 from .base import Can, Inbox, Later, Never, Options, Part
 
 NETWORK = "push"
-MOST = 20  # subscriptions of an owner
-LONGEST_ENDPOINT = 2_000
+MAX_SUBSCRIPTIONS = 20  # subscriptions of an owner
+MAX_ENDPOINT = 2_000
 LIFE_SECONDS = 24 * 3600  # after that, a notification is useless
 SEEN_SECONDS = 45.0  # a page that reported itself visible within this time is considered visible
 SEND_SECONDS = 30.0
 TOKEN_SECONDS = 12 * 3600  # lifetime of a signature; push services accept at most 24 hours
 REMEMBERED = 200  # messages whose notified subscriptions are kept in memory
-LONGEST_TEXT = 200  # characters of a question or an answer, if the settings include them
+MAX_TEXT = 200  # characters of a question or an answer, if the settings include them
 MISSING = "web push needs the package pywebpush: pip install 'everloop[push]'"
 UNTITLED = "A session without a title"
 TITLES = {"question": "A question waits for you", "failed": "A turn has failed", "ended": "A turn has ended"}
@@ -92,7 +92,7 @@ class Subscriptions:
     async def add(self, one: Subscription) -> None:
         """Add or renew a subscription; beyond the limit the oldest is removed."""
         others = [other for other in await self.of(one.owner) if other.key != one.key]
-        for old in sorted(others, key=lambda other: other.at)[: max(len(others) - MOST + 1, 0)]:
+        for old in sorted(others, key=lambda other: other.at)[: max(len(others) - MAX_SUBSCRIPTIONS + 1, 0)]:
             await self.remove(old)
         await self._store.set_channel_state(self._channel, one.key, encode_json(one).decode())
 
@@ -148,7 +148,7 @@ def checked(owner: str, endpoint: str, p256dh: str, auth: str, token: str, fetch
         url = parse_url(endpoint)
     except BadURL as error:
         raise EverloopError(f"endpoint: {error}") from None
-    if len(endpoint) > LONGEST_ENDPOINT or (url.scheme != "https" and not fetcher.is_listed(url)):
+    if len(endpoint) > MAX_ENDPOINT or (url.scheme != "https" and not fetcher.is_listed(url)):
         raise EverloopError("endpoint: must be an https address of a push service")
     if len(_bytes(p256dh)) != 65 or not _bytes(p256dh).startswith(b"\x04") or len(_bytes(auth)) != 16:
         raise EverloopError("keys: must be a public key of P-256 and 16 bytes of authentication, as browsers give them")
@@ -213,7 +213,7 @@ class Push:
         info = await self._store.session(part.chat, session)
         body = one_line((info.title if info is not None else "") or UNTITLED, 100)
         if self._content and part.plain.strip():
-            body = f"{body}: {one_line(part.plain, LONGEST_TEXT)}"
+            body = f"{body}: {one_line(part.plain, MAX_TEXT)}"
         return encode_json(Payload(TITLES.get(part.extra.get("kind", ""), TITLES["ended"]), body, session, key))
 
     async def _tell(self, one: Subscription, payload: bytes, vapid: Any, part: Part, age: float) -> bool:

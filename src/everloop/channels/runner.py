@@ -53,7 +53,7 @@ from .base import (
     StateRow,
     space_of,
 )
-from .files import MEGABYTE, MOST_FILES, Save, fetched, name_of, opened, refusal
+from .files import MAX_FILES, MEGABYTE, Save, fetched, name_of, opened, refusal
 from .links import LEFT, ChatLinks, LinkCommand, channel_of, command_in
 from .preview import Follow, Previews
 from .text import MARK, literal, render, split
@@ -62,19 +62,19 @@ if TYPE_CHECKING:
     from ..observability.metrics import Meters
 
 log = logging.getLogger(__name__)
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts
+FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between two attempts
 STEADY_SECONDS = 60.0  # after a connection of this length, the delay starts over
 AT_ONCE = 8  # parts sent concurrently, in different chats
 TAKEN_AT_ONCE = 50
-MOST_WAITING = 1000  # messages queued in memory, over all chats
-LONGEST_TEXT = 100_000  # characters of a message; the rest is cut off
-LONGEST_ID = 300
+MAX_WAITING = 1000  # messages queued in memory, over all chats
+MAX_TEXT = 100_000  # characters of a message; the rest is cut off
+MAX_ID = 300
 REMEMBERED = 1000  # ids of the latest incoming messages
 STATUS = "status"
 CURSOR = "cursor"
 INSTANCE = "instance"
 QUESTION = "question:"
-MOST_QUESTIONS = 100  # with buttons; beyond that the oldest are removed
+MAX_QUESTIONS = 100  # with buttons; beyond that the oldest are removed
 TOKEN_LENGTH = 20
 # The buttons of a question, by the suffix of their values: the label, and the equivalent command.
 CHOICES = {"y": ("Approve", "/approve"), "a": ("Always", "/approve always"), "n": ("Deny", "/deny")}
@@ -209,11 +209,11 @@ class Account:
             except StoreError as error:  # a full or locked disk must not end the server
                 log.error("channel %s: %s", self.name, error)
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_DELAY)
+                delay = min(2 * delay, MAX_DELAY)
                 continue
             except Exception as error:  # a bug: the other channels and the server continue
                 log.error("channel %s failed", self.name, exc_info=self._reporter.strip(error))
-                await asyncio.sleep(LONGEST_DELAY)
+                await asyncio.sleep(MAX_DELAY)
                 continue
             await self._changed.wait()
 
@@ -260,7 +260,7 @@ class Account:
                 delay = FIRST_DELAY
             await self._reporter.failed(reason)
             await asyncio.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
-            delay = min(2 * delay, LONGEST_DELAY)
+            delay = min(2 * delay, MAX_DELAY)
 
 
 def describe(error: BaseException) -> str:
@@ -332,7 +332,7 @@ class ChannelInbox:
         self._access = Access(config, channel.can, self._pairings)
         self._links = ChatLinks(store, config, channel.can, self._access, host.links)
         self._rates = RateLimit(config.per_minute)
-        self._fetching = FetchLimit(MOST_FILES * MEGABYTE * config.media_mb)
+        self._fetching = FetchLimit(MAX_FILES * MEGABYTE * config.media_mb)
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._order = asyncio.Lock()
         self.accepted = 0  # number of incoming messages
@@ -477,10 +477,10 @@ class ChannelInbox:
         """Save the files of a message to the workspace, and note in its text which ones were left out."""
         limit, notes = MEGABYTE * self._config.media_mb, list[str]()
         for number, file in enumerate(message.files):
-            if number == 2 * MOST_FILES:
+            if number == 2 * MAX_FILES:
                 notes.append(f"[{len(message.files) - number} more files were attached, and not taken.]")
                 break
-            if self._save is None or not limit or number >= MOST_FILES:
+            if self._save is None or not limit or number >= MAX_FILES:
                 notes.append(f"[{one_line(clean(file.name), 80)} was attached, and not taken.]")
                 continue
             data = await self._fetched(self._limited(message), file, limit)
@@ -529,7 +529,7 @@ class ChannelInbox:
             name,
             message.sender,
             chat_id,
-            clean(message.text[:LONGEST_TEXT]),
+            clean(message.text[:MAX_TEXT]),
             id=None if message.id is None else f"{name}:{message.id}",
             owner=self._config.owner,
             session=session,
@@ -614,7 +614,7 @@ def _cannot_listen(recordings: Sequence[str]) -> str:
 def _is_usable(message: Received) -> bool:
     ids = (message.chat, message.sender, message.thread, message.id or "-")
     said = message.button or message.text.strip() or message.files
-    return bool(said and message.chat and message.sender) and max(map(len, ids)) <= LONGEST_ID
+    return bool(said and message.chat and message.sender) and max(map(len, ids)) <= MAX_ID
 
 
 # ------------------------------------------------------------------------------------------------------- questions
@@ -647,7 +647,7 @@ class Questions:
         known = {key: value for key, value in state.items() if key.startswith(QUESTION)}
         if QUESTION + token in known:
             return
-        if len(known) >= MOST_QUESTIONS:
+        if len(known) >= MAX_QUESTIONS:
             oldest = min(known, key=lambda key: msgspec.json.decode(known[key], type=AskedQuestion).at)
             await self._store.set_channel_state(self._channel, oldest, None)
         made = AskedQuestion(question.session, question.position, question.sender, chat_id, time.time())
@@ -713,7 +713,7 @@ class Sender:
                 await in_thread(self._outgoing.sweep)
             while True:
                 self.more.clear()  # before the query, so that a message that arrives during it is not missed
-                if sum(map(len, self._chats.values())) < MOST_WAITING and await self._take():
+                if sum(map(len, self._chats.values())) < MAX_WAITING and await self._take():
                     continue
                 await self.more.wait()
         finally:
@@ -797,7 +797,7 @@ class Sender:
             network_id = await self._send_part(one, part)
             if network_id is None:
                 return
-            one.parts.append(SentPart(network_id[:LONGEST_ID], step.end))
+            one.parts.append(SentPart(network_id[:MAX_ID], step.end))
             one.uncertain = False
             await self._mark(one, is_last)
         if not text.strip() and not message.media:
@@ -888,7 +888,7 @@ class Sender:
                 await self._give_up(one, reason)
                 return None
             await asyncio.sleep(wait)
-            delay = min(2 * delay, LONGEST_DELAY)
+            delay = min(2 * delay, MAX_DELAY)
 
     def _marked(self, part: Part) -> Part:
         if self._channel.can.repeats == "key":
@@ -913,7 +913,7 @@ class Sender:
             except StoreError as error:
                 log.error("channel %s: %s", self._config.name, error)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY)
+            delay = min(2 * delay, MAX_DELAY)
 
     async def _give_up(self, one: Queued, reason: str) -> None:
         reason = self._reporter.clean(reason)

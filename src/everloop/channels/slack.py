@@ -30,8 +30,8 @@ API = "https://slack.com/api"
 CALL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 30.0
 FRESH_SECONDS = 300.0  # how old a signed request may be
-LONGEST_SECTION = 3000  # characters in a block of text
-MOST_NAMES = 1000
+MAX_SECTION = 3000  # characters in a block of text
+MAX_NAMES = 1000
 TEMPORARY = {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
 WRITTEN_BY_PEOPLE = {"", "file_share", "thread_broadcast", "me_message"}
 FORM = "application/x-www-form-urlencoded"
@@ -270,7 +270,7 @@ class Slack:
                 self._names[user] = found.real_name or found.name
             except (Never, Later, OSError, TimeoutError):
                 self._names[user] = ""
-            while len(self._names) > MOST_NAMES:
+            while len(self._names) > MAX_NAMES:
                 del self._names[next(iter(self._names))]
         return self._names[user]
 
@@ -398,8 +398,8 @@ def _blocks(part: Part) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     rest = part.text
     while rest:
-        end = len(rest) if len(rest) <= LONGEST_SECTION else rest.rfind("\n", 1, LONGEST_SECTION)
-        end = end if end > 0 else LONGEST_SECTION
+        end = len(rest) if len(rest) <= MAX_SECTION else rest.rfind("\n", 1, MAX_SECTION)
+        end = end if end > 0 else MAX_SECTION
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": rest[:end]}})
         rest = rest[end:].lstrip("\n")
     buttons = [

@@ -29,7 +29,7 @@ SEND_SECONDS = 30.0
 FILES = ("document", "voice", "audio", "video", "video_note", "animation")
 OTHERS = ("sticker", "location", "contact", "poll")
 NAMES = {"photo": "photo.jpg", "voice": "voice.ogg", "video_note": "video.mp4", "video": "video.mp4"}
-LARGEST_PHOTO = 10_000_000
+MAX_PHOTO = 10_000_000
 SENDING = {"sendMessage", "sendPhoto", "sendDocument"}
 UPDATES = ["message", "callback_query"]
 T = TypeVar("T")
@@ -281,7 +281,7 @@ class Telegram:
         if part.plain:
             fields["caption"] = part.plain
         try:
-            if file.is_picture and file.type != "image/gif" and len(file.data) <= LARGEST_PHOTO:
+            if file.is_picture and file.type != "image/gif" and len(file.data) <= MAX_PHOTO:
                 try:
                     return await self._call("sendPhoto", fields, SentMessage, files={"photo": file})
                 except Refused as error:

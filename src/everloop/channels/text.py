@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .base import Can, Form, Unit
 
 MARK = "(perhaps a repeat)"  # precedes a part that the network may already have
-LONGEST_MARK = len(MARK) + 1
+MAX_MARK = len(MARK) + 1
 _FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.M)
 
 
@@ -46,7 +46,7 @@ def split(text: str, can: Can, start: int = 0) -> Iterator[Piece]:
     and reopened. Where a piece ends depends only on the text after its start, so that an interrupted delivery resumes
     with the same pieces.
     """
-    room = max(can.text - LONGEST_MARK, 16)
+    room = max(can.text - MAX_MARK, 16)
     while start < len(text):
         fence = _open_fence(text[:start]) if can.lines and can.form != "plain" else ""
         opened = f"{fence}\n" if fence else ""

@@ -38,7 +38,7 @@ LOOKED_AT = 100  # the latest messages of a chat, among which a part is looked u
 SEND_SECONDS = 30.0
 UPLOAD_HEADERS = {"authorization", "cookie", "expires"}  # that the server may request for an upload
 FILE_PORTS = (*PORTS, 5281, 5443, 7443)  # those of the web, and of XMPP servers
-MOST_SERVICES = 20  # of a server that are asked whether they accept uploads
+MAX_SERVICES = 20  # of a server that are asked whether they accept uploads
 
 
 class Entry(NamedTuple):
@@ -375,7 +375,7 @@ class Xmpp:
         domain = bare(self._jid).partition("@")[2]
         items = await stream.ask("get", element(f"{DISCO_ITEMS}query"), domain)
         services = [one.get("jid", "") for one in items.findall(f"{DISCO_ITEMS}query/{DISCO_ITEMS}item")]
-        for service in [domain, *filter(None, services)][:MOST_SERVICES]:
+        for service in [domain, *filter(None, services)][:MAX_SERVICES]:
             info = await stream.ask("get", element(f"{DISCO_INFO}query"), service)
             features = {one.get("var") for one in info.findall(f"{DISCO_INFO}query/{DISCO_INFO}feature")}
             if UPLOAD[1:-1] in features:

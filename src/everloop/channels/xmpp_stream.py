@@ -23,7 +23,7 @@ BIND = "{urn:ietf:params:xml:ns:xmpp-bind}"
 CONNECT_SECONDS = 30.0
 IQ_SECONDS = 30.0
 SILENT_SECONDS = 90.0  # after which the server is sent a ping
-LARGEST_STANZA = 4 * 1024 * 1024
+MAX_STANZA = 4 * 1024 * 1024
 Security = Literal["starttls", "implicit", "none"]
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -63,7 +63,7 @@ class Stanzas:
 
     def feed(self, data: bytes) -> Iterator[ET.Element]:
         self._size += len(data)
-        if b"<!DOCTYPE" in data or b"<!ENTITY" in data or self._size > LARGEST_STANZA:
+        if b"<!DOCTYPE" in data or b"<!ENTITY" in data or self._size > MAX_STANZA:
             raise OSError("the server sent something that is not allowed in a stream")
         try:
             self._parser.feed(data)

@@ -22,7 +22,7 @@ from ..text import one_line
 from .common import load_with_store, opened_store
 from .output import as_json, minute, table
 
-SHORTEST_ID = 4  # so that a mistyped short name is not taken for the start of an id
+MIN_ID = 4  # so that a mistyped short name is not taken for the start of an id
 
 
 def token(options: argparse.Namespace) -> int:
@@ -108,7 +108,7 @@ def _meant(tokens: list[Token], name: str) -> Token:
     living = [token for token in tokens if token.revoked_at is None]
     if found := [token for token in living if token.name == name]:
         return found[0]
-    by_id = [token for token in living if len(name) >= SHORTEST_ID and token.id.startswith(name)]
+    by_id = [token for token in living if len(name) >= MIN_ID and token.id.startswith(name)]
     if len(by_id) > 1:
         raise EverloopError(
             f'"{name}" may be one of {", ".join(token.id for token in by_id[:5])}: write more of its id'

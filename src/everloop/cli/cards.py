@@ -23,8 +23,8 @@ SHOWN_LINES = 6  # of a command's output
 SHOWN_BY_USER = 40  # of the output of a command that the user ran
 SHOWN_DIFF = 24  # lines of a diff
 LIVE_LINES = 3  # the latest lines of a running command
-MOST_CARDS = 200  # kept, so that they can be shown in full
-MOST_BYTES = 262_144  # of a file for which a diff is shown
+MAX_CARDS = 200  # kept, so that they can be shown in full
+MAX_BYTES = 262_144  # of a file for which a diff is shown
 # Here any sentence is an answer, unlike in other chats.
 HOW_TO_ANSWER_HERE = (
     "Answer y (yes), n (no) or a (always in this session). Any other sentence means no, and tells me why."
@@ -140,9 +140,9 @@ def read_before(path: Path) -> str | None:
         return None
     try:
         info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MOST_BYTES:
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
             return None
-        return os.read(descriptor, MOST_BYTES).decode()
+        return os.read(descriptor, MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError):
         return None
     finally:
@@ -155,7 +155,7 @@ class CardRenderer(Renderer):
     def __init__(self, output: Output, workspace: Path, status: SessionStatus) -> None:
         super().__init__(output, live=True)
         self._status = status
-        self.cards: deque[Card] = deque(maxlen=MOST_CARDS)
+        self.cards: deque[Card] = deque(maxlen=MAX_CARDS)
         self._workspace = workspace
         self._open: dict[str, Card] = {}
         self._count = 0

@@ -28,7 +28,7 @@ from .local_commands import plain_refusal
 from .main import INTERRUPTED
 from .output import Output, Renderer
 
-LONGEST_LINE = 10_000_000  # bytes
+MAX_LINE = 10_000_000  # bytes
 
 
 async def plain_chat(config: Config, key: str, greeting: str, prompt: str) -> int:
@@ -133,8 +133,8 @@ class Lines:
         """Return the next line, or None at the end."""
         while (end := self._buffer.find(b"\n", self._searched)) < 0 and not self._ended:
             self._searched = len(self._buffer)
-            if self._searched > LONGEST_LINE:
-                raise EverloopError(f"line {self._number + 1} of the input is longer than {LONGEST_LINE} bytes")
+            if self._searched > MAX_LINE:
+                raise EverloopError(f"line {self._number + 1} of the input is longer than {MAX_LINE} bytes")
             data = await self._read()
             self._ended = not data
             self._buffer += data

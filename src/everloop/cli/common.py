@@ -30,7 +30,7 @@ OWNER = "me"
 LEAVE = ("/exit", "/quit", "exit", "quit")
 LEAVE_HELP = "/exit  leave; a running turn is kept and continues at the next start"
 FLAGS = ("workspace", "provider", "base_url", "model", "store", "host", "port", "metrics")
-LONGEST_KEY = 200
+MAX_KEY = 200
 EXAMPLE = "for example with Ollama: EVERLOOP_BASE_URL=http://127.0.0.1:11434/v1 EVERLOOP_MODEL=qwen3:8b"
 
 
@@ -57,8 +57,8 @@ def session_key(options: argparse.Namespace, default: str) -> str:
 
 
 def checked_key(key: str, where: str) -> str:
-    if not key.strip() or not key.isprintable() or len(key) > LONGEST_KEY:
-        raise ConfigError(f"{where} must be one line of text with at most {LONGEST_KEY} characters, like cli:work")
+    if not key.strip() or not key.isprintable() or len(key) > MAX_KEY:
+        raise ConfigError(f"{where} must be one line of text with at most {MAX_KEY} characters, like cli:work")
     return key
 
 

@@ -21,8 +21,8 @@ from ..text import printable
 
 STEERING_FILES = ("AGENTS.md", "SOUL.md", "USER.md", "TOOLS.md", "IDENTITY.md", "HEARTBEAT.md")
 STEERING_FOLDERS = ("skills", "agents", "memory")
-MOST_ENTRIES = 5000  # per folder, as many as the readers of skills and agents look at
-MOST_SHOWN = 20
+MAX_ENTRIES = 5000  # per folder, as many as the readers of skills and agents look at
+MAX_SHOWN = 20
 
 
 def enter(config: Config, *, person: bool, trust: bool = False) -> Config:
@@ -46,7 +46,7 @@ def with_trust(config: Config, *, person: bool, trust: bool = False) -> Config:
         known.keep(config.workspace, found, answer)
     if answer:
         return config
-    names = ", ".join(found[:MOST_SHOWN]) + (", …" if len(found) > MOST_SHOWN else "")
+    names = ", ".join(found[:MAX_SHOWN]) + (", …" if len(found) > MAX_SHOWN else "")
     said = f"{names} left out because {config.workspace} is not trusted; --trust uses them"
     print(f"everloop: {printable(said)}", file=sys.stderr)
     return dataclasses.replace(config, trusted=False)
@@ -58,7 +58,7 @@ def steering_files(folder: Path) -> list[str]:
     for name in STEERING_FOLDERS:
         try:
             with os.scandir(folder / name) as entries:
-                inside = sorted(entry.name for entry in islice(entries, MOST_ENTRIES))
+                inside = sorted(entry.name for entry in islice(entries, MAX_ENTRIES))
         except OSError:  # missing or unreadable
             continue
         if name == "skills":
@@ -153,10 +153,10 @@ def adopt(config: Config, workspace: str) -> None:
 
 def _ask_trust(folder: Path, found: list[str]) -> bool:
     print(f"{printable(str(folder))} has files that tell the agent what to do:", file=sys.stderr)
-    for name in found[:MOST_SHOWN]:
+    for name in found[:MAX_SHOWN]:
         print(f"  {printable(name)}", file=sys.stderr)
-    if len(found) > MOST_SHOWN:
-        print(f"  … and {len(found) - MOST_SHOWN} more", file=sys.stderr)
+    if len(found) > MAX_SHOWN:
+        print(f"  … and {len(found) - MAX_SHOWN} more", file=sys.stderr)
     return _yes("Use them only if you know who wrote them. Trust this folder? [y/N] ")
 
 

@@ -24,8 +24,8 @@ from .common import LEAVE
 from .local_commands import LOCAL
 
 HISTORY = "chat_history"  # in the home
-MOST_FILES = 20_000  # per workspace that are listed
-MOST_SHOWN = 30  # completions
+MAX_FILES = 20_000  # per workspace that are listed
+MAX_SHOWN = 30  # completions
 FRESH_SECONDS = 5.0  # how long the list of files is reused
 SKIPPED = frozenset({".git", ".hg", "node_modules", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".tox"})
 _FILE_NAME = re.compile(r"[^\"'()=<>]*(?:/[^\"'()=<>]*|\.[A-Za-z]\w{0,4})")  # with a folder or an ending, and no code
@@ -83,7 +83,7 @@ class WorkspaceFiles:
             self._found = list(self._walk())
             self._at = time.monotonic()
         scored = [(score, path) for path in self._found if (score := _score(typed.lower(), path)) is not None]
-        return [path for _, path in sorted(scored)[:MOST_SHOWN]]
+        return [path for _, path in sorted(scored)[:MAX_SHOWN]]
 
     def _walk(self) -> Iterator[str]:
         count = 0
@@ -91,7 +91,7 @@ class WorkspaceFiles:
             folders[:] = sorted(name for name in folders if name not in SKIPPED)
             for name in sorted(files):
                 count += 1
-                if count > MOST_FILES:
+                if count > MAX_FILES:
                     return
                 yield os.path.relpath(os.path.join(folder, name), self._workspace)
 

@@ -19,7 +19,7 @@ from ..threads import in_thread
 from .common import OWNER
 
 TITLE = 60  # characters
-MOST_ENTRIES = 20_000  # of a session that are read for its numbers
+MAX_ENTRIES = 20_000  # of a session that are read for its numbers
 _OTHER = "another model"
 
 
@@ -138,7 +138,7 @@ async def list_sessions(store: Store, config: Config, owner: str, limit: int) ->
     await adopt_titles(store, config)
     listed = []
     for info in await store.sessions(owner, limit):
-        short = info.entries <= MOST_ENTRIES
+        short = info.entries <= MAX_ENTRIES
         entries = await store.read_log(info.id, 0 if short else max(0, info.entries - 200))
         totals = Totals.of(entries, config.model, info) if short else None
         listed.append(Listed(info, info.title or first_words(entries), totals))

@@ -22,7 +22,7 @@ from .folder import adopt
 from .output import as_json, table
 from .session_list import TITLE, Listed, adopt_titles, age, first_words, list_sessions, money
 
-MOST_SEARCHED = 1000  # sessions that are searched by title
+MAX_SEARCHED = 1000  # sessions that are searched by title
 
 
 def command(options: argparse.Namespace) -> int:
@@ -94,7 +94,7 @@ async def find_session(config: Config, wanted: str) -> tuple[Listed, list[Logged
         if info is not None:
             entries = await store.read_log(info.id)
             return Listed(info, info.title or first_words(entries), None), entries
-        listed = await list_sessions(store, config, OWNER, MOST_SEARCHED)
+        listed = await list_sessions(store, config, OWNER, MAX_SEARCHED)
         fitting = [one for one in listed if wanted.lower() in one.title.lower()]
         if len(fitting) != 1:
             what = "no session" if not fitting else f"more than one session ({len(fitting)})"

@@ -11,7 +11,7 @@ from ..runtime.agent import AgentLoop
 from ..text import counted, one_line, printable
 from .common import OWNER
 from .output import tokens_in_words
-from .session_list import MOST_ENTRIES, Totals, adopt_titles, age, first_words, money
+from .session_list import MAX_ENTRIES, Totals, adopt_titles, age, first_words, money
 
 
 class SessionStatus:
@@ -33,7 +33,7 @@ class SessionStatus:
         info = await self._agent.store.session(OWNER, self._key)
         if info is None or not info.entries:
             return
-        entries = await self._agent.store.read_log(info.id, max(0, info.entries - MOST_ENTRIES))
+        entries = await self._agent.store.read_log(info.id, max(0, info.entries - MAX_ENTRIES))
         self.totals = Totals.of(entries, self._config.model, info)
         self.title = info.title or first_words(entries)
         if info.open_turn is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from acp.interfaces import Agent
 
 log = logging.getLogger(__name__)
-LONGEST_MESSAGE = 50 << 20  # bytes of a message from an editor
+MAX_MESSAGE = 50 << 20  # bytes of a message from an editor
 
 
 class _OneLine(logging.Formatter):
@@ -92,7 +92,7 @@ class _Messages:
                 if not (line := await self._reader.readline()):
                     return None
                 message = json.loads(line) if line.strip() else {}
-            except (ValueError, RecursionError) as error:  # not JSON, or longer than LONGEST_MESSAGE
+            except (ValueError, RecursionError) as error:  # not JSON, or longer than MAX_MESSAGE
                 log.warning("the editor sent a line that is not JSON: %s", error)
                 continue
             if isinstance(message, dict) and message:
@@ -118,7 +118,7 @@ async def _serve_editor(config: Config, trust: bool) -> None:
 
     agent = EditorAgent(config, entered)
     try:
-        messages = _Messages(*await stdio_streams(limit=LONGEST_MESSAGE))
+        messages = _Messages(*await stdio_streams(limit=MAX_MESSAGE))
         # The unstable protocol has the resuming, forking and closing of sessions.
         await run_agent(cast("Agent", agent), messages, use_unstable_protocol=True)
     finally:

@@ -68,7 +68,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK = 0.1  # seconds between two frames of the spinner
 MIN_REDRAW = 0.03  # seconds between two redraws, however fast words arrive
 NO_QUERIES = "PROMPT_TOOLKIT_NO_CPR"  # set to 1 for a terminal that answers no queries
-MOST_SESSIONS = 30  # in the list
+MAX_SESSIONS = 30  # in the list
 EXPORTS = (("md", "Markdown"), ("jsonl", "one JSON object per line"), ("html", "a page"))
 IDLE_SECONDS = 2.0  # after a turn, before the session is named
 KEEP_SECONDS = 5.0  # for messages to reach the disk when the chat ends
@@ -363,7 +363,7 @@ class Chat:
 
     async def _list_sessions(self) -> None:
         """List the sessions, and start typing the command that switches to one."""
-        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
+        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MAX_SESSIONS)
         for line in session_lines(self._sessions, self._config, shutil.get_terminal_size().columns):
             self._output.line(line, "dim")
         buffer = self._session.default_buffer
@@ -479,7 +479,7 @@ class Chat:
     async def _refresh_status(self) -> None:
         """Read what the status line and completion need."""
         await self._status.refresh()
-        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MOST_SESSIONS)
+        self._sessions = await list_sessions(self._agent.store, self._config, OWNER, MAX_SESSIONS)
         self._redraw()
 
     def _name_when_idle(self) -> None:

@@ -28,10 +28,10 @@ from ..sandbox.reach import normalized
 from ..threads import in_thread
 from .prompt import SKIPPED
 
-MOST_FILES = 5_000
-MOST_BYTES = 1_000_000  # of a file that is kept
-MOST_IN_ALL = 64_000_000
-MOST_TURNS = 20  # that can be undone
+MAX_FILES = 5_000
+MAX_BYTES = 1_000_000  # of a file that is kept
+MAX_IN_ALL = 64_000_000
+MAX_TURNS = 20  # that can be undone
 SAVED_TURNS = 5  # that can be undone after a restart
 SAVED_BYTES = 8_000_000  # of a session
 SAVED_SESSIONS = 50
@@ -67,13 +67,13 @@ def take_snapshot(folder: Path, known: Snapshot | None = None) -> Snapshot:
     found = Snapshot()
     kept = 0
     for path, info in _regular_files(folder):
-        if len(found.files) == MOST_FILES:
+        if len(found.files) == MAX_FILES:
             found.whole = False
             break
         old = known.files.get(path) if known is not None else None
         facts = (info.st_mtime_ns, info.st_size, info.st_ino)
         content = old.content if old is not None and old[:3] == facts else None
-        if content is None and info.st_size <= MOST_BYTES and kept + info.st_size <= MOST_IN_ALL:
+        if content is None and info.st_size <= MAX_BYTES and kept + info.st_size <= MAX_IN_ALL:
             content = _read(folder / path)
         kept += len(content or b"")
         found.files[path] = FileState(*facts, stat.S_IMODE(info.st_mode), content)
@@ -99,8 +99,8 @@ def _read(path: Path) -> bytes | None:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        data = file.read(MOST_BYTES + 1)
-    return data if len(data) <= MOST_BYTES else None
+        data = file.read(MAX_BYTES + 1)
+    return data if len(data) <= MAX_BYTES else None
 
 
 class Activity(msgspec.Struct):
@@ -249,7 +249,7 @@ class ChangeTracker:
     """Follows the turns of a chat, and keeps the changes of the latest ones, including those of earlier processes."""
 
     def __init__(self, folder: Path, saved: SavedTurns) -> None:
-        self._turns: deque[TurnChanges] = deque(maxlen=MOST_TURNS)
+        self._turns: deque[TurnChanges] = deque(maxlen=MAX_TURNS)
         self._saved = saved
         self._is_loaded = False
         self._folder = folder
@@ -314,7 +314,7 @@ class Snapshots:
     The total size of their contents is bounded.
     """
 
-    def __init__(self, most: int = MOST_IN_ALL) -> None:
+    def __init__(self, most: int = MAX_IN_ALL) -> None:
         self._most = most
         self._known: dict[Path, Snapshot] = {}  # latest last
         self._lock = threading.Lock()
@@ -443,4 +443,4 @@ def _is_as(folder: int, name: str, state: FileState | None) -> bool:
         if state.content is None:
             info = os.fstat(descriptor)
             return (info.st_mtime_ns, info.st_size, info.st_ino) == state[:3]
-        return file.read(MOST_BYTES + 1) == state.content
+        return file.read(MAX_BYTES + 1) == state.content

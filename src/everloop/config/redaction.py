@@ -23,7 +23,7 @@ _SHAPES = re.compile(
     re.S,
 )
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.I)
-_SHORTEST = 8  # characters of a value that counts as a secret because of its name
+_MIN_LENGTH = 8  # characters of a value that counts as a secret because of its name
 Redact = Callable[[str], str]
 
 
@@ -50,7 +50,7 @@ class Secrets:
         own = [str(getattr(self._config, key.attribute)) for key in KEYS if key.secret]
         own += [value for name, value in self._env.items() if _NAMES.search(name)]
         own += [value for value in self._more if value]
-        known = sorted({value for value in own if len(value) >= _SHORTEST}, key=len, reverse=True)
+        known = sorted({value for value in own if len(value) >= _MIN_LENGTH}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, known))) if known else None
 
 

@@ -263,12 +263,12 @@ _NAMELESS = [
 _RATES = r"per min(?:ute)?\b|per (?:day|hour|second)|\(tp[md]\)|rate[ _-]limit|quota"
 # The prompt's share of the window: requesting an answer that is too long is not an overflow.
 _PROMPT = rf"{_NUMBER} (?:tokens )?(?:in (?:the|your) (?:messages|prompt)|of text input|input tokens|from the input)"
-_MOST_TEXT = 10_000
+_MAX_TEXT = 10_000
 
 
 def is_overflow(text: str) -> bool:
     """Return whether a model API's error says that the prompt was too long."""
-    text = text[:_MOST_TEXT].lower()
+    text = text[:_MAX_TEXT].lower()
     if re.search(_RATES, text):
         return False
     named = _named(text, _OVERFLOWS)
@@ -279,7 +279,7 @@ def is_overflow(text: str) -> bool:
 
 def window_in_error(text: str) -> int | None:
     """Return the window, in tokens, that a model API's error message names; 0 if it names none."""
-    text = text[:_MOST_TEXT].lower()
+    text = text[:_MAX_TEXT].lower()
     named = 0 if re.search(_RATES, text) else _named(text, _OVERFLOWS)
     return named if 256 <= named <= 100 * _MILLION else None
 
@@ -299,7 +299,7 @@ PER_CALL = 24  # units for the same around a tool call, with its id
 # At a quarter of a token per unit, that is 6,400 units, however many bytes its base64 form has.
 PICTURE = 6_400
 START = 0.3  # tokens per unit for a model without observations; higher than for most models
-_LEAST, _MOST = 0.12, 1.2  # plausible ratios; other counts omit cached tokens, or are wrong
+_MIN_RATIO, _MAX_RATIO = 0.12, 1.2  # plausible ratios; other counts omit cached tokens, or are wrong
 _MIN_LEARNED_UNITS = 1_000  # units of a request to learn from; in smaller ones the provider's overhead dominates
 _MAX_MODELS = 64
 LONG = 1_000_000  # characters; a longer text is weighed by samples, a longer conversation in a thread
@@ -379,7 +379,7 @@ class Meter:
 
     def observe(self, model: str, units: int, tokens: int) -> None:
         """Learn from the tokens that a provider counted in a request. Implausible counts are ignored."""
-        if units < _MIN_LEARNED_UNITS or not _LEAST <= tokens / units <= _MOST:
+        if units < _MIN_LEARNED_UNITS or not _MIN_RATIO <= tokens / units <= _MAX_RATIO:
             return
         ratio, seen = self._ratios.get(model, (START, 0))
         ratio += (tokens / units - ratio) * max(1 / (seen + 1), 0.4)  # adapts to the kind of text in use

@@ -11,7 +11,7 @@ from ..tools.schema import InvalidArguments, validate
 from .definitions import AgentDefinition
 from .templates import as_text, fill
 
-GRACE_SECONDS, LEAST_GRACE_SECONDS = 60.0, 6.0
+GRACE_SECONDS, MIN_GRACE_SECONDS = 60.0, 6.0
 RETRIES = 3  # after an invalid result
 MAX_ANSWER = 2_000_000  # maximum length of an answer that is searched for JSON
 MAX_STARTS = 2_000  # positions in it where JSON may start
@@ -56,7 +56,7 @@ def grace_message(definition: AgentDefinition, reason: str, inputs: Mapping[str,
 
 def grace_seconds(limit: float) -> float:
     """Return the time limit of the grace turn: a tenth of the work's limit, within bounds."""
-    return min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, limit / 10))
+    return min(GRACE_SECONDS, max(MIN_GRACE_SECONDS, limit / 10))
 
 
 def retry_message(problem: str) -> str:

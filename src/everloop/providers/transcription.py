@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..config import Config
 
 PATH = "/audio/transcriptions"
-LARGEST = 25_000_000  # bytes of a recording, the limit of most endpoints
-LARGEST_ANSWER = 4_000_000
+MAX_RECORDING = 25_000_000  # bytes of a recording, the limit of most endpoints
+MAX_ANSWER = 4_000_000
 SECONDS = 60.0
 TRIES = 3
-LONGEST_WAIT = 10.0
+MAX_WAIT = 10.0
 TYPES = {
     ".aac": "audio/aac",
     ".amr": "audio/amr",
@@ -64,8 +64,8 @@ class Transcriber:
 
     async def transcribe(self, name: str, data: bytes) -> str:
         """Return the words of a recording; "" if there are none. Raises ProviderError."""
-        if len(data) > LARGEST:
-            raise ProviderError(f"it is larger than {LARGEST // 1_000_000} MB")
+        if len(data) > MAX_RECORDING:
+            raise ProviderError(f"it is larger than {MAX_RECORDING // 1_000_000} MB")
         file = FormFile(name, TYPES.get(os.path.splitext(name)[1].lower(), "application/octet-stream"), data)
         fields = {"model": self._model, "response_format": "json"}
         answer = await self._ask(form_body(fields, {"file": file}, self._boundary))
@@ -78,11 +78,11 @@ class Transcriber:
         tries = 1
         while True:
             try:
-                return await self._endpoint.fetch((body,), LARGEST_ANSWER)
+                return await self._endpoint.fetch((body,), MAX_ANSWER)
             except ProviderError as error:
                 if not error.retryable or tries == TRIES:
                     raise
-                await asyncio.sleep(min(error.retry_after or 0.5 * tries, LONGEST_WAIT))
+                await asyncio.sleep(min(error.retry_after or 0.5 * tries, MAX_WAIT))
                 tries += 1
 
     async def close(self) -> None:

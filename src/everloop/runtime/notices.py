@@ -18,7 +18,7 @@ from ..store.base import Claim
 from ..text import one_line
 
 PUSH = "push"
-LONGEST = 200  # characters of the text
+MAX_TEXT = 200  # characters of the text
 OWN_DOING = frozenset({"cancelled", "replaced", "handed", "abandoned"})  # end reasons that a person or a client caused
 
 
@@ -41,7 +41,7 @@ class Notices(msgspec.Struct, frozen=True):
         if claim.message.origin[0] != WEB:
             return []
         extra = {"kind": kind, "session": claim.key, "at": f"{time.time():.0f}"}
-        return [OutboundMessage(self.channel, claim.owner, one_line(text, LONGEST) or kind, metadata={"extra": extra})]
+        return [OutboundMessage(self.channel, claim.owner, one_line(text, MAX_TEXT) or kind, metadata={"extra": extra})]
 
 
 def notices_for(channels: Sequence[ChannelConfig]) -> Notices | None:

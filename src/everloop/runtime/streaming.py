@@ -34,7 +34,7 @@ from .session import Session
 
 log = logging.getLogger(__name__)
 MOVED = "the turn continues in another process"
-LONGEST = 500  # characters of a tool's arguments and output in batches for other processes
+MAX_FIELD = 500  # characters of a tool's arguments and output in batches for other processes
 WAITING = 2_000  # batches waiting to be shown; beyond that the oldest are dropped and read from the log instead
 ASK_SECONDS = 0.5  # minimum time between two requests for missed events
 PAGE = 200  # log entries read at a time
@@ -121,19 +121,19 @@ def _short(event: events.Event) -> events.Event:
         case events.ToolStarted(arguments=arguments):
             return replace(event, arguments={name: _cut(value) for name, value in arguments.items()})
         case events.ToolEnded(content=content):
-            return replace(event, content=content[:LONGEST])
+            return replace(event, content=content[:MAX_FIELD])
         case events.ToolProgress(text=text) | events.TurnEnded(text=text):
-            return replace(event, text=text[:LONGEST])
+            return replace(event, text=text[:MAX_FIELD])
         case _:
             return event
 
 
 def _cut(value: object) -> object:
     if isinstance(value, str):
-        return value[:LONGEST]
+        return value[:MAX_FIELD]
     if value is None or isinstance(value, bool | int | float):
         return value
-    return str(value)[:LONGEST]
+    return str(value)[:MAX_FIELD]
 
 
 # ---------------------------------------------------------------------------------------------- publishing

@@ -19,7 +19,7 @@ from ..text import clean, one_line
 from .budgets import Budgets
 
 log = logging.getLogger(__name__)
-LONGEST = 60  # characters of a title
+MAX_TITLE = 60  # characters of a title
 SECONDS = 30.0
 READ = 100  # log entries read from the start of a conversation
 EXCERPT = 600  # characters of the first message, and of the first answer
@@ -78,7 +78,7 @@ def title_of(answer: str) -> str:
     line = next((part for part in clean(answer).strip().splitlines() if part.strip()), "")
     line = re.sub(r"^(?:#+|\*+|title:)\s*", "", line.strip(), flags=re.IGNORECASE)
     line = line.rstrip(".").strip("*_`\"'“”„«» ").rstrip(".")
-    return one_line(line, LONGEST) if any(one.isalnum() for one in line) else ""
+    return one_line(line, MAX_TITLE) if any(one.isalnum() for one in line) else ""
 
 
 def _request(logged: Sequence[Logged]) -> list[Message]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from ..providers.base import ProviderError
-from ..providers.transcription import LARGEST, Transcriber, is_recording
+from ..providers.transcription import MAX_RECORDING, Transcriber, is_recording
 from ..sandbox.reach import OutOfReach, Reach
 from ..text import one_line
 from ..threads import in_thread
@@ -37,4 +37,4 @@ async def _words(transcriber: Transcriber, path: str, reach: Callable[[], Reach]
 
 def _read(path: str, reach: Callable[[], Reach]) -> bytes:
     with reach().open(path) as opened, open(opened.descriptor, "rb", closefd=False) as file:
-        return file.read(LARGEST + 1)
+        return file.read(MAX_RECORDING + 1)

@@ -20,7 +20,7 @@ MODELS: Mapping[str, Agent] = {"everloop/agent": "own", "everloop/chat": "client
 INSTRUCTION = 800  # characters at the start of a message, where a client's own prompt states its purpose
 CLOSING = 500  # characters at its end, after the text that it is about
 SHORT = 200  # messages up to this many characters are examined in full
-MOST_SENTENCES = 2  # leading sentences of a system message that state a request's purpose; an agent's rules follow them
+MAX_SENTENCES = 2  # leading sentences of a system message that state a request's purpose; an agent's rules follow them
 
 _CHAT = r"(?:chats?|conversations?|threads?|sessions?|discussions?|dialogues?|exchange|topic)"
 # The chat that the request belongs to, not any chat.
@@ -95,7 +95,7 @@ def is_side_request(chat: ChatRequest) -> bool:
     said = next((text_of(one["content"]) for one in reversed(chat.messages) if one["role"] == "user"), "")
     if _has_gap(said) or _ROLE.search(said[:SHORT]) or _ROLE.search(chat.system[:SHORT]):
         return True
-    rules = [one for one in _sentences(chat.system[:INSTRUCTION])[:MOST_SENTENCES] if not _RULE.search(one)]
+    rules = [one for one in _sentences(chat.system[:INSTRUCTION])[:MAX_SENTENCES] if not _RULE.search(one)]
     if any(_asks_aside(sentence) for sentence in rules):
         return True
     if len(said) <= SHORT and not _QUOTE.search(said) and _WORK.search(said):

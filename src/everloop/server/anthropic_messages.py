@@ -170,7 +170,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
-MOST_STOPS = 4  # stop sequences that OpenAI's servers accept
+MAX_STOPS = 4  # stop sequences that OpenAI's servers accept
 
 
 def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int, kept: bool = False) -> ChatRequest:
@@ -182,11 +182,11 @@ def read_messages(body: bytes, *, honours: frozenset[str], messages_limit: int, 
     if asked.thinking is not None and asked.thinking.budget_tokens is not None:
         ignored.append("thinking.budget_tokens")
     stops = [stop for stop in asked.stop_sequences or () if stop]
-    if len(stops) > MOST_STOPS:
-        ignored.append(f"stop_sequences[{MOST_STOPS}:]")
+    if len(stops) > MAX_STOPS:
+        ignored.append(f"stop_sequences[{MAX_STOPS}:]")
     chat, places, left_out = _chat_body(asked)
     chat.stream = asked.stream
-    chat.temperature, chat.top_p, chat.stop = asked.temperature, asked.top_p, stops[:MOST_STOPS] or None
+    chat.temperature, chat.top_p, chat.stop = asked.temperature, asked.top_p, stops[:MAX_STOPS] or None
     if "max_tokens" in honours:
         chat.max_tokens = asked.max_tokens
     else:

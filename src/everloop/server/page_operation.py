@@ -22,7 +22,7 @@ from .page_timeline import cost_by
 
 DAYS = 30
 SESSIONS = 500  # the latest sessions, whose usage is counted
-MOST_ENTRIES = 20_000  # entries per session that are read for its usage
+MAX_ENTRIES = 20_000  # entries per session that are read for its usage
 KNOWN = 2_000  # sessions whose usage is cached
 DAY = 86_400
 
@@ -219,7 +219,7 @@ class OperationApi:
     async def _counted(self, info: SessionInfo) -> SessionUsage:
         known = self._usage.pop(info.id, None)
         if known is None or known.read > info.entries:  # a power loss has undone entries
-            known = SessionUsage(max(info.entries - MOST_ENTRIES, 0))
+            known = SessionUsage(max(info.entries - MAX_ENTRIES, 0))
         if known.read < info.entries:
             known.add(await self._store.read_log(info.id, known.read), self._owners.config.model)
         self._usage[info.id] = known  # move to the end: the oldest is evicted first

@@ -12,7 +12,7 @@ from .errors import bad_request, conflict
 from .guard import OWNER, TOKEN
 from .page_routes import json_response, operation, read_body, refusals
 
-LONGEST_ID = 100
+MAX_ID = 100
 
 
 class PushState(msgspec.Struct):
@@ -89,8 +89,8 @@ class PushApi:
         from ..channels.push import Subscriptions
 
         body, config = await read_body(request, VisibleBody), self._needed()
-        if not body.page or len(body.page) > LONGEST_ID:
-            raise bad_request(f"page: must have 1 to {LONGEST_ID} characters", "page")
+        if not body.page or len(body.page) > MAX_ID:
+            raise bad_request(f"page: must have 1 to {MAX_ID} characters", "page")
         await Subscriptions(self._store, config.name).look(request[OWNER], body.page, body.visible)
         return json_response(await self._state(request))
 

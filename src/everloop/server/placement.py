@@ -30,7 +30,7 @@ HOLD_SECONDS = 10.0  # how long a request waits for its owner's move to finish
 LOOK_SECONDS = 0.5  # polling interval meanwhile, in case a notification is lost
 LEAVE_SECONDS = 5.0  # grace period for requests that are still open in the old database after a move
 TRIES = 3  # attempts for a request whose owner has just been moved
-MOST_KEPT = 10_000  # tokens; beyond that the oldest are evicted
+MAX_KEPT = 10_000  # tokens; beyond that the oldest are evicted
 
 # Looks up a token by its hash in one database.
 FindToken = Callable[[str], Awaitable[Token | None]]
@@ -111,7 +111,7 @@ class Placement:
                 token = await (await self._database(store)).token(hash)
                 if token is not None and (await self._place(token.owner, hold=False)).store == store:
                     self._owners[hash] = token.owner
-                    while len(self._owners) > MOST_KEPT:
+                    while len(self._owners) > MAX_KEPT:
                         self._owners.popitem(last=False)
                     return token
             except StoreError as error:

@@ -67,7 +67,7 @@ def position_of(headers: Mapping[str, str]) -> Position | None:
     return Position(int(found[1]), int(found[2]), int(found[3], 16) if found[3] else None)
 
 
-LONGEST_ARGUMENT = 200  # characters of a tool's arguments in a comment
+MAX_ARGUMENT = 200  # characters of a tool's arguments in a comment
 MANY = 2048  # parts queued for a client; beyond that they are joined, so that a slow client costs no more than the text
 RESTARTED = "\n\n[The answer was interrupted and starts again.]\n\n"
 
@@ -140,7 +140,7 @@ class AnswerStream:
                 self._restart(seq)
             case events.ToolStarted(call, name, arguments):
                 self._gap, self.said = self._gap or self.said, False
-                shown = encode(arguments).decode()[:LONGEST_ARGUMENT]
+                shown = encode(arguments).decode()[:MAX_ARGUMENT]
                 self._comment(seq, "tool", {"call": call, "name": name, "status": "started", "arguments": shown})
             case events.ToolEnded(call, name, _, status, seconds):
                 self._comment(seq, "tool", {"call": call, "name": name, "status": status, "seconds": seconds})

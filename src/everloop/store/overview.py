@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-MOST = 100  # per list; the counts next to the lists are complete
+MAX_LISTED = 100  # per list; the counts next to the lists are complete
 PATIENCE = 10.0  # seconds that work may wait despite a live worker before it counts as stuck
 
 

@@ -183,7 +183,7 @@ KINDS = {
     "user": {"text", "image", "document", "tool_result"},
     "assistant": {"text", "tool_use", "thinking", "redacted_thinking"},
 }
-MOST_MARKERS = 4
+MAX_MARKERS = 4
 
 
 def check_request(body: dict[str, Any]) -> list[str]:
@@ -206,8 +206,8 @@ def check_request(body: dict[str, Any]) -> list[str]:
         problems.append("tools: a request with tool_use or tool_result blocks must define tools")
     problems += _check_thinking(body, messages)
     marked = [block for block in blocks_of(body) if "cache_control" in block]
-    if len(marked) > MOST_MARKERS:
-        problems.append(f"cache_control: {len(marked)} blocks have one, and {MOST_MARKERS} may")
+    if len(marked) > MAX_MARKERS:
+        problems.append(f"cache_control: {len(marked)} blocks have one, and {MAX_MARKERS} may")
     if any(block["cache_control"].get("type") != "ephemeral" for block in marked):
         problems.append("cache_control: the type must be ephemeral")
     return problems

@@ -25,7 +25,7 @@ from .base import Plan, Tool, ToolError
 from .context import current_call
 from .files.paths import check_kind, explained, reach
 
-MOST_FILES = 10
+MAX_FILES = 10
 
 PARAMETERS = {
     "type": "object",
@@ -36,7 +36,7 @@ PARAMETERS = {
         "media": {
             "type": "array",
             "items": {"type": "string"},
-            "maxItems": MOST_FILES,
+            "maxItems": MAX_FILES,
             "description": "Files of the workspace to send along: pictures, documents.",
         },
     },

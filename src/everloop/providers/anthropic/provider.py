@@ -14,7 +14,7 @@ from .request import HONOURED, NO_CHOICE, NO_TOOLS, Histories, encode_tools, fie
 
 VERSION = "2023-06-01"
 SPARE_BYTES = 1 << 20  # of an answer, in addition to its text
-LEAST_THINKING = 1024
+MIN_THINKING = 1024
 ANSWER_TOKENS = 32_000  # the maximum that all models since Claude 3.7 have in common
 OLD_MODELS = {"claude-3-7": ANSWER_TOKENS, "claude-3-5": 8192, "claude-3": 4096}
 RESERVED_FIELDS = frozenset({"model", "messages", "system", "tools", "stream"})
@@ -89,8 +89,8 @@ class AnthropicProvider(LLMProvider):
             return
         if "thinking" in self.extra:
             raise ConfigError("thinking is also set in extra: set only one of them")
-        if self._thinking < LEAST_THINKING:
-            raise ConfigError(f"thinking is {self._thinking} tokens: the API takes {LEAST_THINKING} or more, or None")
+        if self._thinking < MIN_THINKING:
+            raise ConfigError(f"thinking is {self._thinking} tokens: the API takes {MIN_THINKING} or more, or None")
         if self._max_tokens is not None and self._thinking >= self._max_tokens:
             raise ConfigError(f"thinking ({self._thinking} tokens) must be less than max_tokens ({self._max_tokens})")
 

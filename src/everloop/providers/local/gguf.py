@@ -10,9 +10,9 @@ from .progress import WeightsError
 
 _SIZES = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 20  # bytes of a string; no model has longer ones
-_MOST_KEYS = 10_000
-_MOST_ITEMS = 4_096  # of an array that is kept, such as a number for each layer
+_MAX_STRING = 1 << 20  # bytes of a string; no model has longer ones
+_MAX_KEYS = 10_000
+_MAX_ITEMS = 4_096  # of an array that is kept, such as a number for each layer
 
 
 def read_head(path: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _read(file: BinaryIO) -> dict[str, Any]:
     if file.read(4) != b"GGUF":
         raise ValueError("no GGUF")
     version, _, keys = struct.unpack("<IQQ", file.read(20))
-    if version not in (2, 3) or keys > _MOST_KEYS:
+    if version not in (2, 3) or keys > _MAX_KEYS:
         raise ValueError("an unknown version")
     found: dict[str, Any] = {}
     for _ in range(keys):
@@ -46,7 +46,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
         return _text(file)
     if kind == _ARRAY:
         inner, count = struct.unpack("<IQ", file.read(12))
-        if count > _MOST_ITEMS:
+        if count > _MAX_ITEMS:
             raise ValueError("a long array")
         return [_value(file, inner) for _ in range(count)]
     shape = _SIZES[kind]
@@ -55,7 +55,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
 
 def _text(file: BinaryIO) -> str:
     (length,) = struct.unpack("<Q", file.read(8))
-    if length > _LONGEST:
+    if length > _MAX_STRING:
         raise ValueError("a long text")
     data = file.read(length)
     if len(data) < length:

@@ -12,7 +12,7 @@ from .machine import available_memory
 
 STATE_BYTES = 2  # per number in a conversation's state (16 bits)
 RESERVE = 200 << 20  # for the compute buffers and the process itself
-LEAST_WINDOW = 1_024
+MIN_WINDOW = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def check_memory(weights: Path, window: int, slots: int, available: int | None =
 def _window_that_fits(needed: Needs, free: int, slots: int) -> int:
     """Return the longest conversation that fits, in whole thousands of tokens; 0 if not even a short one fits."""
     room = (free - needed.file - RESERVE) // max(1, needed.token * slots)
-    return room // 1_024 * 1_024 if room >= LEAST_WINDOW else 0
+    return room // 1_024 * 1_024 if room >= MIN_WINDOW else 0
 
 
 def _token_bytes(head: dict[str, Any]) -> int:

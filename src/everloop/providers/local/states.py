@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 FORMAT = "1"  # part of the file names: changing it invalidates old files
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 _SAMPLES, _SAMPLE = 32, 1 << 16
 _SUM = 64  # bytes of a checksum
 _LEFT_BEHIND = 3_600.0  # seconds after which an unfinished file can have no writer
@@ -33,7 +33,7 @@ def fingerprint(weights: Path) -> str:
 class States:
     """The folder of saved states. The checksum of each is in a file next to it, which is written last."""
 
-    def __init__(self, folder: Path, *about: str, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, *about: str, most_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
         self._about = (FORMAT, *about)
         self._most_bytes = most_bytes

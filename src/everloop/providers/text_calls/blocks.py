@@ -16,7 +16,7 @@ from ..base import ToolCallRequest
 from . import dialects
 from .bodies import NAMED_JSON, PYTHON_LIST, read_body, read_python, sniff_name, with_arguments
 from .calls import ARGUMENTS, CUT_OFF, KEYS, MAX_CALLS, NAMES, CallBlock, OfferedTools, WrittenCall, calls_of
-from .json_values import BETWEEN, LONGEST, STRUCTURE, JsonReader, after, is_cut_off, stop_pattern, value_end
+from .json_values import BETWEEN, MAX_VALUE, STRUCTURE, JsonReader, after, is_cut_off, stop_pattern, value_end
 
 _OPENING = re.compile("|".join(map(re.escape, dialects.OPENINGS)))
 _INNER = re.compile("|".join(map(re.escape, dialects.INNER)))
@@ -138,11 +138,11 @@ class CallFinder:
                 return stop, found.end(), True
             if not ahead or ahead[0] not in "{[" or ahead.startswith("[TOOL_"):
                 return stop, stop, True
-        self.wait_if(is_json and len(text) - place < LONGEST)  # an unbalanced quote: the first mark ends it
-        if found := end.search(text, place, place + LONGEST):
+        self.wait_if(is_json and len(text) - place < MAX_VALUE)  # an unbalanced quote: the first mark ends it
+        if found := end.search(text, place, place + MAX_VALUE):
             return found.start(), found.end(), True
-        self.wait_if(len(text) - place < LONGEST)
-        last = min(len(text), place + LONGEST)
+        self.wait_if(len(text) - place < MAX_VALUE)
+        last = min(len(text), place + MAX_VALUE)
         return last, last, False
 
     def message(self, at: int) -> Message | None:
@@ -194,8 +194,8 @@ class CallFinder:
         if found := value_end(self.text, at, structure):
             source = self.text[at : found[0]]
             return CallBlock(found[0], self._calls(source), source)
-        self.wait_if(len(self.text) - at < LONGEST)
-        end = min(len(self.text), at + LONGEST)
+        self.wait_if(len(self.text) - at < MAX_VALUE)
+        end = min(len(self.text), at + MAX_VALUE)
         source = self.text[at:end].rstrip()
         return CallBlock(end, self._cut_off(source), source)
 

@@ -148,7 +148,7 @@ def _beginnings(literals: Iterable[str]) -> frozenset[str]:
 
 TOKENS = re.compile("|".join(_tokens()))
 _LITERALS = (*KINDS, *NOISES, "```", "<channel|>")
-LONGEST_LITERAL = max(map(len, _LITERALS))
+MAX_LITERAL = max(map(len, _LITERALS))
 FIRSTS = re.compile(f"[{re.escape(''.join({one[0] for one in _LITERALS}))}]")
 BEGINNINGS = _beginnings(one.lower() for one in _LITERALS)
 INNER_BEGINNINGS = _beginnings(INNER)

@@ -16,7 +16,7 @@ BROKEN: Final = object()
 REPAIRABLE = 4096  # characters; the repairing library takes quadratic time
 ALL_REPAIRS = 4 * REPAIRABLE  # characters per answer
 EVALUABLE = 1 << 16
-LONGEST = 2_000_000  # maximum characters of a value
+MAX_VALUE = 2_000_000  # maximum characters of a value
 
 # Whole strings, runs of brackets, and an unclosed quote.
 _PARTS = r"\"(?:[^\"\\]++|\\.)*+\"|'(?:[^'\\]++|\\.)*+'|[{\[]++|[}\]]++|[\"']"
@@ -46,7 +46,7 @@ def after(pattern: re.Pattern[str], text: str, at: int) -> int:
 def value_end(text: str, at: int, structure: re.Pattern[str] = STRUCTURE) -> tuple[int, bool] | None:
     """Return where the object or list at `at` ends, and whether it is closed; None if the text ends first."""
     depth = 0
-    for found in structure.finditer(text, at, at + LONGEST):
+    for found in structure.finditer(text, at, at + MAX_VALUE):
         token = found[0]
         if found.lastgroup == "stop":
             return found.start(), False

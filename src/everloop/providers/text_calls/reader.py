@@ -123,7 +123,7 @@ class Reader:
     def _held_from(self) -> int:
         """Return where a tag may begin at the end of the text; the end of the text if nowhere."""
         text = self._text
-        for found in dialects.FIRSTS.finditer(text, max(self._at, len(text) - dialects.LONGEST_LITERAL)):
+        for found in dialects.FIRSTS.finditer(text, max(self._at, len(text) - dialects.MAX_LITERAL)):
             place = found.start()
             if text[place:].lower() in dialects.BEGINNINGS and (not found[0].isalpha() or self._begins_line(place)):
                 return place
@@ -297,7 +297,7 @@ class Reader:
         if self._family is None and (not self._answer.spoken or prose.lead_of(self._answer.recent) == "intent"):
             end = after(_TOO_MANY, text, end)
         place = after(dialects.NOISE, text, end)
-        ahead = text[place : place + dialects.LONGEST_LITERAL]
+        ahead = text[place : place + dialects.MAX_LITERAL]
         self._finder.wait_if(ahead.lower() in dialects.BEGINNINGS)
         block = self._next(place) if ahead and len(self._calls) < MAX_CALLS else None
         if block and block.calls and not self._quoted(block.source):

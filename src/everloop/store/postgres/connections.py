@@ -42,7 +42,7 @@ T = TypeVar("T")
 Kind = Literal["writes", "unflushed", "reads", "aside"]
 BATCH = 64  # writes per transaction
 RETRY_SECONDS = 0.05  # delay before the first retry of a connection; it grows from there
-LONGEST_RETRY = 0.5  # so that work resumes within a second of the end of an outage
+MAX_RETRY = 0.5  # so that work resumes within a second of the end of an outage
 # Each thread has a row in which each of its transactions leaves its number, and a lone write also its result. The
 # number only grows, so a transaction whose number RESOLVE has taken in the meantime can no longer be committed. RESOLVE
 # always writes: if a server waits for its synchronous standby, a commit whose wait was interrupted can be visible
@@ -253,7 +253,7 @@ class Connections:
                         job.error = job.error or self._explain(error)
                     return
             self._wait(pause)
-            pause = min(2 * pause, LONGEST_RETRY)
+            pause = min(2 * pause, MAX_RETRY)
 
     def _connection(self, state: ThreadState) -> Connection:
         """Return the thread's connection, or a new one if it broke."""
@@ -466,7 +466,7 @@ class Connections:
             if self._is_late(give_up):
                 raise _unknown(None)
             self._wait(pause)
-            pause = min(2 * pause, LONGEST_RETRY)
+            pause = min(2 * pause, MAX_RETRY)
 
     def _close_if_lost(self, connection: Connection, error: Exception) -> bool:
         """Close a connection that can no longer be used, and return whether it is closed.

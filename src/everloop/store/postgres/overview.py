@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..overview import MAX_LISTED, PATIENCE, Lease, Overview, Unheld, WorkerSeen
 from ..peers import process_of
 from .transactions import FRESH, NOW, living
 
@@ -49,7 +49,7 @@ FROM (SELECT count(*) FILTER (WHERE state = 'new' AND kind <> 'urgent') AS waiti
 
 def overview(db: Connection, lease: float) -> Overview:
     rows = [row for row in db.execute(ALL_WORKERS, (lease,)).fetchall() if living(row[0], row[3])]
-    values = {"living": [row[0] for row in rows], "most": MOST, "counted": COUNTED, "patience": PATIENCE}
+    values = {"living": [row[0] for row in rows], "most": MAX_LISTED, "counted": COUNTED, "patience": PATIENCE}
     row: Any = db.execute(OVERVIEW, values).fetchone()
     at, sessions, held, leases, unheld, unheld_count, waited_out, *counts = row
     waiting, oldest_waiting, running, parked, unsent, oldest_unsent, damaged, damaged_incoming = counts

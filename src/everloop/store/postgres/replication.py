@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.5  # interval of looks for the synchronous standby
-LONGEST_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
+MAX_WAIT = 1.0  # seconds after which its absence, or a commit that waits for it, is reported
 
 # Commits of this database that wait for a synchronous standby, and how long the first of them has waited. Sessions of
 # another user are only visible with the privileges of pg_monitor.
@@ -63,7 +63,7 @@ class StandbyWatch:
         count, seconds = row if row is not None else (0, 0.0)
         self._missing_since = min(self._missing_since, now) if missing else math.inf
         longest = max(seconds, now - self._missing_since)
-        waited, self.wait = self.wait, longest if longest > LONGEST_WAIT else 0.0
+        waited, self.wait = self.wait, longest if longest > MAX_WAIT else 0.0
         self._look_at = time.monotonic() + LOOK_SECONDS
         if self.wait and not waited:
             waiting = f"{count} writes wait for one, the first for {seconds:.0f} s" if count else "writes will wait"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .connect import Connection
 
 T = TypeVar("T")
-LONGEST_WORD = 200  # characters that are used
+MAX_WORD = 200  # characters that are used
 MAX_POSITION = 16_383  # in PostgreSQL: text beyond that is found, but not as a phrase
 MAX_BYTES = 900_000  # of a vector; PostgreSQL allows a megabyte
 COUNTED = 2_000  # texts with a word; beyond that it is a common word anyway
@@ -142,7 +142,7 @@ def _words(text: str) -> list[str]:
 
 
 def _plain(word: str) -> str:
-    word = word[:LONGEST_WORD]
+    word = word[:MAX_WORD]
     if word.isascii():
         return word
     parts = unicodedata.normalize("NFD", word)

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections import Counter
 
-from ..overview import MOST, PATIENCE, Lease, Overview, Unheld, WorkerSeen
+from ..overview import MAX_LISTED, PATIENCE, Lease, Overview, Unheld, WorkerSeen
 from ..peers import alive, process_of
 
 # Finished work is not read: the cost depends on the amount of open work.
@@ -49,9 +49,9 @@ def overview(db: sqlite3.Connection) -> Overview:
         at=now,
         sessions=sessions,
         workers=tuple(WorkerSeen(id, process_of(id), held[id], 0.0, id in joined) for id in sorted(living)),
-        leases=tuple(leases[:MOST]),
+        leases=tuple(leases[:MAX_LISTED]),
         held=len(leases),
-        unheld=tuple(unheld[:MOST]),
+        unheld=tuple(unheld[:MAX_LISTED]),
         unheld_count=len(unheld),
         waited_out=sum(now - one.since > PATIENCE for one in unheld),
         waiting=waiting,

@@ -18,7 +18,7 @@ from ..base import ToolError
 _MAX_COMPARED = 5_000  # lines that are compared by similarity, which is slow
 _MAX_LINE_LENGTH = 400
 _MAX_SHOWN = 12
-_MOST = 50  # matches to look for when only one is wanted
+_MAX_MATCHES = 50  # matches to look for when only one is wanted
 _ALIKE = str.maketrans(
     dict.fromkeys("‘’‚‛′ʼ", "'")
     | dict.fromkeys("“”„‟″", '"')
@@ -91,7 +91,7 @@ def _applied(text: str, spans: list[Span], newline: str) -> str:
 def _positions(text: str, old: str, everywhere: bool, shared: int = 0) -> Iterator[int]:
     """Yield the positions of `old`: non-overlapping ones for `everywhere`, otherwise the first ones."""
     at, count = text.find(old), 0
-    while at >= 0 and (everywhere or count < _MOST):
+    while at >= 0 and (everywhere or count < _MAX_MATCHES):
         yield at
         at, count = text.find(old, at + (len(old) - shared if everywhere else 1)), count + 1
 

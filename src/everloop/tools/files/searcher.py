@@ -21,7 +21,7 @@ from typing import Any
 UNREADABLE_PATTERN = 4
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-_DEEPEST = 200
+_MAX_DEPTH = 200
 _FLUSH_AFTER = 50
 Matches = Callable[[str], bool]
 
@@ -84,7 +84,7 @@ def walk(request: dict[str, Any]) -> Iterator[tuple[bytes, int, bytes]]:
             if not is_folder:
                 if not protected or _kept(folder, name) not in protected:
                     yield prefix + name, folder, name
-            elif name not in skipped and depth < _DEEPEST:
+            elif name not in skipped and depth < _MAX_DEPTH:
                 yield from enter(folder, name, prefix + name + b"/", depth + 1)
 
     def enter(folder: int, name: bytes, prefix: bytes, depth: int) -> Iterator[tuple[bytes, int, bytes]]:

@@ -11,7 +11,7 @@ from ...config import McpServer
 from ...text import clean
 
 MAX_MESSAGE = 32 << 20  # bytes per message
-_SHORTEST_SECRET = 6
+_MIN_SECRET = 6
 
 
 class Unreachable(Exception):
@@ -34,7 +34,7 @@ def secrets_of(server: McpServer) -> list[str]:
     found = {*server.env.values(), *(value for _, value in parse_qsl(address.query))}
     found |= {part for value in server.headers.values() for part in (value, *value.split())}
     found |= {address.username or "", address.password or "", address.query}
-    return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+    return sorted((value for value in found if len(value) >= _MIN_SECRET), key=len, reverse=True)
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

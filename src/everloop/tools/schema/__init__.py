@@ -480,7 +480,7 @@ def render(at: JsonPath, problem: str, base: JsonPath = None) -> str:
 # every way to match, and hold up the whole process while they do. So the cost of a search is estimated beforehand, from
 # how the pattern is written and from the length of the text.
 
-LONGEST = 1_000  # characters of a pattern; longer ones are ignored
+MAX_PATTERN = 1_000  # characters of a pattern; longer ones are ignored
 ENDLESS = 1 << 62
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?<?[:=!>]|\{\d*,?\d*\}|.", re.S)
@@ -508,7 +508,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
 def read_pattern(text: str) -> Pattern | None:
     """Compile a pattern; None if Python does not understand it, or if it is too long."""
-    if len(text) > LONGEST:
+    if len(text) > MAX_PATTERN:
         return None
     try:
         compiled = re.compile(text)

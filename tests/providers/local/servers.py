@@ -132,8 +132,8 @@ def _respond(handler: BaseHTTPRequestHandler, plan: Server, answer: Answer) -> N
         if answer.hold is not None and at >= answer.hold:
             plan.go_on.wait(50)
         piece = body[at : min(at + 20_000, end)]
+        plan.sent += len(piece)  # before the client can have it
         handler.wfile.write(piece)
-        plan.sent += len(piece)
         time.sleep(answer.slow)
 
 

@@ -125,10 +125,10 @@ def long_history(server: str, rounds: int) -> Figure:
     """A turn after 5,000 messages against one after 10, less what sending the further bytes costs by itself."""
     ratios, shorts, longs = [], [], []
     for _ in range(rounds):
-        short = drive("everloop", "history", server, 15, 10)["cpu_ms"]
-        long = drive("everloop", "history", server, 15, 5000)["cpu_ms"]
-        few = drive("bytes", "history", server, 15, 10)["cpu_ms"]
-        many = drive("bytes", "history", server, 15, 5000)["cpu_ms"]
+        short = drive("everloop", "history", server, 60, 10)["cpu_ms"]
+        long = drive("everloop", "history", server, 60, 5000)["cpu_ms"]
+        few = drive("bytes", "history", server, 60, 10)["cpu_ms"]
+        many = drive("bytes", "history", server, 60, 5000)["cpu_ms"]
         shorts.append(short)
         longs.append(long - (many - few))
         ratios.append((long - (many - few)) / short)

@@ -44,7 +44,7 @@ HOW_TO_UNLINK = "Write /unlink alone, with nothing after it."
 NO_CODE = "That is no valid code. A code is valid for an hour and can be used once: /link in your other chat gives one."
 TOO_MANY = "Those were too many wrong codes. No code is taken from you for an hour."
 TOO_MANY_SESSIONS = "That account has shared so many sessions that it can share no other one."
-LEFT = "An answer of the session that this chat has left is not sent here. Ask again to have one of this chat's own."
+LEFT = "An answer from the session that this chat has left is not sent here. Ask again to get an answer in this chat."
 ALONE = "This chat shares its session with no other chat."
 ONLY_SETTINGS = "Only the chats that the settings link, under [channels.link], share this session."
 
@@ -331,7 +331,7 @@ class ChatLinks:
             self._takes_part[message.chat] = message.sender
 
     async def may_read(self, chat: str, session: str, own: Callable[[Received], str]) -> bool:
-        """Whether what was said in a session may be sent to a chat: not if the chat took part in it and has left it.
+        """Return whether what was said in a session may be sent to a chat: not if the chat has left that session.
 
         A message that it sent before may be answered with what others have said there since.
         """
@@ -416,7 +416,7 @@ class ChatLinks:
 def command_in(text: str) -> LinkCommand | None:
     """Return the command that a text begins with; None if there is none.
 
-    Words that do not belong to it make no message of it: one of them may be a code, which no model should read.
+    It is a command even with other words after it: one of them may be a code, which no model must read.
     """
     match (*text.split(maxsplit=1), "")[0].lower().partition("@")[0]:
         case "/link":

@@ -39,7 +39,6 @@ MaySee = Callable[[], Awaitable[bool]]
 class Shown:
     """The preview of the turns that the messages of a chat open, until all of these are answered."""
 
-    session: str
     chat: str
     messages: set[str | None]  # ids of the messages that are not answered yet
     streams: bool  # drafts are shown
@@ -86,7 +85,7 @@ class Previews:
             self._shown[chat_id].messages.add(message.id)
             yield
             return
-        shown = self._shown[chat_id] = Shown(session, chat, {message.id}, streams, may_see)
+        shown = self._shown[chat_id] = Shown(chat, {message.id}, streams, may_see)
         subscriber: SessionSubscriber | None = None
         try:
             if self._follow is not None:

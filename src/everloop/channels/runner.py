@@ -350,7 +350,7 @@ class ChannelInbox:
         return (await self._store.channel_state(self._config.name)).get(CURSOR, "")
 
     async def may_read(self, chat: str, session: str) -> bool:
-        """Whether what was said in a session may be sent to a chat."""
+        """Return whether what was said in a session may be sent to a chat."""
         return await self._links.may_read(chat, session, self._own_session)
 
     async def keep_cursor(self, value: str) -> None:

@@ -72,7 +72,7 @@ def stripped(error: Exception, redact: Redact) -> Exception:
 
 
 def _tells(error: BaseException, redact: Redact) -> bool:
-    """Whether the traceback, as a log shows it, has a secret."""
+    """Return whether the traceback, as a log shows it, contains a secret."""
     text = "".join(traceback.format_exception(error))
     return redact(text) != text
 

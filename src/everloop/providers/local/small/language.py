@@ -127,7 +127,7 @@ def cron_time(request: Request) -> tuple[str, str]:
 
 
 def times_from_now(request: Request) -> list[str]:
-    """The spans from now that are named, as the scheduler reads them; none where a day or a time of day is named."""
+    """Return the named spans from now, in the scheduler's form; none if a day or a time of day is named."""
     if request.matches("time") or request.matches("another_time") or cron_weekday(request):
         return []
     found: dict[str, None] = {}
